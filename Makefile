@@ -1,0 +1,37 @@
+# One verb per habit. `make serve` and `make test` do all their own set-up.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PROTO  := protos/attend/v1/generation.proto
+
+.PHONY: setup serve test check protos train clean
+
+setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt --editable . --group check
+	touch $@
+
+serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
+	$(BIN)/attend serve $(ARGS)
+
+test: setup  ## every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup  ## format, lint, types, imports, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.check_protos
+
+protos: setup  ## regenerate the code of the proto
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+train: setup  ## train the default model into ./run (hours on two cores; resumes)
+	$(BIN)/attend train --out run $(ARGS)
+
+clean:  ## remove what the other verbs made
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,130 @@
+"""What a model is and how its engine runs, as frozen, validated, torch-free records."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from model.errors import CheckpointError, SettingError
+
+Norm = Literal["rmsnorm", "layernorm"]
+Positions = Literal["rotary", "learned", "sinusoidal"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3's stretching of the rotary wavelengths (Llama 3.1 model card; `rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The switches of the one decoder. A family is a set of values, never a branch in `forward`."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    mlp_size: int
+    max_positions: int
+    norm: Norm = "rmsnorm"
+    norm_eps: float = 1e-5
+    post_norm: bool = False
+    """Norm after each residual sum (Vaswani et al. 2017) instead of before each sublayer."""
+    positions: Positions = "rotary"
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    activation: Activation = "silu"
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    """Bias on the attention output and on both MLP projections."""
+    qk_norm: bool = False
+    tied_head: bool = True
+    scale_embedding: bool = False
+    """Multiply embeddings by sqrt(hidden_size) (Vaswani et al. 2017, section 3.4)."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_size",
+            "mlp_size",
+            "max_positions",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
+        for name, known in (("norm", Norm), ("positions", Positions), ("activation", Activation)):
+            if getattr(self, name) not in get_args(known):
+                raise CheckpointError(
+                    f"config.json: {name} {getattr(self, name)!r} is not supported; known: {', '.join(get_args(known))}"
+                )
+        for name in ("norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
+        for name in ("post_norm", "gated_mlp", "qkv_bias", "linear_bias", "qk_norm", "tied_head", "scale_embedding"):
+            if not isinstance(getattr(self, name), bool):
+                raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"config.json: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            raise CheckpointError(f"config.json: rotary positions need an even head size; got {self.head_size}")
+        starts = () if self.bos_token_id is None else (self.bos_token_id,)
+        for name, tokens in (("bos_token_id", starts), ("eos_token_id", self.eos_token_ids)):
+            for token in tokens:
+                if not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                    raise CheckpointError(f"config.json: {name} {token!r} is not a token of a vocabulary of {self.vocab_size}")
+
+    @property
+    def query_size(self) -> int:
+        """Columns of Q: all query heads side by side."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of K, and of V: all key/value heads side by side."""
+        return self.num_kv_heads * self.head_size
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Bytes that one token holds in the KV cache, over all layers."""
+        return 2 * self.num_layers * self.kv_size * bytes_per_value
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes of one engine. Tokens are counted per step, blocks per KV cache."""
+
+    max_model_len: int
+    """Prompt plus output tokens that one request may hold."""
+    num_blocks: int
+    """KV blocks of the pool, without the reserved block 0."""
+    block_size: int = 16
+    max_batch_requests: int = 64
+    max_batch_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens"):
+            value = getattr(self, name)
+            if value < 1:
+                raise SettingError(f"{name} must be at least 1; got {value}")
+        if self.max_model_len > self.num_blocks * self.block_size:
+            raise SettingError(
+                f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {self.num_blocks * self.block_size}: "
+                "raise kv_cache_memory or lower max_model_len"
+            )

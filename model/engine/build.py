@@ -1,0 +1,121 @@
+"""From a checkpoint folder to a running engine: device, dtype, weights, backend, cache."""
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import model
+from model.config import EngineConfig, ModelConfig
+from model.engine.cache import count_blocks, free_memory
+from model.engine.engine import Engine
+from model.engine.loop import AsyncEngine
+from model.engine.request import EngineInfo
+from model.engine.runner import ModelRunner
+from model.engine.scheduler import Scheduler
+from model.errors import SettingError
+from model.net.backends import BACKENDS, KVCache
+from model.net.checkpoint import load, read_config
+from model.net.packed import pack
+
+DEFAULT_MODEL = Path(model.__file__).parent / "default"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAMPLED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may set; None and "auto" are worked out from the checkpoint and the machine."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    backend: str = "torch"
+    max_model_len: int | None = None
+    max_batch_requests: int = 64
+    max_batch_tokens: int = 1024
+    max_queued_requests: int = 256
+    block_size: int = 16
+    kv_cache_memory: int | None = None
+    """Bytes."""
+    num_threads: int = 0
+    """CPU threads of the step thread; 0 leaves torch's own choice."""
+
+
+def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
+    """Load a checkpoint and stand an engine round it, not yet started. Raises CheckpointError or SettingError."""
+    config = read_config(folder)
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    net = load(folder, dtype, device)
+    num_parameters = sum(parameter.numel() for parameter in net.parameters())
+    engine_config = size_engine(config, dtype, device, options)
+    cache = KVCache.allocate(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
+    backend = BACKENDS[options.backend]()
+    pack(net)
+    runner = ModelRunner(net, backend, cache, device)
+    info = EngineInfo(
+        family=config.family,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        backend=backend.name,
+        num_parameters=num_parameters,
+        vocab_size=config.vocab_size,
+        max_model_len=engine_config.max_model_len,
+        max_batch_requests=engine_config.max_batch_requests,
+        block_size=engine_config.block_size,
+        num_blocks=engine_config.num_blocks,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=config.eos_token_ids,
+        fingerprint=fingerprint(folder, f"{dtype} {device} {backend.name} {torch.get_num_threads()}"),
+    )
+    engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic)
+    return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, num_threads=options.num_threads)
+
+
+def choose_device(wanted: str) -> str:
+    """`auto` is CUDA where there is one; `cuda` never falls back to the CPU."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device is cuda, but this process sees no CUDA device")
+    return "cuda" if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()) else "cpu"
+
+
+def choose_dtype(wanted: str, device: str) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and on CPUs that multiply it natively, else float32."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    native = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:
+    """The cache takes what memory it is given, and the context length what the cache can hold."""
+    asked = options.max_model_len
+    if asked is not None and asked > config.max_positions:
+        raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
+    context = asked or config.max_positions
+    memory = free_memory(device) if options.kv_cache_memory is None else options.kv_cache_memory
+    num_blocks = count_blocks(config, dtype, options.block_size, memory, context * options.max_batch_requests)
+    return EngineConfig(
+        max_model_len=context if asked else min(context, num_blocks * options.block_size),
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        max_batch_requests=options.max_batch_requests,
+        max_batch_tokens=options.max_batch_tokens,
+    )
+
+
+def fingerprint(folder: Path, setup: str) -> str:
+    """Changes whenever answers might: weights (size, head, middle and tail of each file), set-up, machine, versions."""
+    digest = hashlib.sha256(f"{setup} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for start in (0, size // 2, max(0, size - _SAMPLED)):
+                file.seek(start, os.SEEK_SET)
+                digest.update(file.read(_SAMPLED))
+    return "fp_" + digest.hexdigest()[:16]
+

@@ -1,0 +1,71 @@
+"""One step of continuous batching: schedule, run, commit. Synchronous, for one thread."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
+from model.engine.scheduler import Plan, Scheduler, StepResult
+
+log = logging.getLogger("attend.engine")
+
+
+class Pending(Protocol):
+    """A step under way."""
+
+    def result(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """What computes a plan: `ModelRunner`, or a fake."""
+
+    def submit(self, plan: Plan) -> Pending: ...
+
+
+class Engine:
+    """A scheduler and a runner."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float]) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.observer: Callable[[StepReport], None] = lambda report: None
+        self._clock = clock
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is in flight."""
+        return self.scheduler.num_running + self.scheduler.num_waiting > 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, reason: FinishReason) -> Output | None:
+        """End a request."""
+        return self.scheduler.abort(request_id, reason)
+
+    def step(self) -> list[Output]:
+        """Let every scheduled request catch up by one step."""
+        started = self._clock()
+        plan = self.scheduler.schedule()
+        if not plan.scheduled:
+            return []
+        outputs = self.scheduler.commit(plan, self._run(plan))
+        self.observer(StepReport(self._clock() - started, len(plan.scheduled), plan.num_tokens))
+        if not self.has_work:
+            self.scheduler.check_integrity()
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Load after the last step."""
+        scheduler = self.scheduler
+        return EngineStats(scheduler.num_running, scheduler.num_waiting, scheduler.pool.num_free, scheduler.num_preemptions)
+
+    def _run(self, plan: Plan) -> StepResult:
+        """A step that fails as a whole ends its requests, not the engine."""
+        try:
+            return self.runner.submit(plan).result()
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(plan.scheduled))
+            reason = f"the step failed: {type(error).__name__}"
+            return StepResult(errors={item.request.request_id: reason for item in plan.scheduled})

@@ -1,0 +1,199 @@
+"""The engine on a thread of its own, and the bridge from it to an event loop.
+
+The step thread takes commands (add, abort), steps while there is work, and hands each step's outputs over with one
+`call_soon_threadsafe`. A consumer finds everything that came since it last looked in one list: slow consumers
+get larger pieces, not longer queues.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from model.engine.engine import Engine
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport
+from model.engine.scheduler import check_fits
+from model.errors import EngineFailed, Overloaded, Unavailable
+
+log = logging.getLogger("attend.engine")
+
+IDLE_BEAT_SECONDS = 1.0
+"""How often the idle step thread shows that it lives."""
+CLOSE_SECONDS = 10.0
+"""How long closing waits for the step under way."""
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """The requests of one `generate` call, and what came for them that nobody has looked at yet."""
+
+    open_ids: set[str]
+    loop: asyncio.AbstractEventLoop
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    outputs: list[Output] = field(default_factory=list)
+    failure: str | None = None
+
+
+class AsyncEngine:
+    """A `TokenEngine` over an `Engine`. Start it, generate, drain it, close it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        *,
+        max_queued_requests: int = 256,
+        num_threads: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._info = info
+        self._capacity = info.max_batch_requests + max_queued_requests
+        self._num_threads = num_threads
+        self._clock = clock
+        self._streams: dict[str, _Stream] = {}  # by request id; touched by the event loop's thread only
+        self._wake = threading.Condition()
+        self._commands: list[Callable[[], Output | None]] = []  # guarded by _wake
+        self._stopping = False
+        self._draining = False
+        self._beat = clock()
+        self._stats = engine.stats()
+        self._thread = threading.Thread(target=self._run, name="attend-engine", daemon=True)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        return self._info
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused for good."""
+        return self._draining
+
+    def start(self) -> None:
+        """Start the step thread."""
+        self._thread.start()
+
+    def stats(self) -> EngineStats:
+        """Load: waiting includes the requests that the step thread has not picked up yet."""
+        stats = self._stats
+        waiting = max(stats.num_waiting, len(self._streams) - stats.num_running)
+        return EngineStats(stats.num_running, waiting, stats.num_free_blocks, stats.num_preemptions)
+
+    def heartbeat_age(self) -> float:
+        """Seconds since the step thread last came round; it does so once a step, and once a second when idle."""
+        return self._clock() - self._beat if self._thread.is_alive() else float("inf")
+
+    def on_step(self, observer: Callable[[StepReport], None]) -> None:
+        """See `TokenEngine.on_step`."""
+        self._engine.observer = observer
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+        """See `TokenEngine.generate`."""
+        stream = self._open(requests)
+        try:
+            while stream.open_ids or stream.outputs:
+                await stream.ready.wait()
+                stream.ready.clear()
+                if stream.failure is not None:
+                    raise EngineFailed(stream.failure)
+                outputs, stream.outputs = stream.outputs, []
+                yield outputs
+        finally:
+            for request_id in tuple(stream.open_ids):
+                self._streams.pop(request_id, None)
+                self.abort(request_id, FinishReason.ABORT)
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        """End one request; see `TokenEngine.abort`."""
+        self._command(lambda: self._engine.abort(request_id, reason))
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, give those under way so long to end, then abort the rest."""
+        self._draining = True
+        deadline = self._clock() + seconds
+        while self._streams and self._clock() < deadline:
+            await asyncio.sleep(0.05)
+        for request_id in tuple(self._streams):
+            self.abort(request_id, FinishReason.ABORT)
+
+    def close(self) -> None:
+        """Stop the step thread after the step under way."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
+
+    def _open(self, requests: Sequence[Request]) -> _Stream:
+        if self._draining or self._stopping:
+            raise Unavailable("the server is shutting down; try another replica")
+        if not self._thread.is_alive():
+            raise EngineFailed("the engine has stopped")
+        for request in requests:
+            check_fits(request, self._engine.scheduler.config)
+        if len(self._streams) + len(requests) > self._capacity:
+            raise Overloaded(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
+        stream = _Stream({request.request_id for request in requests}, asyncio.get_running_loop())
+        for request in requests:
+            self._streams[request.request_id] = stream
+        self._command(*(self._adder(request) for request in requests))
+        return stream
+
+    def _adder(self, request: Request) -> Callable[[], None]:
+        return lambda: self._engine.add(request)
+
+    def _command(self, *commands: Callable[[], Output | None]) -> None:
+        with self._wake:
+            self._commands.extend(commands)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        """The step thread."""
+        if self._num_threads:
+            import torch
+
+            torch.set_num_threads(self._num_threads)  # counts for the thread that calls it
+        try:
+            while not self._stopping:
+                self._iterate()
+        except BaseException as error:  # the thread's end must reach everyone who waits on it
+            log.critical("the engine thread died", exc_info=True)
+            self._hand_over([], f"the engine stopped: {type(error).__name__}")
+
+    def _iterate(self) -> None:
+        with self._wake:
+            if not self._commands and not self._engine.has_work and not self._stopping:
+                self._wake.wait(IDLE_BEAT_SECONDS)
+            commands, self._commands = self._commands, []
+        outputs = [output for command in commands if (output := command()) is not None]
+        outputs += self._engine.step()
+        self._beat = self._clock()
+        self._stats = self._engine.stats()
+        if outputs:
+            self._hand_over(outputs, None)
+
+    def _hand_over(self, outputs: list[Output], failure: str | None) -> None:
+        """One call into each event loop that waits: in a service that is one loop."""
+        for loop in {stream.loop for stream in tuple(self._streams.values())}:
+            try:
+                loop.call_soon_threadsafe(self._deliver, loop, outputs, failure)
+            except RuntimeError:  # that loop has closed; its streams are gone with it
+                log.warning("an event loop closed with requests in flight")
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop, outputs: list[Output], failure: str | None) -> None:
+        if failure is not None:
+            for stream in {stream for stream in self._streams.values() if stream.loop is loop}:
+                stream.failure = failure
+                stream.ready.set()
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None or stream.loop is not loop:
+                continue  # closed by its reader
+            stream.outputs.append(output)
+            stream.ready.set()
+            if output.finish_reason is not None:
+                stream.open_ids.discard(output.request_id)
+                del self._streams[output.request_id]

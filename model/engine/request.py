@@ -1,0 +1,151 @@
+"""What goes into the engine and what comes out: plain records, and the protocol that the service talks to."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from model.params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Every accepted request ends exactly once with one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One answer to one prompt. The caller fills the first part; the rest belongs to the scheduler."""
+
+    request_id: str
+    """Unique among the requests in flight."""
+    prompt: Sequence[int]
+    """At least one token id."""
+    max_tokens: int
+    sampling: SamplingParams
+    seed: int = 0
+    choice: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the request; the token itself is part of the output."""
+    min_tokens: int = 0
+
+    output: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
+    blocks: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    arrived_at: float = 0.0
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output tokens so far."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt plus the most output tokens it may grow to."""
+        return len(self.prompt) + self.max_tokens
+
+    def tokens(self, start: int, count: int) -> list[int]:
+        """Tokens `start .. start + count - 1` of prompt + output."""
+        split = len(self.prompt)
+        return [*self.prompt[start : start + count], *self.output[max(0, start - split) : max(0, start + count - split)]]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds that a finished request spent waiting, on its prompt, and on its output."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a step brought one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    times: Times | None = None
+    """With the finish reason only."""
+    error: str | None = None
+    """For the log, with FinishReason.ERROR only."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is; fixed while it lives."""
+
+    family: str
+    device: str
+    dtype: str
+    backend: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    max_batch_requests: int
+    block_size: int
+    num_blocks: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How an engine is; a snapshot after a step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_preemptions: int = 0
+    """Since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, for the metrics."""
+
+    seconds: float
+    num_requests: int
+    num_tokens: int
+
+
+class TokenEngine(Protocol):
+    """Token ids in, token ids out. The service knows nothing else of the engine."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def stats(self) -> EngineStats:
+        """Load right now."""
+        ...
+
+    def heartbeat_age(self) -> float:
+        """Seconds since the step thread last showed life."""
+        ...
+
+    def on_step(self, observer: Callable[[StepReport], None]) -> None:
+        """Have `observer` called after each step, on the step thread."""
+        ...
+
+    def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+        """The outputs of all `requests`, as they come; ends when each has its finish reason.
+
+        Raises Overloaded, Unavailable or ContextTooLong at once. Closing the iterator aborts what still runs.
+        """
+        ...
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        """End one request; its last Output carries `reason`. Unknown and finished ids are ignored."""
+        ...

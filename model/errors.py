@@ -1,0 +1,68 @@
+"""Every error that Attend raises on purpose.
+
+    AttendError
+    ├── InvalidRequest          the caller sent something that can never work; names the field
+    │   ├── ContextTooLong      prompt plus max_tokens exceed what one request may hold
+    │   └── NotSupported        a field of the contract that this build does not carry out yet
+    ├── ModelNotFound           the request names a model that is not the served one
+    ├── Overloaded              the queue is full; try again after `retry_after` seconds
+    ├── Unavailable             loading or draining; try again elsewhere
+    ├── DeadlineExceeded        the deadline passed before the first token
+    ├── EngineFailed            our bug: the request cannot be finished
+    ├── CheckpointError         a model folder that cannot be served; names the file and the tensor
+    └── SettingError            a setting with a bad value; names it
+
+Nothing here knows of HTTP or gRPC: `service/errors.py` maps each type to its codes.
+"""
+
+
+class AttendError(Exception):
+    """Root of the hierarchy. `str(error)` is a sentence fit for the caller."""
+
+
+class InvalidRequest(AttendError):
+    """A request that cannot be carried out as it stands. `field` is the offending field, or None."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or the prompt plus max_tokens, does not fit the context."""
+
+
+class NotSupported(InvalidRequest):
+    """A known field with a value that this build refuses rather than ignores."""
+
+
+class ModelNotFound(AttendError):
+    """The request names a model other than the served one."""
+
+
+class Overloaded(AttendError):
+    """The queue is full. `retry_after` is a hint in seconds."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(AttendError):
+    """The server is loading or draining."""
+
+
+class DeadlineExceeded(AttendError):
+    """The request's deadline passed before its first token."""
+
+
+class EngineFailed(AttendError):
+    """The engine could not finish a request through no fault of the caller."""
+
+
+class CheckpointError(AttendError):
+    """A checkpoint folder is missing, damaged, or of a kind that is not supported."""
+
+
+class SettingError(AttendError):
+    """A setting has a value that cannot be used."""

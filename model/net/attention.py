@@ -1,0 +1,63 @@
+"""The equation this project is named for, written plainly.
+
+    Attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k) + mask) V        (Vaswani et al. 2017, equation 1)
+    MultiHead(X)       = Concat(head_1, ..., head_H) W_O           (section 3.2.2)
+
+`attend` is the oracle: every faster path in `backends.py` is tested against it.
+
+Shapes: T query tokens · S key tokens · H query heads · K key/value heads · D head size · E model width.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.net.layers import Rotation, apply_rotary, make_norm
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""`(layer, q_THD, k_TKD, v_TKD) -> o_THD`: how the tokens of this step see each other and the past."""
+
+
+def causal_mask(query_positions_T: Tensor, num_keys: int) -> Tensor:
+    """True where a query may look: at itself and at what came before. Returns bool [T, S]."""
+    keys_S = torch.arange(num_keys, device=query_positions_T.device)
+    return keys_S[None, :] <= query_positions_T[:, None]
+
+
+def attention_weights(q_THD: Tensor, k_SKD: Tensor, mask_TS: Tensor) -> Tensor:
+    """softmax(Q Kᵀ / sqrt(d_k) + mask): for each head and query, how much it looks at each key. [H, T, S]."""
+    group = q_THD.shape[1] // k_SKD.shape[1]
+    k_SHD = k_SKD.repeat_interleave(group, dim=1)
+    scores_HTS = torch.einsum("thd,shd->hts", q_THD, k_SHD) / math.sqrt(q_THD.shape[-1])
+    return scores_HTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
+
+
+def attend(q_THD: Tensor, k_SKD: Tensor, v_SKD: Tensor, mask_TS: Tensor) -> Tensor:
+    """softmax(Q Kᵀ / sqrt(d_k) + mask) V. Query heads share key/value heads in groups of H / K. [T, H, D]."""
+    weights_HTS = attention_weights(q_THD, k_SKD, mask_TS)
+    v_SHD = v_SKD.repeat_interleave(q_THD.shape[1] // v_SKD.shape[1], dim=1)
+    return torch.einsum("hts,shd->thd", weights_HTS, v_SHD)
+
+
+class MultiHeadAttention(nn.Module):
+    """Project to heads, attend in each, concatenate, project back."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        self.sizes = [config.query_size, config.kv_size, config.kv_size]
+        self.qkv = nn.Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
+        self.out = nn.Linear(config.query_size, config.hidden_size, bias=config.linear_bias)
+        self.q_norm = make_norm(config, config.head_size) if config.qk_norm else nn.Identity()
+        self.k_norm = make_norm(config, config.head_size) if config.qk_norm else nn.Identity()
+
+    def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+        q_TQ, k_TQ, v_TQ = self.qkv(x_TE).split(self.sizes, dim=-1)
+        q_THD = apply_rotary(self.q_norm(q_TQ.unflatten(-1, (-1, self.head_size))), rotation)
+        k_TKD = apply_rotary(self.k_norm(k_TQ.unflatten(-1, (-1, self.head_size))), rotation)
+        v_TKD = v_TQ.unflatten(-1, (-1, self.head_size))
+        heads_THD = attention(layer, q_THD, k_TKD, v_TKD)
+        return self.out(heads_THD.flatten(-2))

@@ -1,0 +1,218 @@
+"""Checkpoint folders in the Hugging Face layout: config.json, model.safetensors (or shards), tokenizer.json.
+
+Only safetensors are read: a pickle can run code. Loading is strict: every tensor that is missing, unexpected,
+misshapen or not finite is named, with the file it should be in.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.net.families import FAMILIES, Family, family_of, part_sizes, stop_tokens, their_names
+from model.net.transformer import Decoder
+
+FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+"""What weights are stored in; an eight-bit float needs scales that are not read."""
+
+SHOWN = 5
+"""At most so many bad tensors are named in one message."""
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model that a folder holds, without touching its weights."""
+    raw = _read_json(folder, "config.json")
+    config = _guarded(family_of(raw), raw)
+    generation = folder / "generation_config.json"
+    if generation.is_file():  # chat models name their end-of-turn tokens only here; sampling defaults are not taken
+        config = _with_stop_tokens(config, _read_json(folder, "generation_config.json"))
+    return config
+
+
+def load(folder: Path, dtype: torch.dtype, device: str) -> Decoder:
+    """The decoder of a folder, in inference mode on `device`. Raises CheckpointError."""
+    config = read_config(folder)
+    family = family_of(_read_json(folder, "config.json"))
+    with torch.device("meta"):
+        net = Decoder(config)
+    with _Weights(folder) as weights:
+        tensors = dict(_our_tensors(net, family, weights, dtype, device))
+        weights.check(family, tied=config.tied_head)
+    if config.tied_head:
+        tensors["head.weight"] = tensors["embedding.tokens.weight"]
+    net.load_state_dict(tensors, assign=True)
+    if config.tied_head:
+        net.head.weight = net.embedding.tokens.weight  # assigning has made two parameters of the one
+    return net.to(device).eval().requires_grad_(False)
+
+
+def inspect(folder: Path) -> ModelConfig:
+    """Check names and shapes of a folder's tensors without reading their values. Raises CheckpointError."""
+    config = read_config(folder)
+    family = family_of(_read_json(folder, "config.json"))
+    with torch.device("meta"):
+        net = Decoder(config)
+    with _Weights(folder) as weights:
+        for ours, parameter in net.named_parameters():
+            for name, shape in _their_shapes(net.config, family, ours, parameter):
+                weights.find(name, shape, family.optional_prefix)
+        weights.check(family, tied=config.tied_head)
+    return config
+
+
+def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
+    """Write config.json and model.safetensors, so that `load`, and `transformers` for its families, read them."""
+    family = FAMILIES[net.config.family]
+    assert family.write is not None and not family.transposed, f"{net.config.family} checkpoints are read only"
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for ours, parameter in net.named_parameters():
+        theirs = their_names(family, ours)
+        pieces = parameter.detach().to(dtype).split(part_sizes(net.config, ours, len(theirs)) or len(parameter))
+        tensors |= {name: piece.contiguous().clone() for name, piece in zip(theirs, pieces, strict=True)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    document = family.write(net.config) | {"dtype": str(dtype).removeprefix("torch.")}
+    if family.weights is None:
+        del document["dtype"]
+    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder: give a checkpoint folder with config.json in it")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return document
+
+
+def _guarded(family: Family, raw: Mapping[str, Any]) -> ModelConfig:
+    """A value of the wrong type deep in a config is the file's fault, not ours."""
+    try:
+        return family.read(raw)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
+
+
+def _with_stop_tokens(config: ModelConfig, generation: Mapping[str, Any]) -> ModelConfig:
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *stop_tokens(generation)))))
+
+
+class _Weights:
+    """The safetensors files of a folder as one mapping, which remembers what was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = {path.name: _open(path) for path in _weight_files(folder)}
+        self.where = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118 - not a dict
+        self.used: set[str] = set()
+        self.problems: list[str] = []
+
+    def __enter__(self) -> "_Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.files.clear()
+
+    def find(self, name: str, shape: tuple[int, ...], prefix: str) -> tuple[str, str] | None:
+        """(name, file) of a tensor that is there with this shape, or None after noting what is wrong."""
+        short = name.removeprefix(prefix)
+        name = name if name in self.where or short not in self.where else short
+        if name not in self.where:
+            self.problems.append(f"tensor {name} is missing")
+            return None
+        self.used.add(name)
+        file = self.where[name]
+        found = self.files[file].get_slice(name).get_shape()
+        if found != list(shape):
+            self.problems.append(f"{file}: tensor {name} has shape {found}, expected {list(shape)}")
+            return None
+        return name, file
+
+    def take(self, name: str, shape: tuple[int, ...], prefix: str) -> Tensor | None:
+        """The values of a tensor, or None after noting what is wrong."""
+        place = self.find(name, shape, prefix)
+        if place is None:
+            return None
+        name, file = place
+        tensor: Tensor = self.files[file].get_tensor(name)
+        if tensor.dtype not in FLOATS:
+            self.problems.append(f"{file}: tensor {name} is {tensor.dtype}, expected one of float32, bfloat16, float16 and float64")
+        elif not tensor.isfinite().all():
+            self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
+        return tensor
+
+    def check(self, family: Family, *, tied: bool) -> None:
+        """Raise if anything was wrong, or if there are tensors that nobody asked for."""
+        for name, file in self.where.items():
+            copy_of_embedding = tied and name == "lm_head.weight"
+            if name not in self.used and not family.ignored.search(name) and not copy_of_embedding:
+                self.problems.append(f"{file}: tensor {name} is unexpected")
+        if self.problems:
+            more = len(self.problems) - SHOWN
+            tail = f"; and {more} more" if more > 0 else ""
+            raise CheckpointError(f"{self.folder}: " + "; ".join(self.problems[:SHOWN]) + tail)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        table = _read_json(folder, index.name).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+            raise CheckpointError(f"{index} has no weight_map")
+        paths = [folder / Path(str(name)).name for name in sorted(set(table.values()))]
+    else:
+        paths = [folder / "model.safetensors"]
+    for path in paths:
+        if not path.is_file():
+            pickled = sorted(p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth"})
+            hint = f"; {pickled[0]} is a pickle, which Attend never opens" if pickled else ""
+            raise CheckpointError(f"{path} is missing{hint}")
+    return paths
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _our_tensors(
+    net: Decoder, family: Family, weights: _Weights, dtype: torch.dtype, device: str
+) -> Iterator[tuple[str, Tensor]]:
+    for ours, parameter in net.named_parameters():
+        shapes = _their_shapes(net.config, family, ours, parameter)
+        pieces = [weights.take(name, shape, family.optional_prefix) for name, shape in shapes]
+        whole = [piece.t() if _is_transposed(family, ours, parameter) else piece for piece in pieces if piece is not None]
+        if len(whole) == len(pieces):
+            yield ours, torch.cat(whole).to(device=device, dtype=dtype).contiguous()
+
+
+def _their_shapes(
+    config: ModelConfig, family: Family, ours: str, parameter: Tensor
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes that a checkpoint should hold for our parameter."""
+    theirs = their_names(family, ours)
+    rows = part_sizes(config, ours, len(theirs)) or [len(parameter)]
+    for name, size in zip(theirs, rows, strict=True):
+        shape = (size, *parameter.shape[1:])
+        yield name, shape[::-1] if _is_transposed(family, ours, parameter) else shape
+
+
+def _is_transposed(family: Family, ours: str, parameter: Tensor) -> bool:
+    return family.transposed and parameter.dim() == 2 and ours.startswith("blocks.")

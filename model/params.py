@@ -1,0 +1,100 @@
+"""What a caller may ask of the engine. The one validator of both transports: types and ranges, with the field named."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model.errors import InvalidRequest
+
+MAX_CHOICES = 8
+MAX_CHOICES_TIMES_PROMPTS = 128
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 300
+SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
+_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object", type(None): "null"}
+_SHOWN = 64
+
+
+def describe(value: Any) -> str:
+    """A value as an error message shows it: its type, and no more than 64 characters of it."""
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return f"{shown!r} (string)" if isinstance(value, str) else f"{shown} ({_NAMES.get(type(value), type(value).__name__)})"
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """`value` if it is an integer from `low` to `high`; a boolean or 3.0 is not one."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}; got {describe(value)}", name)
+    return value
+
+
+def number(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+    """`value` as a float if it is a finite number from `low` (or above it) to `high`."""
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+    if not fits or (above_low and value == low):
+        start = f"above {low:g} and at most" if above_low else f"from {low:g} to"
+        raise InvalidRequest(f"{name} must be a number {start} {high:g}; got {describe(value)}", name)
+    return float(value)
+
+
+def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> tuple[int, ...]:
+    """`values` if each is a token id of the served model."""
+    for value in values:
+        integer(name, value, 0, vocab_size - 1)
+    return tuple(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a token is drawn from the model's scores."""
+
+    temperature: float = 1.0
+    """0 is greedy: the likeliest token, of equals the one with the lowest id."""
+    top_k: int = 0
+    """Draw among the k likeliest; 0 and -1 mean all."""
+    top_p: float = 1.0
+    """Draw among the likeliest that together reach this probability."""
+    min_p: float = 0.0
+    """Draw among those at least this likely relative to the likeliest."""
+    seed: int | None = None
+    """Same seed, same draws; None lets the service choose one and report it."""
+
+    def __post_init__(self) -> None:
+        number("temperature", self.temperature, 0, 2)
+        integer("top_k", self.top_k, -1, 2**31 - 1)
+        number("top_p", self.top_p, 0, 1, above_low=True)
+        number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            integer("seed", self.seed, SEED_LOW, SEED_HIGH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRules:
+    """When a choice ends."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    """No stop token is drawn, and no stop string obeyed, before so many tokens."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    """Leave the stop string, or the stop token's text, in the answer."""
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings; got {len(self.stop)}", "stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+                raise InvalidRequest(
+                    f"stop must hold strings of 1 to {MAX_STOP_CHARACTERS} characters; got {describe(text)}", "stop"
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids may hold at most {MAX_STOP_TOKENS} ids; got {len(self.stop_token_ids)}", "stop_token_ids"
+            )

@@ -1,0 +1,134 @@
+"""From scores to tokens, as pure functions on rows. A row's token depends on that row alone.
+
+Randomness has no state: the noise of a token is a hash of (seed, choice, position, token id), and the drawn
+token is argmax(score / temperature + Gumbel noise), which draws from softmax(score / temperature) exactly
+(Gumbel 1954; Maddison et al. 2014). So a request can be preempted, replayed or batched with others and draw
+the same tokens; and because noise is keyed by token id, small differences of the scores rarely change a draw.
+
+Shapes: R rows · V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.params import SamplingParams
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What decides one row's token besides its scores."""
+
+    params: SamplingParams
+    seed: int
+    choice: int
+    """Which of the n answers to the prompt."""
+    position: int
+    """Index of the drawn token in prompt + output."""
+    banned: tuple[int, ...] = ()
+    """Token ids that must not be drawn."""
+
+
+def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids int64 [R]; -1 where a row holds NaN, or no token is left."""
+    scores_RV = logits_RV.float()
+    for row, draw in enumerate(draws):
+        if draw.banned:
+            scores_RV[row, list(draw.banned)] = -math.inf
+    best_R, tokens_R = scores_RV.max(dim=-1)
+    random_rows = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
+    if random_rows:
+        picked = torch.tensor(random_rows, device=scores_RV.device)
+        tokens_R = tokens_R.index_copy(0, picked, draw_tokens(scores_RV[picked], [draws[row] for row in random_rows]))
+    return tokens_R.masked_fill(~best_R.isfinite(), -1)
+
+
+def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids int64 [R], for rows whose temperature is above 0."""
+    scores_RV = apply_temperature(scores_RV, _column(scores_RV, [draw.params.temperature for draw in draws]))
+    scores_RV = apply_top_k(scores_RV, [draw.params.top_k for draw in draws])
+    scores_RV = apply_top_p(scores_RV, [draw.params.top_p for draw in draws])
+    scores_RV = apply_min_p(scores_RV, _column(scores_RV, [draw.params.min_p for draw in draws]))
+    keys = [row_key(draw.seed, draw.choice, draw.position) for draw in draws]
+    return (scores_RV + gumbel_noise(keys, scores_RV.shape[1], scores_RV.device)).argmax(dim=-1)
+
+
+def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor) -> Tensor:
+    """Scores divided by the temperature, after taking away the row's maximum so that none overflows."""
+    return (scores_RV - scores_RV.amax(dim=-1, keepdim=True)) / temperature_R1
+
+
+def apply_top_k(scores_RV: Tensor, top_k: Sequence[int]) -> Tensor:
+    """Keep the tokens that score no less than the k-th best: ties at the border all stay. k < 1 keeps all."""
+    vocab_size = scores_RV.shape[1]
+    counts = [k if 0 < k < vocab_size else vocab_size for k in top_k]
+    limited = [k for k in counts if k < vocab_size]
+    if not limited:
+        return scores_RV
+    best_RK = scores_RV.topk(max(limited), dim=-1).values
+    last = torch.tensor([min(k, max(limited)) - 1 for k in counts], device=scores_RV.device)[:, None]
+    unlimited = torch.tensor([k == vocab_size for k in counts], device=scores_RV.device)[:, None]
+    return scores_RV.masked_fill((scores_RV < best_RK.gather(1, last)) & ~unlimited, -math.inf)
+
+
+def apply_top_p(scores_RV: Tensor, top_p: Sequence[float]) -> Tensor:
+    """Keep the likeliest tokens up to the one that makes their sum reach p (Holtzman et al. 2020)."""
+    rows = [row for row, p in enumerate(top_p) if p < 1]
+    if not rows:
+        return scores_RV
+    picked = torch.tensor(rows, device=scores_RV.device)
+    some_RV = scores_RV[picked]
+    sorted_RV = some_RV.sort(dim=-1, descending=True).values
+    probability_RV = sorted_RV.softmax(dim=-1)
+    before_RV = probability_RV.cumsum(dim=-1) - probability_RV
+    p_R1 = _column(scores_RV, [top_p[row] for row in rows])
+    kept_R1 = (before_RV < p_R1).sum(dim=-1, keepdim=True).clamp(min=1)
+    threshold_R1 = sorted_RV.gather(1, kept_R1 - 1)
+    return scores_RV.index_copy(0, picked, some_RV.masked_fill(some_RV < threshold_R1, -math.inf))
+
+
+def apply_min_p(scores_RV: Tensor, min_p_R1: Tensor) -> Tensor:
+    """Keep the tokens whose probability is at least min_p times the best one's (Nguyen et al. 2024)."""
+    return scores_RV.masked_fill(scores_RV < scores_RV.amax(dim=-1, keepdim=True) + min_p_R1.log(), -math.inf)
+
+
+def row_key(seed: int, choice: int, position: int) -> int:
+    """64 mixed bits of (seed, choice, position)."""
+    return _mix(_mix(_mix(seed & _MASK) ^ choice) ^ position)
+
+
+def gumbel_noise(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding."""
+    keys_R1 = torch.tensor([_signed(key) for key in keys], device=device)[:, None]
+    hash_RV = keys_R1 ^ (torch.arange(vocab_size, device=device) * _signed(0x9E3779B97F4A7C15))[None]
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        hash_RV = (hash_RV ^ _shifted(hash_RV, shift)) * _signed(factor)
+    uniform_RV = ((hash_RV ^ _shifted(hash_RV, 31)) >> 40 & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
+    return uniform_RV.log_().neg_().log_().neg_()
+
+
+def _mix(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele et al. 2014): every input bit moves every output bit."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(values: Tensor, places: int) -> Tensor:
+    """Logical shift to the right; torch's own copies the sign."""
+    return (values >> places) & ((1 << (64 - places)) - 1)
+
+
+def _column(like: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

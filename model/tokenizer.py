@@ -1,0 +1,91 @@
+"""Text to token ids and back, over a checkpoint's `tokenizer.json` (the `tokenizers` library)."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from model.errors import CheckpointError
+
+REPLACEMENT = "\ufffd"
+"""What an incomplete UTF-8 sequence decodes to."""
+
+
+class Tokenizer:
+    """A thin, typed face of one `tokenizer.json`. Safe to call from several threads."""
+
+    def __init__(self, raw: RawTokenizer, bos_token_id: int | None = None) -> None:
+        self.raw = raw
+        self.bos_token_id = bos_token_id
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read `tokenizer.json`, and the start-of-text token from `tokenizer_config.json` where there is one."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: Attend needs the tokenizer in the `tokenizers` JSON format")
+        try:
+            raw = RawTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for every kind of damage
+            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        return cls(raw, _start_token(folder, raw))
+
+    @property
+    def size(self) -> int:
+        """Number of token ids that the tokenizer knows."""
+        return self.raw.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the special tokens that the checkpoint's post-processor adds."""
+        return self.raw.encode(text).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
+        return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+
+def _start_token(folder: Path, raw: RawTokenizer) -> int | None:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        token = json.loads(path.read_text(encoding="utf-8")).get("bos_token")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a JSON object: {error}") from error
+    text = token.get("content") if isinstance(token, dict) else token
+    return raw.token_to_id(text) if isinstance(text, str) else None
+
+
+class StreamDecoder:
+    """Turns tokens into text as they come. Law: all pieces together == decode(all tokens).
+
+    A UTF-8 character can span tokens, and a token's text can depend on the one before it (a leading space).
+    So the last tokens are decoded again with each new one, and a trailing U+FFFD, which may still become a
+    character, is held back until it does or the stream ends.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._tokens: list[int] = []
+        self._context = 0  # tokens before this index are settled and only give context
+        self._sent = ""  # text of the window `_tokens` that was handed out or is context
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` settles; may be empty."""
+        self._tokens.append(token_id)
+        text = self._decode()
+        piece = "" if text.endswith(REPLACEMENT) else text[len(self._sent) :]
+        if piece:
+            self._tokens = self._tokens[self._context :]
+            self._context = len(self._tokens)
+            self._sent = self._decode()
+        return piece
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        return self._decode()[len(self._sent) :]
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)

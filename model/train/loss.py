@@ -1,0 +1,93 @@
+"""Cross-entropy of next-token prediction, without ever holding the logits of all tokens at once.
+
+Shapes: T tokens · E model width · V vocabulary.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from model.net.transformer import Decoder
+
+CHUNK = 2048
+"""Tokens whose logits live at the same time: 2048 x 8192 floats are 64 MiB."""
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """-sum log softmax(logits)[target], with d/d logits = softmax - one_hot computed on the way forward."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+        softmax_TV = logits_TV.softmax(dim=-1, dtype=torch.float32)
+        at_target = (torch.arange(len(targets_T)), targets_T)
+        nats = (logits_TV.float().logsumexp(dim=-1) - logits_TV[at_target].float()).sum()
+        softmax_TV[at_target] -= 1.0
+        ctx.save_for_backward(softmax_TV.to(logits_TV.dtype))
+        return nats
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        (difference_TV,) = ctx.saved_tensors
+        return difference_TV * grad, None
+
+
+def summed_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """Sum over tokens of -log p(target), in nats; float32 whatever the logits' dtype."""
+    return _SummedCrossEntropy.apply(logits_TV, targets_T)
+
+
+def dense_causal(sequence_length: int):
+    """Attention over independent sequences of one length, lying side by side in T: the training batch."""
+
+    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        q, k, v = (x.to(v_TKD.dtype).unflatten(0, (-1, sequence_length)).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return heads.transpose(1, 2).flatten(0, 1)
+
+    return attention
+
+
+def hidden_states(net: Decoder, tokens_BL: Tensor) -> Tensor:
+    """Hidden states [B * L, E] of a batch of equally long sequences."""
+    batch, length = tokens_BL.shape
+    positions_T = torch.arange(length).repeat(batch)
+    return net(tokens_BL.flatten(), positions_T, dense_causal(length))
+
+
+def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:
+    """Add the gradient of the mean cross-entropy to `net` and return the loss, in nats per token.
+
+    The head runs chunk by chunk on a detached copy of the hidden states; its gradient then flows through the
+    blocks in one go. d loss / d logits = softmax - one_hot, so a chunk's logits are never needed again.
+    """
+    hidden_TE = hidden_states(net, tokens_BL)
+    leaf_TE = hidden_TE.detach().requires_grad_()
+    total = 0.0
+    for chunk_TE, targets_T in zip(leaf_TE.split(CHUNK), targets_BL.flatten().split(CHUNK), strict=True):
+        loss = summed_cross_entropy(net.logits(chunk_TE), targets_T) / targets_BL.numel()
+        loss.backward()
+        total += loss.item()
+    hidden_TE.backward(leaf_TE.grad)
+    return total
+
+
+@torch.inference_mode()
+def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int) -> float:
+    """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes.
+
+    Windows of `context` tokens overlap by half, and each token but the first is scored once, with at least half
+    a window before it (except in the first window).
+    """
+    nats, scored = 0.0, 1
+    while scored < len(tokens):
+        start = max(0, min(scored - context // 2, len(tokens) - 1 - context))
+        window = tokens[start : start + context + 1].long()
+        hidden_TE = hidden_states(net, window[None, :-1])[scored - 1 - start :]
+        targets_T = window[scored - start :]
+        for chunk_TE, chunk_T in zip(hidden_TE.split(CHUNK), targets_T.split(CHUNK), strict=True):
+            nats += F.cross_entropy(net.logits(chunk_TE).float(), chunk_T, reduction="sum").item()
+        scored += len(targets_T)
+    return nats / math.log(2) / num_bytes

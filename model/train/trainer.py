@@ -1,0 +1,157 @@
+"""Trains a decoder on one row of token ids: AdamW, warm-up and linear decay, checkpoints that resume exactly."""
+
+import ctypes
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.net.transformer import Decoder
+from model.train.loss import backward, bits_per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How long and how fast to train. Tokens are counted over all epochs."""
+
+    tokens: int = 16_000_000
+    context: int = 1024
+    batch: int = 8
+    learning_rate: float = 3e-3
+    warmup: float = 0.02
+    """Share of the steps over which the rate rises to its peak; it then falls linearly to zero."""
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    evaluate_every: int = 100
+    """Steps between two looks at the held-out text, and between two saved states."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in all."""
+        return max(1, self.tokens // (self.batch * self.context))
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step counted from 0."""
+        rising = (step + 1) / max(1, int(self.steps * self.warmup))
+        falling = (self.steps - step) / self.steps
+        return self.learning_rate * min(rising, falling)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has seen so far; written beside the weights, read by the plot and the model card."""
+
+    step: int = 0
+    seconds: float = 0.0
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(tokens seen, mean training loss in nats since the last entry)."""
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    """(tokens seen, bits per byte on a fixed part of the held-out text)."""
+
+
+def keep_large_blocks() -> None:
+    """Tell glibc to keep freed memory: else each step maps and unmaps gigabytes, page fault by page fault."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return  # not glibc: another allocator, without this habit
+    m_mmap_max, m_trim_threshold = -4, -1
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def batch_at(tokens: NDArray[np.uint16], recipe: Recipe, step: int) -> Tensor:
+    """Token ids [batch, context + 1] of a step: a pure function of the recipe, so that resuming repeats nothing.
+
+    Each epoch cuts the row at a new offset and visits the pieces in a new order.
+    """
+    per_epoch = (len(tokens) - 1) // recipe.context - 1
+    rows = []
+    for index in range(step * recipe.batch, (step + 1) * recipe.batch):
+        epoch, place = divmod(index, per_epoch)
+        order = np.random.default_rng((recipe.seed, epoch))
+        offset = int(order.integers(recipe.context))
+        start = offset + int(order.permutation(per_epoch)[place]) * recipe.context
+        rows.append(tokens[start : start + recipe.context + 1])
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+class Trainer:
+    """One run in one folder. `run` goes on from the folder's last saved state."""
+
+    def __init__(self, config: ModelConfig, recipe: Recipe, folder: Path) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.progress = Progress()
+        self.net = Decoder(config)
+        self.net.initialise(torch.Generator().manual_seed(recipe.seed))
+        decayed = [p for p in self.net.parameters() if p.dim() > 1]
+        others = [p for p in self.net.parameters() if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=True)
+        if (folder / "state.safetensors").is_file():
+            self._load()
+
+    def run(self, train: NDArray[np.uint16], held_out: Tensor, num_bytes: int, report: Callable[[Progress], None]) -> Progress:
+        """Train to the end of the recipe. `held_out` are the tokens of a text of `num_bytes` bytes."""
+        recipe, progress = self.recipe, self.progress
+        since: list[float] = []
+        while progress.step < recipe.steps:
+            started = time.perf_counter()
+            since.append(self._step(batch_at(train, recipe, progress.step)))
+            progress.step += 1
+            seen = progress.step * recipe.batch * recipe.context
+            if progress.step % 10 == 0:
+                progress.losses.append((seen, sum(since) / len(since)))
+                since.clear()
+            if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
+                progress.held_out.append((seen, self.evaluate(held_out, num_bytes)))
+                self._save()
+            progress.seconds += time.perf_counter() - started
+            report(progress)
+        return progress
+
+    def evaluate(self, held_out: Tensor, num_bytes: int) -> float:
+        """Bits per byte on a held-out text, in the training's own precision."""
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return bits_per_byte(self.net, held_out, num_bytes, self.recipe.context)
+
+    def _step(self, batch: Tensor) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.progress.step)
+        self.optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = backward(self.net, batch[:, :-1], batch[:, 1:])
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
+        self.optimizer.step()
+        return loss
+
+    def _save(self) -> None:
+        """Weights and moments go to new files first: a run that dies while it saves loses nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"net.{name}": value for name, value in self.net.named_parameters()}
+        for name, parameter in self.net.named_parameters():
+            tensors |= {f"{key}.{name}": self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+        document = json.dumps({"progress": asdict(self.progress), "recipe": asdict(self.recipe)})
+        state = {name: value.detach().contiguous() for name, value in tensors.items()}
+        save_file(state, self.folder / "state.new", metadata={"run": document})
+        (self.folder / "state.new").replace(self.folder / "state.safetensors")
+
+    def _load(self) -> None:
+        with safe_open(str(self.folder / "state.safetensors"), framework="pt") as file:
+            document = json.loads(file.metadata()["run"])
+        self.progress = Progress(**document["progress"])
+        tensors = load_file(self.folder / "state.safetensors")
+        for name, parameter in self.net.named_parameters():
+            parameter.data.copy_(tensors[f"net.{name}"])
+            self.optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}

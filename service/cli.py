@@ -1,0 +1,135 @@
+"""The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic_core import PydanticUndefined
+
+from model.errors import AttendError
+from service.settings import PREFIX, Settings, read_settings
+
+app = typer.Typer(
+    help="Serve, try and train decoder-only transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point: an error of ours ends with its sentence and status 2, without a traceback."""
+    try:
+        app()
+    except AttendError as error:
+        print(f"attend: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag for each field of Settings, with its description, variable and default."""
+
+    def run(folder: str | None, **flags: Any) -> None:
+        command(read_settings(flags | ({"model": folder} if folder else {})))
+
+    folder = typer.Argument(help="Checkpoint folder; without it, the shipped default model.", show_default=False)
+    parameters = [
+        inspect.Parameter(
+            "folder", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str | None, folder], default=None
+        )
+    ]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
+        # Every flag is text: Settings reads it, as it reads the variable, and both complain in the same words.
+        option = typer.Option(
+            f"--{name.replace('_', '-')}", help=f"{field.description}; {PREFIX}{name.upper()}{default}", show_default=False,
+            metavar="VALUE",
+        )
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str | None, option], default=None)
+        )
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+@app.command()
+@with_settings
+def serve(settings: Settings) -> None:
+    """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
+    from service import supervisor
+
+    raise typer.Exit(supervisor.run(settings))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
+    model: Annotated[str, typer.Option(help="Checkpoint folder; empty is the shipped default model.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest tokens; 0 means all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that reach this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw among tokens at least this likely, relative to the likeliest.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    n: Annotated[int, typer.Option(help="Number of answers.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; may be given up to 4 times.")] = None,
+    stop_token_ids: Annotated[str, typer.Option(help="Token ids to stop at, as 1,2,3.")] = "",
+    min_tokens: Annotated[int, typer.Option(help="No stop before so many tokens.")] = 0,
+    include_stop_str_in_output: Annotated[bool, typer.Option(help="Leave the stop text in.")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-text token.")] = False,
+    skip_special_tokens: Annotated[bool, typer.Option(help="Show no special tokens.")] = True,
+    prompt_token_ids: Annotated[str, typer.Option(help="The prompt as token ids, as 1,2,3.")] = "",
+    return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
+) -> None:
+    """Continue a prompt in the terminal, streamed, without Ray."""
+    from service import offline
+
+    fields = dict(
+        prompt=offline.numbers("prompt-token-ids", prompt_token_ids) or prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        n=n,
+        stop=stop or None,
+        stop_token_ids=offline.numbers("stop-token-ids", stop_token_ids) or None,
+        min_tokens=min_tokens,
+        include_stop_str_in_output=include_stop_str_in_output,
+        ignore_eos=ignore_eos,
+        skip_special_tokens=skip_special_tokens,
+        return_token_ids=return_token_ids,
+    )
+    offline.generate(read_settings({"model": model, "device": device, "dtype": dtype}), fields, as_json=json)
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="Folder for the run's state and the finished checkpoint.")] = Path("run"),
+    tokens: Annotated[int, typer.Option(help="Tokens to train on, over all epochs.")] = 17_000_000,
+    context: Annotated[int, typer.Option(help="Tokens in a training sequence.")] = 1024,
+    batch: Annotated[int, typer.Option(help="Sequences in a step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate; warms up, then falls linearly to zero.")] = 3e-3,
+    original: Annotated[bool, typer.Option(help="Sinusoidal positions, post-norm, ReLU, LayerNorm, as in 2017.")] = False,
+    root: Annotated[Path | None, typer.Option(help="Folder of Python files; default: the standard library.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is one a core.")] = 0,
+) -> None:
+    """Train a model on this interpreter's standard library; goes on where it stopped."""
+    from model.train.command import run
+    from model.train.trainer import Recipe
+
+    recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
+    run(recipe, out, root, original=original, threads=threads)
+
+
+if __name__ == "__main__":
+    main()

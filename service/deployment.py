@@ -1,0 +1,123 @@
+"""The Ray Serve deployment, where everything is put together: engine, service, HTTP application, gRPC methods.
+
+One replica is one process: its event loop talks, its step thread computes. `build` is what `serve run` and a
+RayService import.
+"""
+
+import os
+from importlib.metadata import version
+from typing import Any
+
+import ray
+from ray import serve
+from starlette.types import ASGIApp
+
+from model.engine.build import EngineOptions, build_engine
+from model.errors import EngineFailed, SettingError
+from model.tokenizer import Tokenizer
+from service import logs, scrape
+from service.generation import GenerationService
+from service.grpc_api.servicer import GrpcMethods
+from service.http_api.app import build_app
+from service.http_api.routes import STALE_SECONDS, Site
+from service.metrics import Metrics
+from service.settings import Settings, read_settings
+
+SPARE_CALLS = 64
+"""Calls beside generation (health, metrics, refusals) that Serve lets into a replica: the queue is ours to bound."""
+
+
+@serve.deployment(name="Attend")
+@serve.ingress()
+class Attend(GrpcMethods):
+    """One replica."""
+
+    def __init__(self, settings_json: str) -> None:
+        settings = Settings.from_json(settings_json)
+        logs.configure(settings.log_level, settings.log_format)
+        self.settings = settings
+        self.engine = build_engine(settings.folder, engine_options(settings))
+        tokenizer = Tokenizer.load(settings.folder)
+        self.service = GenerationService(
+            self.engine, tokenizer, model_name=settings.name, request_timeout=settings.request_timeout_seconds
+        )
+        self.metrics = Metrics(self.engine, settings.name)
+        self.engine.start()
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        site = Site(self.service, self.metrics, version("attend"), scrape.over_replicas, self.is_draining)
+        return build_app(site, expose_docs=self.settings.expose_docs)
+
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self.engine.draining
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if self.engine.heartbeat_age() > STALE_SECONDS:
+            raise EngineFailed("the engine's step thread is dead or stuck")
+
+    async def scrape_local(self) -> tuple[str, str]:
+        """(replica, metrics page) of this replica alone; for `scrape.over_replicas`."""
+        return serve.get_replica_context().replica_id.unique_id, self.metrics.text()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, let running ones end for so long, then end the rest with their reason."""
+        await self.engine.drain(seconds)
+
+    async def describe(self) -> dict[str, Any]:
+        """What the start-up line tells."""
+        info = self.service.engine.info
+        return {
+            "family": info.family,
+            "parameters": info.num_parameters,
+            "device": info.device,
+            "dtype": info.dtype,
+            "backend": info.backend,
+            "kv_tokens": info.num_blocks * info.block_size,
+            "max_model_len": info.max_model_len,
+        }
+
+    def __del__(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.close()
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The engine's part of the settings."""
+    return EngineOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_batch_requests=settings.max_batch_requests,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        block_size=settings.block_size,
+        kv_cache_memory=settings.kv_cache_memory,
+        num_threads=settings.num_threads or len(os.sched_getaffinity(0)),
+    )
+
+
+def gpus_wanted(device: str, available: float) -> int:
+    """GPUs that a replica asks for. `cuda` without one is an error now: Serve would wait for it for ever."""
+    if device == "cuda" and available < 1:
+        raise SettingError("device is cuda, but the cluster has no GPU")
+    return 1 if device != "cpu" and available >= 1 else 0
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
+    settings = read_settings(args)
+    gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
+    deployment = Attend.options(
+        num_replicas=settings.replicas,
+        max_ongoing_requests=settings.max_batch_requests + settings.max_queued_requests + SPARE_CALLS,
+        ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
+        graceful_shutdown_timeout_s=settings.drain_seconds + 1,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5,
+        max_constructor_retry_count=1,  # a checkpoint that cannot be read once cannot be read twice
+    )
+    return deployment.bind(settings.to_json())
+
+

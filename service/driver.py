@@ -1,0 +1,139 @@
+"""The driver process of a server: starts Ray and Serve, says that it is ready, waits, stops in order.
+
+Run by `service.supervisor`, which has set the environment that Ray reads when it is imported.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, gRPCOptions
+from ray.serve.exceptions import RayServeException
+
+from model.errors import AttendError, CheckpointError
+from model.net.checkpoint import inspect
+from service.deployment import build
+from service.settings import Settings
+
+APP = "default"
+SERVICERS = [
+    "service.grpc_api.register.add_generation_service",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+]
+OBJECT_STORE = 80 << 20
+"""Bytes; nothing large passes through it."""
+
+
+async def main(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal stops without draining. Returns the exit status.
+
+    A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
+    """
+    inspect(settings.folder)
+    say(f"Starting Ray for {settings.name} ...")
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE,
+        logging_level="error",
+        log_to_driver=settings.log_level == "debug",
+    )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    stop = catch_signals()  # after ray.init, which installs handlers of its own
+    try:
+        await start(settings)
+        say(await ready_line(settings))
+        await stop.wait()
+        say("Stopping: running streams may end ...")
+        await drain(settings)
+    finally:
+        await asyncio.to_thread(stop_everything)
+    return 0
+
+
+async def start(settings: Settings) -> None:
+    """Start the proxies and the application; returns when every replica has loaded its weights."""
+    say(f"Loading {settings.folder} ...")
+    serve.start(
+        http_options=HTTPOptions(host=settings.host, port=settings.port),
+        grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    try:
+        application = build(settings.model_dump())
+        await asyncio.to_thread(serve.run, application, name=APP, route_prefix="/")
+    except RuntimeError as error:
+        raise CheckpointError(reason_of_failure(str(error))) from error
+
+
+def reason_of_failure(message: str) -> str:
+    """Our own sentence out of the traceback that Serve passes on, or its last lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    ours = [line.split(": ", 1)[1] for line in lines if line.startswith("model.errors.") and ": " in line]
+    return ours[-1] if ours else " ".join(lines[-3:])
+
+
+async def ready_line(settings: Settings) -> str:
+    """Where the server listens, what it serves, and how to try it."""
+    facts = (await ask_replicas("describe", timeout=30.0))[0]
+    host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
+    body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
+    return (
+        f"Ready: http://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
+        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {facts['dtype']} "
+        f"{facts['backend']}  {facts['kv_tokens']} KV tokens\n"
+        f"Try:   curl -N --json '{body}' http://{host}:{settings.port}/v1/completions"
+    )
+
+
+async def drain(settings: Settings) -> None:
+    """Have every replica refuse new requests and end the running ones, while Serve still routes to it."""
+    try:
+        await ask_replicas("drain", settings.drain_seconds, timeout=settings.drain_seconds + 2)
+    except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
+        say(f"A replica did not drain: {type(error).__name__}")
+
+
+async def ask_replicas(method: str, *arguments: object, timeout: float) -> list[Any]:
+    """Call a method on every replica; what each returns."""
+    results: list[Any] = await serve.get_app_handle(APP).broadcast(method, *arguments).results_async(timeout_s=timeout)
+    return results
+
+
+def stop_everything() -> None:
+    """First the application, so that Serve lets its calls end; then the proxies; then Ray."""
+    serve.delete(APP)
+    serve.shutdown()
+    ray.shutdown()
+
+
+def catch_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set; the second one exits at once, and the supervisor cleans up."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(stop.set)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+def say(text: str) -> None:
+    """A line for the person who started the server."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(asyncio.run(main(Settings.from_json(sys.argv[1]))))
+    except AttendError as error:
+        say(f"attend: {error}")
+        sys.exit(2)

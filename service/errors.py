@@ -1,0 +1,66 @@
+"""One table: what each error means on the wire. Whatever is not in it is our bug, and says no more than that."""
+
+from dataclasses import dataclass
+
+from grpc import StatusCode
+
+from model.errors import (
+    AttendError,
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    Overloaded,
+    Unavailable,
+)
+
+
+class TooLarge(InvalidRequest):
+    """A body over the limit."""
+
+
+class WrongMediaType(InvalidRequest):
+    """A body that does not say that it is JSON, or is compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """An error's HTTP status, gRPC code, OpenAI type, and OpenAI code."""
+
+    status: int
+    grpc: StatusCode
+    kind: str
+    code: str
+
+
+TABLE: dict[type[AttendError], Wire] = {
+    InvalidRequest: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "invalid_value"),
+    NotSupported: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_value"),
+    ContextTooLong: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "context_length_exceeded"),
+    TooLarge: Wire(413, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
+    WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
+    ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
+    Overloaded: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "overloaded_error", "queue_full"),
+    Unavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "shutting_down"),
+    DeadlineExceeded: Wire(504, StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded"),
+}
+
+INTERNAL = Wire(500, StatusCode.INTERNAL, "internal_error", "internal_error")
+
+
+def wire(error: BaseException) -> Wire:
+    """The row of an error's type, or of its nearest ancestor in the table."""
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
+
+
+def sentence(error: BaseException, request_id: str) -> str:
+    """What the caller is told: our own words, or for a bug nothing but the id to ask about."""
+    return str(error) if wire(error) is not INTERNAL else f"internal error; request id {request_id}"
+
+
+def field_of(error: BaseException) -> str | None:
+    """The offending field, where the error names one."""
+    if isinstance(error, ModelNotFound):
+        return "model"
+    return error.field if isinstance(error, InvalidRequest) else None

@@ -1,0 +1,46 @@
+"""The ASGI application: routes, errors in one shape, and a request id on everything."""
+
+import re
+import secrets
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http_api import problems
+from service.http_api.routes import Site, build_router
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+def build_app(site: Site, *, expose_docs: bool = True) -> ASGIApp:
+    """The application of one replica."""
+    shown = {} if expose_docs else {"openapi_url": None, "docs_url": None}
+    app = FastAPI(title="Attend", version=site.version, redoc_url=None, **shown)  # type: ignore[arg-type]
+    app.include_router(build_router(site))
+    problems.install(app)
+    return RequestIds(app)
+
+
+class RequestIds:
+    """Gives each request an id: the caller's own where it is plain, or a new one, sent back as X-Request-Id.
+
+    Behind Ray Serve every request has one by now, and Serve sends it back itself.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+        request_id = given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start" and given is None:
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        await self.app(scope, receive, stamped)

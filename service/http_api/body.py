@@ -1,0 +1,109 @@
+"""A request body as strict JSON: UTF-8, no duplicate keys, no NaN, bounded in size and depth."""
+
+import json
+import math
+import re
+from typing import Any
+
+from starlette.requests import Request
+
+from model.errors import InvalidRequest
+from service.errors import TooLarge, WrongMediaType
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_DIGITS = 400
+"""Longer numbers cannot be meant, and Python refuses to read integers of over 4300 digits."""
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The JSON object that a request brings. Raises InvalidRequest, TooLarge or WrongMediaType."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise WrongMediaType(f"Content-Type must be application/json; got {media_type[:64]!r}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise WrongMediaType("Content-Encoding is not supported: send the body as it is")
+    return parse(await _read(request))
+
+
+async def _read(request: Request) -> bytes:
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > MAX_BYTES:
+        raise TooLarge(f"the body must be at most {MAX_BYTES} bytes; got {length}")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise TooLarge(f"the body must be at most {MAX_BYTES} bytes")
+    return bytes(body)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object, or InvalidRequest with a sentence that says what is wrong with it."""
+    if body.startswith(b"\xef\xbb\xbf"):
+        raise InvalidRequest("the body must not begin with a byte order mark")
+    _check_depth(body)
+    try:
+        document = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body must be UTF-8; byte {error.start} is not") from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}") from error
+    if not isinstance(document, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if b"\\u" in body:
+        _check_surrogates(document)
+    return document
+
+
+def _check_depth(body: bytes) -> None:
+    """Before parsing: a parser that recurses must never see the depth. Brackets inside strings do not count."""
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(body):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"the body has the key {twice[:64]!r} twice", twice[:64])
+    return document
+
+
+def _constant(text: str) -> float:
+    raise InvalidRequest(f"the body is not valid JSON: {text} is not a JSON number")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InvalidRequest(f"the number {text[:64]} is out of range")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise InvalidRequest(f"the number {text[:64]}... is out of range")
+    return int(text)
+
+
+def _check_surrogates(value: Any) -> None:
+    """A lone surrogate is half a character: no tokenizer, and no UTF-8 answer, can hold it."""
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            raise InvalidRequest("the body holds a lone surrogate (\\ud800 to \\udfff), which is no character")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_surrogates(key)
+            _check_surrogates(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_surrogates(item)

@@ -1,0 +1,117 @@
+"""The bodies of the OpenAI routes: names and JSON types, strictly. Ranges are checked in `model/params.py`.
+
+null means absent everywhere. A field of the contract that this build does not carry out is listed with the values
+that mean "off"; any other value is refused by name, never ignored.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+
+from model.errors import InvalidRequest, NotSupported
+from model.params import describe
+
+Number = StrictInt | StrictFloat
+TokenIds = list[StrictInt]
+
+OFF: dict[str, tuple[Any, ...]] = {
+    "logprobs": (),
+    "echo": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "cache_salt": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "timing": (False,),
+    "resume_token_ids": (),
+}
+"""Fields of the contract that are not carried out yet, and their values, beside null, that ask for nothing."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: StrictBool | None = None
+    """One more chunk at the end, with the token counts."""
+    continuous_usage_stats: StrictBool | None = None
+
+
+class CompletionRequest(BaseModel):
+    """The body of POST /v1/completions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: StrictStr | None = None
+    prompt: StrictStr | list[StrictStr] | TokenIds | list[TokenIds] | None = None
+    max_tokens: StrictInt | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    n: StrictInt | None = None
+    best_of: StrictInt | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    seed: StrictInt | None = None
+    user: StrictStr | None = None
+    top_k: StrictInt | None = None
+    min_p: Number | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: StrictBool | None = None
+    ignore_eos: StrictBool | None = None
+    min_tokens: StrictInt | None = None
+    skip_special_tokens: StrictBool | None = None
+    return_token_ids: StrictBool | None = None
+    request_id: Annotated[StrictStr, Field(max_length=128)] | None = None
+    deadline_ms: StrictInt | None = None
+
+
+def read_completion(document: dict[str, Any]) -> CompletionRequest:
+    """A parsed body as a CompletionRequest. Raises InvalidRequest with the field named."""
+    document = refuse_unbuilt(document)
+    try:
+        return CompletionRequest.model_validate(document)
+    except ValidationError as error:
+        raise _explained(error, document) from error
+
+
+def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` without the fields of OFF. Raises NotSupported where one asks for something."""
+    for name in OFF.keys() & document.keys():
+        value = document[name]
+        means_off = value is None or any(type(value) in (type(off), float) and value == off for off in OFF[name])
+        if not means_off:
+            raise NotSupported(f"{name} is not supported yet; got {describe(value)}", name)
+    return {name: value for name, value in document.items() if name not in OFF}
+
+
+def _explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
+    """pydantic's first complaint, as one sentence about one field."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        path = ".".join(str(part) for part in first["loc"])
+        return InvalidRequest(f"{path[:64]} is not a field of this request", path[:64])
+    wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in error.errors(include_context=False)
+                                        if item["loc"][0] == name))
+    return InvalidRequest(f"{name} must be {wanted}; got {describe(document.get(name))}", name)
+
+
+def _wanted(kind: str, message: str) -> str:
+    known = {
+        "int_type": "an integer",
+        "float_type": "a number",
+        "string_type": "a string",
+        "bool_type": "a boolean",
+        "list_type": "a list",
+        "model_type": "an object",
+    }
+    return known.get(kind, message)

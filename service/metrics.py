@@ -1,0 +1,207 @@
+"""Every metric of the service, once. Names follow vLLM's after the prefix; units are seconds and tokens.
+
+All label children exist from the start, so that a replica without traffic still shows every series.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from model.engine.request import FinishReason, StepReport, Times, TokenEngine
+from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound
+from service.records import Chunk
+
+ROUTES = {"http": ("/v1/completions",), "grpc": ("Generate", "GenerateStream")}
+"""The routes that generate: each of their calls counts once in attend_requests_total."""
+
+OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
+"""The first five from the worst to the best: of several answers the worst gives the call its outcome."""
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+BATCH = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+disable_created_metrics()  # a second series for each one, of no use to Prometheus
+
+
+class Metrics:
+    """The registry of one replica."""
+
+    def __init__(self, engine: TokenEngine, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._labels = {"model": model}
+        self.clock = clock
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(engine, model))
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the calls that produced a token")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens handed to callers")
+        self._requests = Counter(
+            "attend_requests",
+            "Generation calls by how they ended",
+            ["model", "transport", "route", "outcome"],
+            registry=self.registry,
+        )
+        for transport, routes in ROUTES.items():
+            for route in routes:
+                for outcome in OUTCOMES:
+                    self._requests.labels(model, transport, route, outcome)
+        self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to the first token", SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer", STEP_SECONDS)
+        self.per_token = self._histogram("time_per_output_token_seconds", "Mean over an answer, after its first", STEP_SECONDS)
+        self.duration = self._histogram("request_duration_seconds", "Arrival to the end of a call", SECONDS)
+        self.queue = self._histogram("request_queue_seconds", "Arrival in the engine to the first step", SECONDS)
+        self.prefill = self._histogram("request_prefill_seconds", "First step to the first token", SECONDS)
+        self.decode = self._histogram("request_decode_seconds", "First token to the last", SECONDS)
+        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a call", TOKENS)
+        self.answer_length = self._histogram("request_generation_tokens", "Tokens of an answer", TOKENS)
+        self.step_seconds = self._histogram("step_seconds", "One step of the engine", STEP_SECONDS)
+        self.step_batch = self._histogram("step_batch_size", "Requests in a step", BATCH)
+        engine.on_step(self._stepped)
+
+    def open(self, transport: str, route: str) -> "RequestRecord":
+        """Start the record of one call."""
+        return RequestRecord(self, transport, route)
+
+    def count(self, transport: str, route: str, outcome: str) -> None:
+        """Count one call, once."""
+        self._requests.labels(self._labels["model"], transport, route, outcome).inc()
+
+    def text(self) -> str:
+        """This replica's page in the Prometheus text format."""
+        return generate_latest(self.registry).decode()
+
+    def _stepped(self, report: StepReport) -> None:
+        """Called by the step thread; prometheus_client locks."""
+        self.step_seconds.observe(report.seconds)
+        self.step_batch.observe(report.num_requests)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"attend_{name}", text, ["model"], registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(**self._labels)
+
+
+class _EngineCollector(Collector):
+    """What lives in the engine, read at each scrape."""
+
+    def __init__(self, engine: TokenEngine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        stats, info = self._engine.stats(), self._engine.info
+        gauges = (
+            ("requests_running", "Requests that hold KV blocks", stats.num_running),
+            ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
+            ("kv_cache_usage", "Share of the KV blocks that requests hold, 0 to 1", 1 - stats.num_free_blocks / info.num_blocks),
+            ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        facts = GaugeMetricFamily("attend_cache_config_info", "The KV cache", labels=["model", "block_size", "num_blocks"])
+        facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
+        yield facts
+        text = "Requests that lost their blocks and computed them again"
+        preemptions = CounterMetricFamily("attend_preemptions", text, labels=["model"])
+        preemptions.add_metric([self._model], stats.num_preemptions)
+        yield preemptions
+
+
+class RequestRecord:
+    """The life of one call, from its arrival at a transport to its one outcome."""
+
+    def __init__(self, metrics: Metrics, transport: str, route: str) -> None:
+        self._metrics = metrics
+        self._where = (transport, route)
+        self._arrived = metrics.clock()
+        self._last: dict[int, float] = {}
+        self._first: dict[int, float] = {}
+        self._reasons: dict[int, FinishReason | None] = {}
+        self._closed = False
+        self.num_tokens = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the caller has been given a token."""
+        return self.num_tokens > 0
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Count the call if the block ends in an exception. What is counted once stays as it was counted."""
+        try:
+            yield
+        except AttendError as error:
+            self._close(outcome_of(error))
+            raise
+        except Exception:
+            self._close("error")
+            raise
+        except BaseException:  # the caller has gone: CancelledError, or GeneratorExit where a stream is closed
+            self._close("abort")
+            raise
+
+    @contextmanager
+    def outcome(self) -> Iterator[None]:
+        """Count the call when the block ends, however it ends."""
+        with self.errors():
+            yield
+        self._close(min((reason or FinishReason.ABORT for reason in self._reasons.values()), key=OUTCOMES.index))
+
+    def delivered(self, chunks: Sequence[Chunk], n: int) -> None:
+        """Count what the caller, who asked for `n` answers to each prompt, is about to be given."""
+        now = self._metrics.clock()
+        for chunk in chunks:
+            self._reasons[chunk.index] = chunk.finish_reason
+            if chunk.token_ids:
+                self._tokens(chunk, first_of_prompt=chunk.index % n == 0, now=now)
+            if chunk.finish_reason is not None:
+                self._ended(chunk, now)
+
+    def _tokens(self, chunk: Chunk, *, first_of_prompt: bool, now: float) -> None:
+        metrics, new = self._metrics, len(chunk.token_ids)
+        if not self.started:
+            metrics.first_token.observe(now - self._arrived)
+        if chunk.index in self._last:
+            metrics.inter_token.observe((now - self._last[chunk.index]) / new)
+        else:
+            self._first[chunk.index] = now
+            if first_of_prompt:
+                metrics.prompt_length.observe(chunk.num_prompt_tokens)
+                metrics.prompt_tokens.inc(chunk.num_prompt_tokens)
+        self._last[chunk.index] = now
+        self.num_tokens += new
+        metrics.generation_tokens.inc(new)
+
+    def engine_times(self, times: Times) -> None:
+        """How long an answer waited, worked on its prompt, and on its output."""
+        self._metrics.queue.observe(times.queue)
+        self._metrics.prefill.observe(times.prefill)
+        self._metrics.decode.observe(times.decode)
+
+    def _ended(self, chunk: Chunk, now: float) -> None:
+        self._metrics.answer_length.observe(chunk.num_tokens)
+        if chunk.num_tokens > 1:
+            self._metrics.per_token.observe((now - self._first[chunk.index]) / (chunk.num_tokens - 1))
+
+    def _close(self, outcome: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._metrics.count(*self._where, outcome)
+            self._metrics.duration.observe(self._metrics.clock() - self._arrived)
+
+
+def outcome_of(error: AttendError) -> str:
+    """The outcome of a call that ended in this error."""
+    if isinstance(error, (InvalidRequest, ModelNotFound)):
+        return "invalid"
+    if isinstance(error, DeadlineExceeded):
+        return "deadline"
+    return "error" if isinstance(error, EngineFailed) else "rejected"

@@ -1,0 +1,60 @@
+"""`attend generate`: the service's own path from a request to text, in one process, without Ray."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from model.engine.build import EngineOptions, build_engine
+from model.errors import SettingError
+from model.tokenizer import Tokenizer
+from service.generation import GenerationService
+from service.http_api.openai import CompletionWriter, to_command
+from service.http_api.schemas import read_completion
+from service.metrics import Metrics
+from service.records import Usage
+from service.settings import Settings
+
+MEMORY = 1 << 30
+"""Bytes of KV cache: enough for one call."""
+
+
+def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) -> None:
+    """Run one completion; `fields` are those of /v1/completions. Text goes to standard output as it comes."""
+    options = EngineOptions(device=settings.device, dtype=settings.dtype, kv_cache_memory=MEMORY)
+    engine = build_engine(settings.folder, options)
+    service = GenerationService(engine, Tokenizer.load(settings.folder), model_name=settings.name)
+    engine.start()
+    try:
+        asyncio.run(_run(service, fields, as_json=as_json))
+    finally:
+        engine.close()
+
+
+async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool) -> None:
+    body = read_completion(dict(fields))
+    command = to_command(body, "offline")
+    record = Metrics(service.engine, service.model_name).open("http", "/v1/completions")
+    chunks = []
+    async for batch in service.generate(command, record):
+        chunks += batch
+        if not as_json:
+            print("".join(chunk.text for chunk in batch if chunk.index == 0), end="", flush=True)
+    writer = CompletionWriter(body, command.request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n))
+    writer.usage.add(chunks)
+    document = writer.whole(chunks)
+    if as_json:
+        json.dump(document, sys.stdout)
+    else:
+        for choice in document["choices"][1:]:
+            print(f"\n--- answer {choice['index']}\n{choice['text']}", end="")
+    print(flush=True)
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """`1,2,3` as integers."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError as error:
+        raise SettingError(f"--{name} must be integers with commas between them; got {text[:64]!r}") from error

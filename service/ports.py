@@ -1,0 +1,88 @@
+"""Every port that a server takes, worked out from its HTTP port and checked free before Ray starts.
+
+Two servers that share Ray's range of replica gRPC ports answer each other's calls in silence, because those
+sockets are bound with SO_REUSEPORT. So each server owns a slot of 100 + 100 ports, held by a file lock.
+"""
+
+import fcntl
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from model.errors import SettingError
+
+SLOTS = 50
+WIDTH = 100
+SINGLES = 4
+"""Ports at the end of the HTTP half that are not for replicas."""
+HTTP_START, GRPC_START = 20000, 25000
+"""Below the kernel's range for outgoing connections, and above Ray's for its workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A server's public ports, and the slot that its inner ones come from."""
+
+    http: int
+    grpc: int
+    slot: int
+
+    @property
+    def inner(self) -> list[int]:
+        """Every port of the slot."""
+        starts = (HTTP_START + self.slot * WIDTH, GRPC_START + self.slot * WIDTH)
+        return [port for start in starts for port in range(start, start + WIDTH)]
+
+    def environment(self) -> dict[str, str]:
+        """The slot in Ray's variables."""
+        http, grpc = HTTP_START + self.slot * WIDTH, GRPC_START + self.slot * WIDTH
+        stats, metrics, fallback_http, fallback_grpc = range(http + WIDTH - SINGLES, http + WIDTH)
+        ports = {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": http,
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": http + WIDTH - SINGLES - 1,
+            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": grpc,
+            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": grpc + WIDTH - 1,
+            "RAY_SERVE_HAPROXY_STATS_PORT": stats,
+            "RAY_SERVE_HAPROXY_METRICS_PORT": metrics,
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_http,
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc,
+        }
+        return {name: str(port) for name, port in ports.items()}
+
+
+def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
+    """Ports for a server, and the lock to keep open while it lives. Raises SettingError naming a taken port."""
+    if http == grpc:
+        raise SettingError(f"port and grpc_port are both {http}: they must differ")
+    for name, port in (("port", http), ("grpc_port", grpc)):
+        if not is_free(port):
+            raise SettingError(f"{name} {port} is taken: another process listens on it")
+    for step in range(SLOTS):
+        ports = Ports(http, grpc, (http + step) % SLOTS)
+        lock = _lock(ports.slot)
+        if lock is not None and all(is_free(port) for port in ports.inner):
+            return ports, lock
+    raise SettingError(f"all {SLOTS} ranges of inner ports from {HTTP_START} on are taken")
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on a port of this machine, on any address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT takes no port
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+        return True
+
+
+def _lock(slot: int) -> IO[str] | None:
+    file = (Path(tempfile.gettempdir()) / f"attend-ports-{slot}.lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file

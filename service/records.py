@@ -1,0 +1,99 @@
+"""What passes between a transport and the service: no word of HTTP or of protobuf."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from model.engine.request import FinishReason
+from model.errors import InvalidRequest
+from model.params import MAX_CHOICES, MAX_CHOICES_TIMES_PROMPTS, SamplingParams, StopRules, integer
+
+MAX_DEADLINE_MS = 24 * 3600 * 1000
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One call for text: `n` answers to each prompt. Answer i of prompt p has index p * n + i."""
+
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stops: StopRules = field(default_factory=StopRules)
+    n: int = 1
+    model: str = ""
+    """Empty means the served one."""
+    request_id: str
+    deadline_ms: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        integer("n", self.n, 1, MAX_CHOICES)
+        if self.deadline_ms is not None:
+            integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
+        if not self.prompts:
+            raise InvalidRequest("prompt must hold at least one prompt; got an empty list", "prompt")
+        if self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
+            limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
+            raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one answer. Text and token ids are deltas; counts are totals so far."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    num_prompt_tokens: int
+    seed: int
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None
+    """The stop string or stop token that ended the answer; None for the model's own end-of-text token."""
+
+
+def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """One chunk for each answer, with its pieces put together."""
+    by_index: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        by_index.setdefault(chunk.index, []).append(chunk)
+    return [joined(pieces) for _, pieces in sorted(by_index.items())]
+
+
+def joined(pieces: list[Chunk]) -> Chunk:
+    """The pieces of one answer as one chunk."""
+    last = pieces[-1]
+    return Chunk(
+        index=last.index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        num_tokens=last.num_tokens,
+        num_prompt_tokens=last.num_prompt_tokens,
+        seed=last.seed,
+        finish_reason=last.finish_reason,
+        stop=last.stop,
+    )
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a whole call. A prompt counts once, however many answers it gets."""
+
+    n: int
+    _prompts: dict[int, int] = field(default_factory=dict)
+    _answers: dict[int, int] = field(default_factory=dict)
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Take in the totals that the chunks carry."""
+        for chunk in chunks:
+            self._prompts[chunk.index // self.n] = chunk.num_prompt_tokens
+            self._answers[chunk.index] = chunk.num_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that have been answered so far."""
+        return sum(self._prompts.values())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(self._answers.values())

@@ -1,0 +1,60 @@
+"""One metrics page for all replicas: each sample gets a `replica` label, families stay together.
+
+Behind a proxy a scrape reaches one replica at random, so each replica answers for all. One that is dead or slow
+is missing from the page, and counted, but never blanks it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
+
+SECONDS = 2.0
+"""How long a scrape waits for the other replicas."""
+
+
+async def over_replicas() -> str:
+    """The merged page; called inside a replica."""
+    context = serve.get_replica_context()
+    handle = serve.get_deployment_handle(context.deployment, context.app_name)
+    # The public results_async() fails as a whole when one replica is slow; the per-replica results do not.
+    # Alpha API of Ray 2.60 (pinned), covered by tests/service/test_end_to_end.py.
+    calls = await asyncio.wait_for(handle.broadcast("scrape_local")._fetch_replica_results_async(), SECONDS)
+    tasks = [asyncio.ensure_future(call.get_async()) for call in calls]
+    done, late = await asyncio.wait(tasks, timeout=SECONDS)
+    for task in late:
+        task.cancel()
+    pages = [task.result() for task in done if task.exception() is None]
+    return merge(pages) + counted(len(calls), len(pages))
+
+
+def counted(expected: int, answered: int) -> str:
+    """How many replicas the page covers."""
+    return (
+        "# HELP attend_scrape_replicas_expected Replicas that were asked for their metrics\n"
+        f"# TYPE attend_scrape_replicas_expected gauge\nattend_scrape_replicas_expected {expected}\n"
+        "# HELP attend_scrape_replicas_answered Replicas whose metrics are on this page\n"
+        f"# TYPE attend_scrape_replicas_answered gauge\nattend_scrape_replicas_answered {answered}\n"
+    )
+
+
+def merge(pages: Iterable[tuple[str, str]]) -> str:
+    """(replica, page) pairs as one page in the Prometheus text format."""
+    heads: dict[str, tuple[str, str]] = {}
+    samples: dict[str, list[str]] = {}
+    for replica, page in sorted(pages):
+        for family in text_string_to_metric_families(page):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            heads.setdefault(name, (family.documentation, family.type))
+            lines = samples.setdefault(name, [])
+            lines += [_line(s.name, [("replica", replica), *s.labels.items()], s.value) for s in family.samples]
+    return "".join(
+        f"# HELP {name} {text}\n# TYPE {name} {kind}\n" + "".join(samples[name]) for name, (text, kind) in heads.items()
+    )
+
+
+def _line(name: str, labels: Sequence[tuple[str, str]], value: float) -> str:
+    escaped = ((key, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, text in labels)
+    inside = ",".join(f'{key}="{text}"' for key, text in escaped)
+    return f"{name}{{{inside}}} {value}\n"

@@ -1,0 +1,83 @@
+"""Every setting, and the only reader of the environment.
+
+A setting comes from a flag of `attend serve`, else from ATTEND_<NAME>, else from its default. null, and an empty
+variable, mean the default.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from model.errors import SettingError
+
+PREFIX = "ATTEND_"
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Settings(BaseModel):
+    """What shapes a server. Sizes are in tokens, requests, bytes or seconds, as each line says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = Field("", description="checkpoint folder; empty is the shipped default model")
+    served_model_name: str = Field("", description="name that callers use; empty is the folder's name")
+    host: str = Field("127.0.0.1", description="address that HTTP listens on; gRPC listens on all")
+    port: Port = Field(8000, description="HTTP port")
+    grpc_port: Port = Field(9000, description="gRPC port")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if the cluster has one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto is bfloat16 where it is native")
+    max_model_len: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens of prompt and answer; default: the model's")
+    max_batch_requests: Annotated[int, Field(ge=1, le=4096)] = Field(64, description="requests that run at the same time")
+    max_batch_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="tokens that one step computes at most")
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(256, description="requests that may wait; more are refused with 429")
+    block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="tokens in a KV block")
+    kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
+    num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(30.0, description="how long a stop waits for streams")
+    replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model")
+    proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
+    expose_docs: bool = Field(True, description="serve /docs and /openapi.json")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint folder."""
+        return Path(self.model).absolute() if self.model else Path(__file__).parent.parent / "model" / "default"
+
+    @property
+    def name(self) -> str:
+        """What callers write in `model`."""
+        return self.served_model_name or (self.folder.name if self.model else "attend-default")
+
+    def to_json(self) -> str:
+        """The settings for another process; `from_json` reads them."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags (or a Serve config's `args`) and the environment. Raises SettingError naming the culprit."""
+    values: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        text = environment.get(PREFIX + name.upper(), "")
+        if text:
+            values[name] = text
+    values |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        source = f"{PREFIX}{name.upper()}" if name not in given or given[name] is None else name
+        shown = str(first["input"])[:64]
+        raise SettingError(f"{source} = {shown!r} cannot be used: {first['msg'].lower()}") from error

@@ -1,0 +1,47 @@
+"""From an answer's tokens to its text: whole characters, stop strings, and what may be shown already."""
+
+from model.params import StopRules
+from model.tokenizer import StreamDecoder, Tokenizer
+
+
+class TextStream:
+    """Text of one answer. Holds back only what may still turn out to belong to a stop string.
+
+    Law: the pieces put together are the decoded tokens, cut before (or, with include_stop, after) the first stop
+    string that ends at or after token `min_tokens`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: StopRules, *, skip_special_tokens: bool) -> None:
+        self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._stops = stops
+        self._held = ""
+        self._num_tokens = 0
+
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """The text that can be shown after one more token, and the stop string that ended the answer with it."""
+        self._num_tokens += 1
+        return self._show(self._decoder.push(token_id), last=False)
+
+    def finish(self) -> tuple[str, str | None]:
+        """What was held back, at the end of the answer."""
+        return self._show(self._decoder.flush(), last=True)
+
+    def _show(self, piece: str, *, last: bool) -> tuple[str, str | None]:
+        text = self._held + piece
+        if self._num_tokens > self._stops.min_tokens:
+            found = [(text.find(stop), stop) for stop in self._stops.stop if stop in text]
+            if found:
+                at, stop = min(found)
+                return text[: at + len(stop) if self._stops.include_stop else at], stop
+        keep = 0 if last else longest_overlap(text, self._stops.stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+
+def longest_overlap(text: str, stops: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` that is a proper beginning of a stop string."""
+    longest = max(map(len, stops), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(len(stop) > length and stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0

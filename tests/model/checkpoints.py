@@ -1,0 +1,169 @@
+"""Tiny random checkpoints, written by `transformers` itself, and the tiny configs and tokenizers beside them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.net.transformer import Decoder
+from model.tokenizer import Tokenizer
+from model.train.corpus import train_tokenizer
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)  # on tensors this small a second thread only waits: six times slower on a busy machine
+
+VOCAB = 96
+POSITIONS = 128
+
+_LLAMA_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT2_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def _llama(**more: Any) -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA_SHAPE | more))
+
+
+def _qwen2(**more: Any) -> nn.Module:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_LLAMA_SHAPE | more))
+
+
+def _qwen3(**more: Any) -> nn.Module:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_LLAMA_SHAPE | more))
+
+
+def _gpt2(**more: Any) -> nn.Module:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2_SHAPE | more))
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "llama": lambda: _llama(tie_word_embeddings=False),
+    "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "llama-biased": lambda: _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    "llama3-rope": lambda: _llama(rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=False),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**_LLAMA_SHAPE, sliding_window=None)),
+    "qwen2": lambda: _qwen2(tie_word_embeddings=False),
+    "qwen2-tied": lambda: _qwen2(tie_word_embeddings=True),
+    "qwen3": lambda: _qwen3(tie_word_embeddings=False),
+    "qwen3-tied": lambda: _qwen3(tie_word_embeddings=True, num_key_value_heads=4),
+    "gpt2": lambda: _gpt2(),
+    "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
+}
+"""Each kind of checkpoint that must be served, with the model of `transformers` that defines it."""
+
+
+def write_checkpoint(kind: str, folder: Path) -> Path:
+    """A checkpoint folder of `kind`, float32, its weights spread so that logits are far from flat."""
+    torch.manual_seed(len(kind))
+    net = KINDS[kind]()
+    _spread(net)
+    net.save_pretrained(folder)
+    return folder
+
+
+def their_model(folder: Path) -> nn.Module:
+    """What `transformers` makes of a folder."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def their_logits(theirs: nn.Module, tokens: list[int]) -> Tensor:
+    """The logits [T, V] of `transformers` for one text."""
+    return theirs(torch.tensor([tokens])).logits[0]
+
+
+@torch.no_grad()
+def _spread(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 0.3)
+        else:  # gains near 1, biases far from 0: none may be forgotten unseen
+            parameter.add_(torch.empty_like(parameter).uniform_(-0.4, 0.4))
+
+
+def tiny_config(**switches: Any) -> ModelConfig:
+    """A config of a few thousand weights, with the given fields changed."""
+    values: dict[str, Any] = {
+        "family": "attend",
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_size": 8,
+        "mlp_size": 48,
+        "max_positions": POSITIONS,
+    }
+    return ModelConfig(**values | switches)
+
+
+def tiny_decoder(config: ModelConfig, seed: int = 0) -> Decoder:
+    """A decoder with weights spread like those of the checkpoints."""
+    torch.manual_seed(seed)
+    net = Decoder(config)
+    _spread(net)
+    return net.eval()
+
+
+def edit_config(folder: Path, name: str = "config.json", **changes: Any) -> None:
+    """Change keys of a JSON file of the folder; a value of ... removes its key."""
+    path = folder / name
+    document = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps({key: value for key, value in document.items() if value is not ...}), encoding="utf-8")
+
+
+def edit_tensors(folder: Path, **changes: Any) -> None:
+    """Change tensors of model.safetensors; a value of ... removes its tensor, `__` in a key stands for a dot."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path) | {key.replace("__", "."): value for key, value in changes.items()}
+    save_file({key: value for key, value in tensors.items() if value is not ...}, path, metadata={"format": "pt"})
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer with merges inside words, inside emoji, and one special token."""
+    texts = [
+        "the cat sat on the mat, then sat there. ",
+        "naïve café, 日本語, 😀😁🚀👩‍👩‍👧 ",
+        "def attend(q, k, v):\n    return v\n",
+    ]
+    return train_tokenizer(texts * 4, 320)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write tokenizer.json to a folder, made if absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    byte_level_tokenizer().raw.save(str(folder / "tokenizer.json"))
+    return folder

@@ -1,0 +1,291 @@
+"""Checkpoint folders: what is saved is what is loaded, and damage is named, never survived and never run."""
+
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model.config import ModelConfig, RopeScaling
+from model.errors import CheckpointError
+from model.net.checkpoint import inspect, load, read_config, save
+from model.net.transformer import Decoder
+from model.train.loss import hidden_states
+from tests.model.checkpoints import (
+    KINDS,
+    edit_tensors,
+    their_logits,
+    their_model,
+    tiny_config,
+    tiny_decoder,
+    write_checkpoint,
+)
+
+TOKENS = [5, 17, 80, 3, 44, 61, 9, 2]
+LLAMA3 = RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32)
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "attend": {},
+    "attend-untied": {"tied_head": False, "bos_token_id": 0, "eos_token_ids": (0, 3)},
+    "attend-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
+    "attend-gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "gated_mlp": False}
+    | {"qkv_bias": True, "linear_bias": True},
+    "attend-original": {"norm": "layernorm", "positions": "sinusoidal", "activation": "relu", "gated_mlp": False}
+    | {"post_norm": True, "scale_embedding": True, "qkv_bias": True, "linear_bias": True, "num_kv_heads": 4},
+    "attend-qk-norm": {"qk_norm": True, "norm_eps": 1e-3, "num_kv_heads": 1},
+    "llama": {"tied_head": False, "rope_theta": 500.0},
+    "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
+    "llama-gelu": {"activation": "gelu_tanh"},
+    "llama-biased": {"qkv_bias": True, "linear_bias": True},
+    "llama-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
+    "mistral": {"tied_head": False, "eos_token_ids": (2, 3)},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "norm_eps": 1e-3},
+    "qwen3-untied": {"qk_norm": True, "tied_head": False},
+}
+THEIRS = [name for name in WRITTEN if not name.startswith("attend")]
+
+
+def decoder(name: str) -> Decoder:
+    return tiny_decoder(tiny_config(family=name.split("-")[0], **WRITTEN[name]))
+
+
+def logits(net: Decoder) -> torch.Tensor:
+    return net.logits(hidden_states(net, torch.tensor([TOKENS])))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_saved_is_what_is_loaded(tmp_path, name):
+    """Config, weights and logits, to the bit; and again after a second save of what was loaded."""
+    net = decoder(name)
+    save(net, tmp_path / "first", torch.float32)
+    once = load(tmp_path / "first", torch.float32, "cpu")
+    save(once, tmp_path / "second", torch.float32)
+    twice = load(tmp_path / "second", torch.float32, "cpu")
+    for loaded in (once, twice):
+        assert net.config == loaded.config
+        assert net.state_dict().keys() == loaded.state_dict().keys()
+        assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in net.state_dict().items())
+        assert torch.equal(logits(net), logits(loaded))
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_transformers_reads_what_we_save(tmp_path, name):
+    net = decoder(name)
+    save(net, tmp_path, torch.float32)
+    torch.testing.assert_close(logits(net), their_logits(their_model(tmp_path), TOKENS), atol=1e-4, rtol=0)
+
+
+def test_weights_are_saved_and_loaded_in_the_dtype_asked_for(tmp_path):
+    net = decoder("qwen3")
+    save(net, tmp_path, torch.bfloat16)
+    assert {torch.bfloat16} == {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()}
+    loaded = load(tmp_path, torch.float32, "cpu")
+    for ours, theirs in zip(net.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(ours.bfloat16().float(), theirs)
+
+
+def test_a_read_only_family_is_not_written(tmp_path):
+    net = load(write_checkpoint("gpt2", tmp_path), torch.float32, "cpu")
+    with pytest.raises(AssertionError, match="gpt2 checkpoints are read only"):
+        save(net, tmp_path / "other", torch.float32)
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Split model.safetensors in two, with an index; returns the index's map."""
+    tensors = load_file(folder / "model.safetensors")
+    table = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(sorted(tensors))}
+    for file in set(table.values()):
+        save_file({name: tensors[name] for name in tensors if table[name] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}), encoding="utf-8")
+    return table
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "gpt2"])
+def test_shards_load_as_the_whole(tmp_path, kind):
+    folder = write_checkpoint(kind, tmp_path)
+    whole = load(folder, torch.float32, "cpu")
+    shard(folder)
+    assert torch.equal(logits(whole), logits(load(folder, torch.float32, "cpu")))
+
+
+def test_gpt2_loads_with_and_without_its_prefix(tmp_path):
+    """The first GPT-2 files name their tensors without `transformer.`, and carry masks that are no weights."""
+    folder = write_checkpoint("gpt2", tmp_path)
+    whole = load(folder, torch.float32, "cpu")
+    tensors = load_file(folder / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    old |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(old, folder / "model.safetensors")
+    assert torch.equal(logits(whole), logits(load(folder, torch.float32, "cpu")))
+
+
+def test_a_tied_head_that_was_saved_anyway_is_no_stranger(tmp_path):
+    net = decoder("llama-tied")
+    save(net, tmp_path, torch.float32)
+    edit_tensors(tmp_path, lm_head__weight=net.head.weight.detach().clone())
+    assert torch.equal(logits(net), logits(load(tmp_path, torch.float32, "cpu")))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_checkpoint("llama", tmp_path / "checkpoint")
+
+
+def assert_damaged(folder: Path, *named: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, torch.float32, "cpu")
+    for name in named:
+        assert name in str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    assert_damaged(tmp_path / "absent", str(tmp_path / "absent"), "is not a folder")
+
+
+def test_a_file_in_place_of_the_folder_is_named(folder):
+    assert_damaged(folder / "config.json", "config.json is not a folder")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    assert_damaged(folder, str(folder / name), "is missing")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"[" * 100_000], ids=lambda x: repr(x[:8]))
+def test_damaged_json_is_named(folder, name, content):
+    (folder / name).write_bytes(content)
+    assert_damaged(folder, name)
+
+
+@pytest.mark.parametrize("table", [None, [], "model.safetensors", {"a": ["b"]}, {"a": 1}, {}], ids=repr)
+def test_an_index_without_a_sound_map_is_named(folder, table):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}), encoding="utf-8")
+    assert_damaged(folder, str(folder))
+
+
+def test_a_missing_shard_is_named(folder):
+    gone = sorted(set(shard(folder).values()))[1]
+    (folder / gone).unlink()
+    assert_damaged(folder, gone, "is missing")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd"])
+def test_an_index_cannot_point_out_of_its_folder(folder, name):
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    table = {"weight_map": {"model.norm.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(table), encoding="utf-8")
+    assert_damaged(folder, str(folder / Path(name).name), "is missing")
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
+def test_nothing_is_ever_unpickled(folder, name):
+    """A pickle can run code: it is refused by name, under any name, and its code does not run."""
+    mark = folder / "mark"
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickle.dumps(Bomb(mark)))
+    assert_damaged(folder, name, "damaged" if name == "model.safetensors" else "is a pickle, which Attend never opens")
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Bomb(mark)))
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 8, 9, 200, 0.5, -1], ids=str)
+def test_a_truncated_weight_file_is_named(folder, kept):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    assert_damaged(folder, str(path), "damaged")
+
+
+@pytest.mark.parametrize("header", [b"not JSON at all!", b"[]", b'{"a": 1}', b"\xff\xff"], ids=repr)
+def test_a_damaged_header_is_named(folder, header):
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    assert_damaged(folder, str(path), "damaged")
+
+
+def test_a_header_longer_than_the_file_is_named(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", 1 << 62) + path.read_bytes()[8:])
+    assert_damaged(folder, str(path), "damaged")
+
+
+NORM, WIDTH = "model.norm.weight", 32
+BAD_TENSORS: dict[str, tuple[Any, str]] = {
+    "missing": (..., "is missing"),
+    "short": (torch.ones(WIDTH - 1), f"has shape [{WIDTH - 1}], expected [{WIDTH}]"),
+    "of more dimensions": (torch.ones(1, WIDTH), f"has shape [1, {WIDTH}], expected [{WIDTH}]"),
+    "scalar": (torch.tensor(1.0), f"has shape [], expected [{WIDTH}]"),
+    "integer": (torch.ones(WIDTH, dtype=torch.int64), "is torch.int64, expected"),
+    "boolean": (torch.ones(WIDTH, dtype=torch.bool), "is torch.bool, expected"),
+    "eight-bit float": (torch.ones(WIDTH).to(torch.float8_e4m3fn), "float8"),
+    "NaN": (torch.tensor([1.0] * (WIDTH - 1) + [float("nan")]), "holds NaN or infinity"),
+    "infinite": (torch.full((WIDTH,), float("-inf")), "holds NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize(("tensor", "problem"), BAD_TENSORS.values(), ids=BAD_TENSORS)
+def test_a_bad_tensor_is_named(folder, tensor, problem):
+    edit_tensors(folder, **{NORM.replace(".", "__"): tensor})
+    assert_damaged(folder, str(folder), f"tensor {NORM} ", problem, *([] if tensor is ... else ["model.safetensors"]))
+
+
+def test_a_stranger_among_the_tensors_is_named(folder):
+    edit_tensors(folder, model__layers__7__mlp__up_proj__weight=torch.ones(2))
+    assert_damaged(folder, "model.safetensors", "tensor model.layers.7.mlp.up_proj.weight is unexpected")
+
+
+def test_a_bad_part_of_a_fused_matrix_is_named(folder):
+    edit_tensors(folder, model__layers__1__self_attn__k_proj__weight=torch.ones(3, WIDTH))
+    assert_damaged(folder, "tensor model.layers.1.self_attn.k_proj.weight has shape [3, 32], expected [16, 32]")
+
+
+def test_only_the_first_of_many_bad_tensors_are_listed(folder):
+    (folder / "model.safetensors").unlink()
+    save_file({"stranger": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"; and \d+ more$") as caught:
+        load(folder, torch.float32, "cpu")
+    assert str(caught.value).count("is missing") == 5
+
+
+def test_reading_the_config_does_not_touch_the_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert isinstance(read_config(folder), ModelConfig)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_folder_passes_inspection(tmp_path, kind):
+    folder = write_checkpoint(kind, tmp_path)
+    assert inspect(folder) == load(folder, torch.float32, "cpu").config
+
+
+@pytest.mark.parametrize("problem", ["missing", "short", "scalar"])
+def test_inspection_finds_what_loading_finds(folder, problem):
+    """Names and shapes are checked without reading a value, in the words of `load`."""
+    edit_tensors(folder, model__norm__weight=BAD_TENSORS[problem][0], stranger=torch.ones(1))
+    messages = []
+    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+        with pytest.raises(CheckpointError) as caught:
+            check(folder)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert BAD_TENSORS[problem][1] in messages[0]
+    assert "tensor stranger is unexpected" in messages[0]

@@ -1,0 +1,242 @@
+"""Our decoder against `transformers`, family by family; and the config.json of models that cannot be served."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.errors import CheckpointError
+from model.net.backends import BACKENDS, BatchLayout, KVCache, Row, paged
+from model.net.checkpoint import load, read_config, save
+from model.net.families import FAMILIES
+from model.net.transformer import Decoder
+from model.train.loss import hidden_states
+from tests.model.checkpoints import (
+    KINDS,
+    POSITIONS,
+    edit_config,
+    their_logits,
+    their_model,
+    tiny_config,
+    tiny_decoder,
+    write_checkpoint,
+)
+
+PROMPT = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12]
+STEPS = 64
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory) -> Path:
+    return write_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def net(folder) -> Decoder:
+    return load(folder, torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module")
+def theirs(folder) -> torch.nn.Module:
+    return their_model(folder)
+
+
+@torch.inference_mode()
+def generate(net: Decoder, backend: str, steps: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens after PROMPT through a paged cache, and the logits [steps, V] they were taken from."""
+    cache = KVCache.allocate(net.config, 12, 8, torch.float32, "cpu")
+    blocks, attention = [7, 2, 11, 4, 9, 1, 12, 5, 3, 10, 8, 6], BACKENDS[backend]()
+    text, scores, new = [], [], PROMPT
+    for _ in range(steps):
+        layout = BatchLayout.build([Row(blocks, len(text), len(new))], 8, "cpu")
+        hidden = net(torch.tensor(new), layout.positions_T, paged(attention, cache, layout))
+        scores.append(net.logits(hidden[-1]))
+        text, new = text + new, [int(scores[-1].argmax())]
+    return text[len(PROMPT) :] + new, torch.stack(scores)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_greedy_tokens_and_logits_are_those_of_transformers(net, theirs, backend):
+    """64 steps through the paged cache take the tokens that transformers takes, on logits within 1e-4 of its own."""
+    tokens, ours = generate(net, backend, STEPS)
+    expected = their_logits(theirs, PROMPT + tokens)[len(PROMPT) - 1 : -1]
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    assert expected.argmax(-1).tolist() == tokens
+    assert expected.std() > 0.5
+
+
+def test_a_dense_pass_is_that_of_transformers(net, theirs):
+    tokens = (PROMPT * 8)[:60]
+    ours = net.logits(hidden_states(net, torch.tensor([tokens])))
+    torch.testing.assert_close(ours, their_logits(theirs, tokens), atol=1e-4, rtol=0)
+
+
+def test_a_loaded_model_is_at_rest(net):
+    """Nothing trains it, and everything is in the dtype that was asked for."""
+    assert not net.training
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+    assert {torch.float32} == {parameter.dtype for parameter in net.parameters()}
+
+
+def test_a_tied_head_is_the_embedding(net):
+    same = net.head.weight.data_ptr() == net.embedding.tokens.weight.data_ptr()
+    assert same == net.config.tied_head
+
+
+@pytest.fixture
+def llama(tmp_path) -> Path:
+    return write_checkpoint("llama", tmp_path)
+
+
+@pytest.fixture
+def gpt2(tmp_path) -> Path:
+    return write_checkpoint("gpt2", tmp_path)
+
+
+def assert_refused(folder: Path, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named) as caught:
+        read_config(folder)
+    assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "", None, 5])
+def test_an_unknown_family_is_refused_by_name(llama, kind):
+    edit_config(llama, model_type=kind)
+    assert_refused(llama, f"model_type.*{kind!r}.*known: .*llama")
+
+
+REFUSED = {
+    "rope_type": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+    "rope_type of old": {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "(hidden_act|activation).*mish": {"hidden_act": "mish"},
+    "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
+    "partial_rotary_factor": {"partial_rotary_factor": 0.5},
+    "attention_bias": {"attention_bias": True},
+    "original_max_position_embeddings": {
+        "rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    },
+    "num_key_value_heads|key/value heads": {"num_key_value_heads": 3},
+    "num_attention_heads": {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": ...},
+    "head_dim|head size": {"head_dim": 7},
+    "token.* 96": {"eos_token_id": 96},
+    "token.* -1": {"bos_token_id": -1},
+}
+
+
+@pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=REFUSED)
+def test_arithmetic_that_is_not_built_is_refused_by_key(llama, named, changes):
+    edit_config(llama, **changes)
+    assert_refused(llama, named.removesuffix(" of old"))
+
+
+LLAMA_KEYS = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
+
+
+@pytest.mark.parametrize("key", [*LLAMA_KEYS, "max_position_embeddings"])
+def test_a_missing_key_is_named(llama, key):
+    edit_config(llama, **{key: ...})
+    assert_refused(llama, key)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "n_embd", "n_layer", "n_head", "n_positions"])
+def test_a_missing_key_of_gpt2_is_named(gpt2, key):
+    edit_config(gpt2, **{key: ...})
+    assert_refused(gpt2, key)
+
+
+WRONG_TYPES = {
+    **dict.fromkeys(LLAMA_KEYS, "many"),
+    "max_position_embeddings": [128],
+    "num_key_value_heads": "2",
+    "head_dim": 8.5,
+    "rms_norm_eps": "small",
+    "hidden_act": ["silu"],
+    "rope_parameters": [1, 2],
+    "rope_theta": "large",
+    "tie_word_embeddings": "false",
+    "bos_token_id": "<s>",
+    "eos_token_id": {"id": 2},
+}
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG_TYPES.items(), ids=WRONG_TYPES)
+def test_a_value_of_the_wrong_type_is_named(llama, key, value):
+    changes = {key: value}
+    edit_config(llama, **(changes | {"rope_parameters": ...} if key == "rope_theta" else changes))
+    assert_refused(llama, key)
+
+
+@pytest.mark.parametrize("changes", [{"n_head": 5}, {"scale_attn_weights": False}, {"activation_function": "mish"}], ids=str)
+def test_a_gpt2_that_is_not_built_is_refused_by_key(gpt2, changes):
+    edit_config(gpt2, **changes)
+    assert_refused(gpt2, "mish" if "activation_function" in changes else next(iter(changes)))
+
+
+ATTEND_VALUES = {
+    "norm": "batchnorm",
+    "positions": "alibi",
+    "activation": "gelu_new",
+    "norm_eps": "small",
+    "post_norm": "yes",
+    "rope_scaling": {"factor": 2.0},
+    "num_layers": 2.0,
+    "eos_token_ids": 2,
+}
+
+
+@pytest.mark.parametrize(("key", "value"), ATTEND_VALUES.items(), ids=ATTEND_VALUES)
+def test_a_bad_value_in_our_own_spelling_is_named(tmp_path, key, value):
+    save(tiny_decoder(tiny_config()), tmp_path, torch.float32)
+    edit_config(tmp_path, **{key: value})
+    assert_refused(tmp_path, key)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", ...), ("colour", "red")])
+def test_our_own_spelling_is_read_strictly(tmp_path, key, value):
+    """A key that is missing, and one that is not known, is named."""
+    save(tiny_decoder(tiny_config()), tmp_path, torch.float32)
+    edit_config(tmp_path, **{key: value})
+    assert_refused(tmp_path, key)
+
+
+@pytest.mark.parametrize(("window", "expected"), [(32, 32), (POSITIONS * 2, POSITIONS), (None, POSITIONS)])
+def test_a_sliding_window_caps_the_positions(tmp_path, window, expected):
+    """Within the window, sliding attention is causal attention; beyond it, it is not built."""
+    folder = write_checkpoint("mistral", tmp_path)
+    edit_config(folder, sliding_window=window)
+    assert expected == read_config(folder).max_positions
+
+
+def test_a_window_that_is_switched_off_caps_nothing(tmp_path):
+    folder = write_checkpoint("qwen2", tmp_path)
+    edit_config(folder, sliding_window=16, use_sliding_window=False)
+    assert read_config(folder).max_positions == POSITIONS
+    edit_config(folder, use_sliding_window=True)
+    assert read_config(folder).max_positions == 16
+
+
+@pytest.mark.parametrize(
+    ("ours", "chat", "merged"),
+    [(2, [7, 2, 9], (2, 7, 9)), ([2, 3], 4, (2, 3, 4)), (2, ..., (2,)), (..., 5, (5,)), (None, None, ())],
+)
+def test_stop_tokens_of_the_generation_config_are_added(llama, ours, chat, merged):
+    """Chat models name their end-of-turn tokens only in generation_config.json; each stops once."""
+    edit_config(llama, eos_token_id=ours)
+    edit_config(llama, "generation_config.json", eos_token_id=chat)
+    assert merged == read_config(llama).eos_token_ids
+
+
+@pytest.mark.parametrize("value", [96, "</s>", [[2]]], ids=repr)
+def test_a_bad_stop_token_of_the_generation_config_is_refused(llama, value):
+    edit_config(llama, "generation_config.json", eos_token_id=value)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_config(llama)
+
+
+def test_a_folder_without_generation_config_is_complete(llama):
+    (llama / "generation_config.json").unlink()
+    assert read_config(llama).eos_token_ids == (2,)
+
+
+def test_every_family_is_compared():
+    assert set(FAMILIES) - {"attend"} <= set(KINDS)

@@ -1,0 +1,261 @@
+"""What the founding texts on attention claim, as laws of this code.
+
+Bahdanau et al. 2014 · Vaswani et al. 2017 · Ba et al. 2016 (LayerNorm) · Zhang & Sennrich 2019 (RMSNorm) ·
+Su et al. 2021 (rotary positions) · Shazeer 2019 (shared key/value heads).
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.net.attention import MultiHeadAttention, attend, attention_weights, causal_mask
+from model.net.layers import apply_rotary, make_norm, rotary_table, sinusoidal_table
+from model.net.transformer import Decoder, PostNormBlock, PreNormBlock
+from model.train.loss import dense_causal, hidden_states, summed_cross_entropy
+from tests.model.checkpoints import tiny_config, tiny_decoder
+
+T, S, H, K, D = 5, 7, 4, 2, 16
+
+
+@pytest.fixture
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(T, H, D), torch.randn(S, K, D), torch.randn(S, K, D)
+
+
+@pytest.fixture
+def mask() -> Tensor:
+    return causal_mask(torch.arange(S - T, S), S)
+
+
+def own_value(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    """An attention in which each token sees itself alone."""
+    return v_TKD.repeat_interleave(q_THD.shape[1] // v_TKD.shape[1], dim=1)
+
+
+def test_attention_is_a_weighted_mean_of_the_values(qkv, mask):
+    """Bahdanau et al., equations 5 and 6: weights are not negative, sum to 1, and the context is their sum of values."""
+    q, k, v = qkv
+    weights_HTS = attention_weights(q, k, mask)
+    assert (weights_HTS >= 0).all()
+    torch.testing.assert_close(weights_HTS.sum(-1), torch.ones(H, T))
+    for head in range(H):
+        by_hand = weights_HTS[head] @ v[:, head // (H // K)]
+        torch.testing.assert_close(attend(q, k, v, mask)[:, head], by_hand)
+
+
+@pytest.mark.parametrize("size", [16, 64, 256])
+def test_scores_have_unit_variance_whatever_the_head_size(size):
+    """Vaswani et al., 3.2.1: for unit-normal q and k, q·k has variance d, and q·k / sqrt(d) has variance 1."""
+    torch.manual_seed(size)
+    q, k = torch.randn(400, 1, size), torch.randn(400, 1, size)
+    raw = torch.einsum("thd,shd->ts", q, k)
+    # softmax hides a constant only, so the log-weights' spread within a row is that of the scores
+    scaled = attention_weights(q, k, torch.ones(400, 400, dtype=torch.bool))[0].log()
+    assert raw.var().item() == pytest.approx(size, rel=0.1)
+    assert scaled.var(dim=-1).mean().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_softmax_of_equal_scores_is_uniform(qkv):
+    """A query that is indifferent to the keys averages all that it may see."""
+    _, k, v = qkv
+    causal = causal_mask(torch.arange(S), S)
+    seen = torch.arange(1, S + 1)
+    torch.testing.assert_close(attention_weights(torch.zeros(S, H, D), k, causal), (causal / seen[:, None]).expand(H, S, S))
+    mean = (v.cumsum(0) / seen[:, None, None]).repeat_interleave(H // K, dim=1)
+    torch.testing.assert_close(attend(torch.zeros(S, H, D), k, v, causal), mean)
+
+
+def test_a_masked_position_has_weight_zero_and_no_influence(qkv, mask):
+    """Vaswani et al., 3.2.3: illegal connections are masked out, exactly, however large their keys and values."""
+    q, k, v = qkv
+    expected = attend(q, k, v, mask)
+    assert (attention_weights(q, k, mask)[:, ~mask] == 0).all()
+    k, v = k.clone(), v.clone()
+    k[-1], v[-1] = 1e18, -1e18
+    assert torch.equal(expected[:-1], attend(q, k, v, mask)[:-1])
+    assert not torch.equal(expected[-1], attend(q, k, v, mask)[-1])
+
+
+def test_no_gradient_flows_to_what_a_query_cannot_see(qkv, mask):
+    """The gradient of a query's output by a later key or value is exactly zero, and by a seen one is not."""
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    attend(q, k, v, mask)[0].square().sum().backward()
+    last_seen = S - T
+    for x in (k, v):
+        assert (x.grad[last_seen + 1 :] == 0).all()
+        assert (x.grad[: last_seen + 1] != 0).any(-1).all()
+
+
+def test_attention_does_not_see_the_order_of_the_keys(qkv, mask):
+    """Without positions attention is a set operation: permuting keys, values and mask together changes nothing."""
+    q, k, v = qkv
+    order = torch.randperm(S)
+    torch.testing.assert_close(attend(q, k[order], v[order], mask[:, order]), attend(q, k, v, mask))
+
+
+def test_the_order_of_the_queries_is_the_order_of_the_outputs(qkv, mask):
+    """Attention is equivariant to a permutation of the queries."""
+    q, k, v = qkv
+    order = torch.randperm(T)
+    torch.testing.assert_close(attend(q[order], k, v, mask[order]), attend(q, k, v, mask)[order])
+
+
+def test_query_heads_share_key_value_heads_in_groups(qkv, mask):
+    """Shazeer 2019, Ainslie et al. 2023: query head h reads key/value head h // (H / K)."""
+    q, k, v = qkv
+    for head in range(H):
+        shared = head // (H // K)
+        alone = attend(q[:, [head]], k[:, [shared]], v[:, [shared]], mask)
+        torch.testing.assert_close(attend(q, k, v, mask)[:, [head]], alone)
+
+
+def test_multi_head_attention_concatenates_heads_and_projects():
+    """Vaswani et al., 3.2.2: MultiHead(X) = Concat(head_1, ..., head_H) W_O with head_i = Attention(X W_i^Q, ...)."""
+    torch.manual_seed(0)
+    config = tiny_config(qkv_bias=True, linear_bias=True)
+    layer, size, x_TE = MultiHeadAttention(config), config.head_size, torch.randn(S, config.hidden_size)
+    causal = causal_mask(torch.arange(S), S)
+    q, k, v = layer.qkv(x_TE).split([config.query_size, config.kv_size, config.kv_size], dim=-1)
+    heads = []
+    for head in range(config.num_heads):
+        mine = slice(head * size, (head + 1) * size)
+        shared = slice(head // 2 * size, (head // 2 + 1) * size)
+        scores = (q[:, mine] @ k[:, shared].T / math.sqrt(size)).masked_fill(~causal, -math.inf)
+        heads.append(scores.softmax(-1) @ v[:, shared])
+    by_hand = torch.cat(heads, dim=-1) @ layer.out.weight.T + layer.out.bias
+    torch.testing.assert_close(layer(x_TE, None, 0, lambda _, q, k, v: attend(q, k, v, causal)), by_hand)
+
+
+def test_a_token_never_sees_its_future():
+    """The logits at t are the same, to the bit, whatever comes after t."""
+    net = tiny_decoder(tiny_config())
+    tokens = torch.arange(24) % 90
+    changed = torch.cat((tokens[:15], tokens[15:] + 5))
+    before, after = (net.logits(hidden_states(net, x[None])) for x in (tokens, changed))
+    assert torch.equal(before[:15], after[:15])
+    assert not torch.isclose(before[15:], after[15:]).all(-1).any()
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_a_sinusoidal_shift_is_a_linear_map(width):
+    """Vaswani et al., 3.5: for any offset k, PE(p + k) = M_k PE(p) with an M_k that does not depend on p."""
+    table = sinusoidal_table(200, width).double()
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    for shift in (1, 7, 50):
+        matrix = torch.zeros(width, width, dtype=torch.float64)
+        for i, frequency in enumerate(frequencies):
+            a = shift * frequency
+            matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]])
+        torch.testing.assert_close(table[:-shift] @ matrix.T, table[shift:], atol=1e-6, rtol=0)
+
+
+def test_embeddings_are_scaled_before_positions_are_added():
+    """Vaswani et al., 3.4 and 3.5: the input of the first block is sqrt(d_model) times the embedding, plus PE."""
+    net = tiny_decoder(tiny_config(positions="sinusoidal", scale_embedding=True))
+    tokens, positions = torch.tensor([4, 4, 70]), torch.tensor([0, 9, 3])
+    by_hand = net.embedding.tokens.weight[tokens] * math.sqrt(32) + sinusoidal_table(10, 32)[positions]
+    torch.testing.assert_close(net.embedding(tokens, positions), by_hand)
+
+
+def test_deep_residual_streams_start_at_an_even_width():
+    """Radford et al. 2019, 2.3: normal weights, those into the residual stream scaled by 1/sqrt of its number of sums."""
+    net = Decoder(tiny_config(num_layers=8, linear_bias=True))
+    net.initialise(torch.Generator().manual_seed(0))
+    for name, parameter in net.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif parameter.dim() == 1:
+            assert (parameter == 1).all(), name
+        else:
+            share = 4 if name.endswith(("attention.out.weight", "mlp.down.weight")) else 1
+            assert parameter.std().item() == pytest.approx(0.02 / share, rel=0.1), name
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    """Su et al., equation 16: the score of a query at m and a key at n is a function of m - n; rotation keeps lengths."""
+    cos, sin = rotary_table(tiny_config(head_size=D))
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 1, D).double(), torch.randn(1, 1, D).double()
+
+    def at(x: Tensor, position: int) -> Tensor:
+        return apply_rotary(x, (cos[position].double(), sin[position].double()))
+
+    score = [[(at(q, m + n) * at(k, n)).sum().item() for n in (0, 1, 40, 99)] for m in (0, 3, 20)]
+    for row in score:
+        assert row == pytest.approx([row[0]] * len(row), abs=1e-4)
+    assert len({round(row[0], 2) for row in score}) == len(score)
+    assert at(q, 77).norm().item() == pytest.approx(q.norm().item(), rel=1e-6)
+
+
+def test_layer_norm_centres_and_scales_each_token():
+    """Ba et al., equation 4: mean 0 and variance 1 over the features of each token, before gain and bias."""
+    torch.manual_seed(0)
+    norm = make_norm(tiny_config(norm="layernorm"), 64)
+    x = torch.randn(9, 64) * 5 + 3
+    torch.testing.assert_close(norm(x).mean(-1), torch.zeros(9), atol=1e-5, rtol=0)
+    torch.testing.assert_close(norm(x).var(-1, correction=0), torch.ones(9), atol=1e-4, rtol=0)
+    nn.init.constant_(norm.weight, 2.0)
+    nn.init.constant_(norm.bias, 0.5)
+    torch.testing.assert_close(norm(x).mean(-1), torch.full((9,), 0.5), atol=1e-5, rtol=0)
+
+
+def test_rms_norm_scales_each_token_and_keeps_its_direction():
+    """Zhang & Sennrich, equation 4: root mean square 1 before the gain, and no shift."""
+    torch.manual_seed(0)
+    norm = make_norm(tiny_config(norm="rmsnorm"), 64)
+    x = torch.randn(9, 64) * 5 + 3
+    torch.testing.assert_close(norm(x).square().mean(-1).sqrt(), torch.ones(9), atol=1e-5, rtol=0)
+    torch.testing.assert_close(F.cosine_similarity(norm(x), x), torch.ones(9))
+    nn.init.constant_(norm.weight, 3.0)
+    torch.testing.assert_close(norm(x).square().mean(-1).sqrt(), torch.full((9,), 3.0))
+
+
+@pytest.mark.parametrize(
+    "cross_entropy",
+    [summed_cross_entropy, lambda logits, targets: F.cross_entropy(logits, targets, reduction="sum")],
+    ids=["ours", "torch"],
+)
+def test_the_gradient_of_cross_entropy_is_softmax_minus_one_hot(cross_entropy):
+    """Bridle 1990: what was predicted, less what came."""
+    torch.manual_seed(0)
+    logits, targets = torch.randn(6, 11, requires_grad=True), torch.randint(11, (6,))
+    cross_entropy(logits, targets).backward()
+    torch.testing.assert_close(logits.grad, logits.detach().softmax(-1) - F.one_hot(targets, 11))
+
+
+def test_a_post_norm_block_normalises_each_sum():
+    """Vaswani et al., 3.1: the output of each sublayer is LayerNorm(x + Sublayer(x))."""
+    torch.manual_seed(0)
+    block = PostNormBlock(tiny_config(norm="layernorm", post_norm=True))
+    x = torch.randn(S, 32)
+    middle = block.attention_norm(x + block.attention(x, None, 0, own_value))
+    torch.testing.assert_close(block(x, None, 0, own_value), block.mlp_norm(middle + block.mlp(middle)))
+
+
+def test_a_pre_norm_block_leaves_the_residual_stream_untouched():
+    """Radford et al. 2019, 2.3: the norm moves to the input of each sublayer; the sum itself is never normalised."""
+    torch.manual_seed(0)
+    block = PreNormBlock(tiny_config())
+    x = torch.randn(S, 32)
+    middle = x + block.attention(block.attention_norm(x), None, 0, own_value)
+    torch.testing.assert_close(block(x, None, 0, own_value), middle + block.mlp(block.mlp_norm(middle)))
+
+
+def test_sequences_side_by_side_do_not_see_each_other():
+    """A training batch is independent texts: each gets the logits that it gets alone."""
+    net = tiny_decoder(tiny_config())
+    batch = torch.randint(90, (3, 10), generator=torch.Generator().manual_seed(0))
+    alone = torch.cat([hidden_states(net, row[None]) for row in batch])
+    torch.testing.assert_close(hidden_states(net, batch), alone, atol=1e-5, rtol=1e-5)
+
+
+def test_training_attention_is_the_equation(qkv):
+    """The fused attention of training equals the oracle under a causal mask."""
+    torch.manual_seed(1)
+    q, k, v = torch.randn(S, H, D), torch.randn(S, K, D), torch.randn(S, K, D)
+    expected = attend(q, k, v, causal_mask(torch.arange(S), S))
+    torch.testing.assert_close(dense_causal(S)(0, q, k, v), expected)

@@ -1,0 +1,155 @@
+"""Training: the loss falls, no piece is seen twice in an epoch, and a run that was cut off goes on as if it had not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model.train.trainer import Progress, Recipe, Trainer, batch_at
+from tests.model.checkpoints import VOCAB, tiny_config
+
+RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)
+CONFIG = tiny_config(num_layers=1)
+TEXT = (np.arange(2000) * 7 % 31).astype(np.uint16)  # each token follows from the one before it
+HELD_OUT = torch.from_numpy(TEXT[:60].astype(np.int64))
+
+
+class KilledError(Exception):
+    """Stands for a power cut."""
+
+
+def train(folder: Path, recipe: Recipe = RECIPE, kill_at: int | None = None) -> Trainer:
+    trainer = Trainer(CONFIG, recipe, folder)
+
+    def report(progress: Progress) -> None:
+        if progress.step == kill_at:
+            raise KilledError
+
+    trainer.run(TEXT, HELD_OUT, 60, report)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Trainer:
+    return train(tmp_path_factory.mktemp("unbroken"))
+
+
+def assert_same_run(ours: Trainer, other: Trainer) -> None:
+    for (name, one), two in zip(ours.net.named_parameters(), other.net.parameters(), strict=True):
+        assert torch.equal(one, two), name
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(ours.optimizer.state[one][key], other.optimizer.state[two][key]), (name, key)
+    assert ours.progress.step == other.progress.step == RECIPE.steps
+    assert list(map(tuple, ours.progress.held_out)) == list(map(tuple, other.progress.held_out))
+
+
+def test_a_run_learns(unbroken):
+    """On a text whose every token follows from the last, a few steps take the loss far below that of a guess."""
+    (_, first), *_, (_, last) = unbroken.progress.losses
+    (_, before), *_, (_, after) = unbroken.progress.held_out
+    assert last < first / 2 < np.log(VOCAB) / 2
+    assert after < before / 2 < np.log2(VOCAB) / 2
+    assert unbroken.evaluate(HELD_OUT, 60) == after
+
+
+def test_progress_counts_steps_and_tokens(unbroken):
+    assert unbroken.progress.step == RECIPE.steps == 24
+    assert [seen for seen, _ in unbroken.progress.held_out] == [8 * 64, 16 * 64, 24 * 64]
+    assert [seen for seen, _ in unbroken.progress.losses] == [10 * 64, 20 * 64]
+
+
+def test_the_same_recipe_gives_the_same_weights(unbroken, tmp_path):
+    assert_same_run(train(tmp_path), unbroken)
+
+
+def test_another_seed_gives_other_weights(unbroken, tmp_path):
+    other = train(tmp_path, replace(RECIPE, seed=1))
+    assert not torch.equal(next(unbroken.net.parameters()), next(other.net.parameters()))
+
+
+@pytest.mark.parametrize("cut", [3, 8, 13, 23])
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(unbroken, tmp_path, cut):
+    """Whether it died before the first save, just after one, or between two: weights and moments are those unbroken."""
+    with pytest.raises(KilledError):
+        train(tmp_path, kill_at=cut)
+    assert Trainer(CONFIG, RECIPE, tmp_path).progress.step == cut // 8 * 8
+    assert_same_run(train(tmp_path), unbroken)
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2, 3])
+def test_a_run_killed_while_it_saves_loses_nothing_else(monkeypatch, unbroken, tmp_path, survived):
+    """Killed right after any file has taken its place: what is on disk is one state, and the run goes on from it."""
+    moved, place = [], Path.replace
+
+    def place_and_die(path: Path, target: Path) -> Path:
+        done = place(path, target)
+        moved.append(target)
+        if len(moved) > survived:
+            raise KilledError
+        return done
+
+    monkeypatch.setattr(Path, "replace", place_and_die)
+    try:
+        train(tmp_path)
+    except KilledError:
+        monkeypatch.setattr(Path, "replace", place)
+    assert_same_run(train(tmp_path), unbroken)
+
+
+def test_a_finished_run_is_not_trained_further(tmp_path):
+    short = replace(RECIPE, tokens=16 * 4 * 8)
+    first, again = train(tmp_path, short), train(tmp_path, short)
+    for one, two in zip(first.net.parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert len(again.progress.held_out) == 1
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(100, 0.1), (1000, 0.02), (7, 0.5), (3, 0.0), (1, 0.02)])
+def test_the_rate_rises_linearly_then_falls_linearly_to_zero(steps, warmup):
+    recipe = Recipe(tokens=steps * 8, batch=2, context=4, warmup=warmup, learning_rate=0.5)
+    rising = int(steps * warmup)
+    rates = [recipe.rate(step) for step in range(steps + 1)]
+    fall = [0.5 * (steps - step) / steps for step in range(steps + 1)]
+    assert rates[-1] == 0.0
+    assert rates[rising:] == pytest.approx(fall[rising:])
+    for step in range(rising):
+        assert rates[step] == pytest.approx(min(0.5 * (step + 1) / rising, fall[step]))
+    assert 0 < max(rates) <= 0.5
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_recipe_has_at_least_a_step(steps):
+    assert [steps, 1] == [Recipe(tokens=steps * 32 + 31, batch=4, context=8).steps, Recipe(tokens=1).steps]
+
+
+def places(recipe: Recipe, tokens: np.ndarray, pieces: int) -> list[int]:
+    """Where each of the first pieces starts, on a row that counts."""
+    steps = range(-(-pieces // recipe.batch))
+    rows = torch.cat([batch_at(tokens, recipe, step) for step in steps])[:pieces]
+    assert torch.equal(rows - rows[:, :1], torch.arange(recipe.context + 1).expand_as(rows))
+    return rows[:, 0].tolist()
+
+
+@pytest.mark.parametrize("length", [49, 100, 500, 503])
+def test_an_epoch_visits_each_piece_once(length):
+    """Pieces of an epoch lie end to end: none repeats, none overlaps; the next epoch cuts and orders them anew."""
+    recipe, tokens = Recipe(context=16, batch=3, seed=5), np.arange(length, dtype=np.uint16)
+    per_epoch = (length - 1) // 16 - 1
+    first, second = np.split(np.array(places(recipe, tokens, 2 * per_epoch)), 2)
+    for epoch in (first, second):
+        assert np.array_equal(np.sort(epoch), epoch.min() + 16 * np.arange(per_epoch))
+        assert epoch.min() < 16
+    if per_epoch > 3:
+        assert first.tolist() != second.tolist()
+        assert first.tolist() != sorted(first)
+
+
+def test_a_batch_is_a_function_of_the_recipe_and_the_step():
+    tokens = np.arange(300, dtype=np.uint16)
+    same, other = (Recipe(context=8, batch=4, seed=seed) for seed in (1, 2))
+    assert torch.equal(batch_at(tokens, same, 5), batch_at(tokens, same, 5))
+    assert not torch.equal(batch_at(tokens, same, 5), batch_at(tokens, same, 6))
+    assert not torch.equal(batch_at(tokens, same, 5), batch_at(tokens, other, 5))
+    assert [(4, 9), torch.int64] == [tuple(batch_at(tokens, same, 0).shape), batch_at(tokens, same, 0).dtype]
