@@ -52,7 +52,7 @@ async def main(settings: Settings) -> int:
         say("Stopping: running streams may end ...")
         await drain(settings)
     finally:
-        await asyncio.to_thread(stop_everything)
+        await stop_everything()
     return 0
 
 
@@ -68,12 +68,13 @@ async def start(settings: Settings) -> None:
         application = build(settings.model_dump())
         await asyncio.to_thread(serve.run, application, name=APP, route_prefix="/")
     except RuntimeError as error:
-        raise CheckpointError(reason_of_failure(str(error))) from error
+        raise CheckpointError(reason_of_failure()) from error
 
 
-def reason_of_failure(message: str) -> str:
-    """Our own sentence out of the traceback that Serve passes on, or its last lines."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+def reason_of_failure() -> str:
+    """Our own sentence out of the traceback that Serve keeps of a replica's failure, or its last lines."""
+    deployments = serve.status().applications[APP].deployments.values()
+    lines = [line.strip() for each in deployments for line in each.message.splitlines() if line.strip()]
     ours = [line.split(": ", 1)[1] for line in lines if line.startswith("model.errors.") and ": " in line]
     return ours[-1] if ours else " ".join(lines[-3:])
 
@@ -105,10 +106,10 @@ async def ask_replicas(method: str, *arguments: object, timeout: float) -> list[
     return results
 
 
-def stop_everything() -> None:
+async def stop_everything() -> None:
     """First the application, so that Serve lets its calls end; then the proxies; then Ray."""
-    serve.delete(APP)
-    serve.shutdown()
+    await asyncio.to_thread(serve.delete, APP)
+    await serve.shutdown_async()
     ray.shutdown()
 
 

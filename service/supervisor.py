@@ -34,6 +34,8 @@ def run(settings: Settings) -> int:
         driver = subprocess.Popen(
             [sys.executable, "-m", "service.driver", settings.to_json()],
             env={**os.environ, **environment},
+            # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
+            stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
             preexec_fn=lambda: _leave_group(libc),  # noqa: PLW1509 - nothing but two system calls
         )
         for number in (signal.SIGTERM, signal.SIGINT):

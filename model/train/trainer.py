@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.errors import SettingError
 from model.net.transformer import Decoder
 from model.train.loss import backward, bits_per_byte
 
@@ -53,6 +55,7 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    """Time spent training, over all sittings."""
     losses: list[tuple[int, float]] = field(default_factory=list)
     """(tokens seen, mean training loss in nats since the last entry)."""
     held_out: list[tuple[int, float]] = field(default_factory=list)
@@ -142,16 +145,26 @@ class Trainer:
         tensors = {f"net.{name}": value for name, value in self.net.named_parameters()}
         for name, parameter in self.net.named_parameters():
             tensors |= {f"{key}.{name}": self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")}
-        document = json.dumps({"progress": asdict(self.progress), "recipe": asdict(self.recipe)})
+        run = {"progress": asdict(self.progress), "recipe": asdict(self.recipe), "config": asdict(self.net.config)}
         state = {name: value.detach().contiguous() for name, value in tensors.items()}
-        save_file(state, self.folder / "state.new", metadata={"run": document})
+        save_file(state, self.folder / "state.new", metadata={"run": json.dumps(run)})
         (self.folder / "state.new").replace(self.folder / "state.safetensors")
 
     def _load(self) -> None:
         with safe_open(str(self.folder / "state.safetensors"), framework="pt") as file:
             document = json.loads(file.metadata()["run"])
+        self._check_same_run(document)
         self.progress = Progress(**document["progress"])
         tensors = load_file(self.folder / "state.safetensors")
         for name, parameter in self.net.named_parameters():
             parameter.data.copy_(tensors[f"net.{name}"])
             self.optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+
+    def _check_same_run(self, document: dict[str, Any]) -> None:
+        """Length and rate may change between sittings; the network and the order of the data may not."""
+        now = json.loads(json.dumps({**asdict(self.net.config), **asdict(self.recipe)}))
+        then = {**document["config"], **document["recipe"]}
+        free = {"tokens", "learning_rate", "warmup", "evaluate_every"}
+        for name in now.keys() - free:
+            if now[name] != then[name]:
+                raise SettingError(f"{self.folder} holds a run with {name} = {then[name]}; this one has {now[name]}")

@@ -89,6 +89,10 @@ def test_each_grpc_servicer_function_exists(function):
     assert callable(resolve(function, "."))
 
 
+def test_grpc_speaks_the_same_services_as_attend_serve():
+    assert serve["grpc_options"]["grpc_servicer_functions"] == resolve("service.driver.SERVICERS", ".")
+
+
 def test_the_builder_decides_about_gpus():
     assert "ray_actor_options" not in serve["applications"][0]["deployments"][0], "they would replace the builder's"
 

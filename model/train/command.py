@@ -1,0 +1,140 @@
+"""`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder with its plot."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer as RawTokenizer
+
+from model.config import ModelConfig
+from model.errors import SettingError
+from model.net.checkpoint import save
+from model.tokenizer import Tokenizer
+from model.train import corpus
+from model.train.plot import plot_losses
+from model.train.trainer import Progress as Run
+from model.train.trainer import Recipe, Trainer, keep_large_blocks
+
+VOCAB_SIZE = 8192
+QUICK_TOKENS = 40_000
+"""Held-out tokens that are looked at during training; all of them are at the end."""
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+"""Plain concatenation, so that chat calls work; the model itself has never seen a dialogue."""
+
+
+def default_config(max_positions: int) -> ModelConfig:
+    """The shipped model: 12.6M parameters in the shape of Qwen3."""
+    return ModelConfig(
+        family="qwen3",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=384,
+        num_layers=6,
+        num_heads=6,
+        num_kv_heads=2,
+        head_size=64,
+        mlp_size=1024,
+        max_positions=max_positions,
+        norm_eps=1e-6,
+        qk_norm=True,
+        bos_token_id=0,
+        eos_token_ids=(0,),
+    )
+
+
+def original_config(max_positions: int) -> ModelConfig:
+    """The same size with the choices of 2017: sinusoidal positions, Add & Norm, LayerNorm, ReLU, no shared heads."""
+    return ModelConfig(
+        family="attend",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=384,
+        num_layers=6,
+        num_heads=6,
+        num_kv_heads=6,
+        head_size=64,
+        mlp_size=1280,
+        max_positions=max_positions,
+        norm="layernorm",
+        post_norm=True,
+        positions="sinusoidal",
+        activation="relu",
+        gated_mlp=False,
+        linear_bias=True,
+        scale_embedding=True,
+        bos_token_id=0,
+        eos_token_ids=(0,),
+    )
+
+
+def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads: int) -> None:
+    """Train into `out`, or go on there; leaves a checkpoint folder that `attend serve` takes."""
+    console = Console(stderr=True)
+    keep_large_blocks()
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    root = root or corpus.standard_library()
+    out.mkdir(parents=True, exist_ok=True)
+    texts, held_out = (corpus.read_texts(root, held_out=side) for side in (False, True))
+    if not texts or not held_out:
+        raise SettingError(f"{root} has {len(texts)} Python files to train on and {len(held_out)} to hold out: both are needed")
+    tokenizer = _tokenizer(out, texts)
+    train_row, held_row = corpus.encode_texts(tokenizer, texts), corpus.encode_texts(tokenizer, held_out)
+    if len(train_row) < 3 * recipe.context:
+        raise SettingError(f"{root} has {len(train_row)} tokens: too few for sequences of {recipe.context}; lower --context")
+    num_bytes = sum(len(text.encode()) for text in held_out)
+    console.print(f"{len(texts)} files of {root} to train on, {len(train_row):,} tokens; {len(held_out)} files held out")
+    config = (original_config if original else default_config)(recipe.context)
+    trainer = Trainer(config, recipe, out)
+    quick = held_row[:QUICK_TOKENS]
+    quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
+    with _bar(console) as bar:
+        task = bar.add_task("training", total=recipe.steps, completed=trainer.progress.step, note="")
+
+        def report(progress: Run) -> None:
+            bar.update(task, completed=progress.step, note=_note(progress, recipe))
+
+        trainer.run(train_row, torch.from_numpy(quick.astype(np.int64)), quick_bytes, report)
+    console.print("Measuring all of the held-out text ...")
+    bits = trainer.evaluate(torch.from_numpy(held_row.astype(np.int64)), num_bytes)
+    save(trainer.net, out, torch.bfloat16)
+    _write_tokenizer_config(out, recipe.context)
+    plot_losses(trainer.progress, bits, out / "loss.png")
+    console.print(f"{bits:.4f} bits per byte on {num_bytes:,} held-out bytes; the checkpoint is in {out}")
+
+
+def _tokenizer(out: Path, texts: list[str]) -> Tokenizer:
+    path = out / "tokenizer.json"
+    if not path.is_file():
+        corpus.train_tokenizer(texts, VOCAB_SIZE).raw.save(str(path))
+    raw = RawTokenizer.from_file(str(path))
+    return Tokenizer(raw, raw.token_to_id(corpus.END_OF_TEXT))
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description} {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _note(progress: Run, recipe: Recipe) -> str:
+    speed = progress.step * recipe.batch * recipe.context / max(progress.seconds, 1e-9)
+    loss = f"  loss {progress.losses[-1][1]:.3f}" if progress.losses else ""
+    bits = f"  held-out {progress.held_out[-1][1]:.3f} bits/byte" if progress.held_out else ""
+    return f"{speed:,.0f} tokens/s{loss}{bits}"
+
+
+def _write_tokenizer_config(out: Path, max_length: int) -> None:
+    document = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": corpus.END_OF_TEXT,
+        "eos_token": corpus.END_OF_TEXT,
+        "model_max_length": max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,346 @@
+"""Stand-ins that can be computed by hand: an engine that counts, a tokenizer of bytes, and a whole server around them.
+
+No weights, no Ray, no sleep: a held engine moves only when a test lets it.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2_grpc
+from starlette.types import ASGIApp
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from model.config import EngineConfig
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times
+from model.engine.scheduler import check_fits
+from model.errors import EngineFailed, Unavailable
+from model.tokenizer import Tokenizer
+from service.generation import GenerationService
+from service.grpc_api.register import add_generation_service
+from service.grpc_api.servicer import GrpcMethods
+from service.http_api.app import build_app
+from service.http_api.routes import Site
+from service.metrics import Metrics
+
+MODEL = "fake"
+END = 256
+"""The id of <|endoftext|>: the last of the vocabulary, after the 256 bytes."""
+VOCAB = 257
+CONTEXT = 128
+
+INFO = EngineInfo(
+    family="fake",
+    device="cpu",
+    dtype="float32",
+    backend="arithmetic",
+    num_parameters=1,
+    vocab_size=VOCAB,
+    max_model_len=CONTEXT,
+    max_batch_requests=64,
+    block_size=16,
+    num_blocks=64,
+    bos_token_id=None,
+    eos_token_ids=(END,),
+    fingerprint="fp_fake",
+)
+
+Rule = Callable[[Request], int]
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """Token id = byte value; <|endoftext|> follows. No merges, so that every text has one encoding."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    raw = RawTokenizer(models.BPE({letter: byte for byte, letter in letters.items()}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer(raw)
+
+
+def successor(request: Request) -> int:
+    """The next byte: after "a" comes "b", after byte 255 the end of the text."""
+    return (request.tokens(request.num_tokens - 1, 1)[0] + 1) % VOCAB
+
+
+def says(text: str) -> Rule:
+    """An engine that answers `text`, then ends it, whatever it is asked."""
+    tokens = (*text.encode(), END)
+    return lambda request: tokens[min(len(request.output), len(tokens) - 1)]
+
+
+def seeded(request: Request) -> int:
+    """A token that depends on the seed, the choice and the place, as a drawn one does."""
+    return (request.seed * 31 + request.choice * 7 + len(request.output)) % 26 + ord("a")
+
+
+class FakeEngine:
+    """A TokenEngine whose tokens follow a rule. `held` stops it before each list until `release`."""
+
+    def __init__(self, rule: Rule = successor, *, held: bool = False, burst: int = 1, info: EngineInfo = INFO) -> None:
+        self.info = info
+        self.rule = rule
+        self.held = held
+        self.burst = burst
+        """Outputs of a request in one list: more than one is what a slow reader finds."""
+        self.refusal: Exception | None = None
+        """Raised at the next call, as Overloaded or Unavailable are."""
+        self.failure: Exception | None = None
+        """Raised in the middle of calls."""
+        self.broken_after: int | None = None
+        """A request with so many tokens ends with FinishReason.ERROR."""
+        self.draining = False
+        self.age = 0.0
+        self.requests: list[Request] = []
+        self.open: dict[str, Request] = {}
+        self.aborted: list[tuple[str, FinishReason]] = []
+        self._ending: dict[str, FinishReason] = {}
+        self._permits = 0
+        self._wake = asyncio.Event()
+        self._observer: Callable[[StepReport], None] = lambda report: None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self.open), 0, self.info.num_blocks - len(self.open), 0)
+
+    def heartbeat_age(self) -> float:
+        return self.age
+
+    def on_step(self, observer: Callable[[StepReport], None]) -> None:
+        self._observer = observer
+
+    def release(self, steps: int = 1) -> None:
+        """Let a held engine hand over so many lists."""
+        self._permits += steps
+        self._notify()
+
+    def fail(self, error: Exception | None = None) -> None:
+        """Have every call that runs end in an exception."""
+        self.failure = error or EngineFailed("the engine stopped: SecretError")
+        self._notify()
+
+    def drain(self) -> None:
+        """Refuse new requests and abort those that run, as the end of a drain does."""
+        self.draining = True
+        for request_id in tuple(self.open):
+            self.abort(request_id, FinishReason.ABORT)
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        self.aborted.append((request_id, reason))
+        if request_id in self.open:
+            self._ending.setdefault(request_id, reason)
+            self._notify()
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+        self._admit(requests)
+        mine = {request.request_id: request for request in requests}
+        try:
+            while mine:
+                steps = await self._turn(mine)
+                if self.failure is not None:
+                    raise self.failure
+                outputs = [output for request in tuple(mine.values()) for output in self._advance(request, steps)]
+                self._observer(StepReport(0.001, len(mine), len(mine)))
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        del mine[output.request_id], self.open[output.request_id]
+                if outputs:
+                    yield outputs
+        finally:
+            for request_id in mine:
+                del self.open[request_id]
+                self.abort(request_id, FinishReason.ABORT)
+
+    def _admit(self, requests: Sequence[Request]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if self.draining:
+            raise Unavailable("the server is shutting down; try another replica")
+        config = EngineConfig(max_model_len=self.info.max_model_len, num_blocks=self.info.num_blocks)
+        for request in requests:
+            check_fits(request, config)
+        self.requests += requests
+        self.open |= {request.request_id: request for request in requests}
+
+    def _notify(self) -> None:
+        self._wake.set()
+        self._wake = asyncio.Event()
+
+    async def _turn(self, mine: dict[str, Request]) -> int:
+        """Wait for leave to move; how many steps to take."""
+        if not self.held:
+            await asyncio.sleep(0)
+            return self.burst
+        while not (self._permits or self.failure or self._ending.keys() & mine.keys()):
+            await self._wake.wait()
+        steps = self.burst if self._permits else 0
+        self._permits = max(0, self._permits - 1)
+        return steps
+
+    def _advance(self, request: Request, steps: int) -> list[Output]:
+        outputs: list[Output] = []
+        while len(outputs) < steps and not (outputs and outputs[-1].finish_reason):
+            outputs.append(self._step(request))
+        if not (outputs and outputs[-1].finish_reason) and request.request_id in self._ending:
+            outputs.append(self._end(request, self._ending.pop(request.request_id)))
+        return outputs
+
+    def _step(self, request: Request) -> Output:
+        if self.broken_after == len(request.output):
+            return self._end(request, FinishReason.ERROR, error="SecretError in row 3")
+        token = self.rule(request)
+        request.output.append(token)
+        if token in request.stop_token_ids and len(request.output) > request.min_tokens:
+            return self._end(request, FinishReason.STOP, token)
+        if len(request.output) >= request.max_tokens:
+            return self._end(request, FinishReason.LENGTH, token)
+        return Output(request.request_id, (token,))
+
+    def _end(self, request: Request, reason: FinishReason, *tokens: int, error: str | None = None) -> Output:
+        return Output(request.request_id, tokens, reason, Times(0.25, 0.5, 1.0), error)
+
+
+@dataclass
+class Server:
+    """Everything that a replica holds, in this process."""
+
+    engine: FakeEngine
+    service: GenerationService
+    metrics: Metrics
+    methods: GrpcMethods
+    app: ASGIApp
+
+    def http(self) -> httpx.AsyncClient:
+        """A client of the ASGI application; a bug is its 500, as for a real caller."""
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://attend")
+
+    def post(self, body: Any, **more: Any) -> httpx.Response:
+        """One POST to /v1/completions in an event loop of its own: bytes as they are, anything else as JSON."""
+        sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+        headers = {"content-type": "application/json"} | more.pop("headers", {})
+
+        async def call() -> httpx.Response:
+            async with self.http() as client:
+                return await client.post("/v1/completions", headers=headers, **sent, **more)
+
+        return asyncio.run(call())
+
+    def outcomes(self) -> dict[tuple[str, str, str], int]:
+        """How many calls ended how: (transport, route, outcome) to a count, without the zeros."""
+        samples = [s for family in self.metrics.registry.collect() for s in family.samples if s.name == "attend_requests_total"]
+        return {
+            (s.labels["transport"], s.labels["route"], s.labels["outcome"]): int(s.value) for s in samples if s.value
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One sample of the metrics."""
+        return self.metrics.registry.get_sample_value(name, {"model": MODEL} | labels)
+
+
+def build_server(
+    engine: FakeEngine | None = None, *, clock: Callable[[], float] = time.monotonic, expose_docs: bool = True, **more: Any
+) -> Server:
+    """A replica without Ray around `engine`."""
+    engine = engine or FakeEngine()
+    service = GenerationService(engine, byte_tokenizer(), model_name=MODEL, **more)
+    metrics = Metrics(engine, MODEL, clock=clock)
+
+    async def scrape() -> str:
+        return metrics.text()
+
+    class Methods(GrpcMethods):
+        def is_draining(self) -> bool:
+            return engine.draining
+
+    methods = Methods()
+    methods.service, methods.metrics = service, metrics
+    site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining)
+    return Server(engine, service, metrics, methods, build_app(site, expose_docs=expose_docs))
+
+
+class CallContext:
+    """The part of Ray's RayServegRPCContext that a method may use: what it sets is applied when it has returned."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+    def apply(self, context: Any) -> None:
+        if self.code is not None:
+            context.set_code(self.code)
+            context.set_details(self.details)
+
+
+class RayLike:
+    """A gRPC servicer that calls the methods as Ray's proxy does: `grpc_context` only where a method takes it."""
+
+    def __init__(self, methods: GrpcMethods) -> None:
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._methods, name)
+        wants_context = "grpc_context" in inspect.signature(method).parameters
+
+        def begin(request: Any) -> tuple[Any, CallContext]:
+            context = CallContext()
+            return method(request, **({"grpc_context": context} if wants_context else {})), context
+
+        async def unary(request: Any, context: Any) -> Any:
+            call, ours = begin(request)
+            answer = await call
+            ours.apply(context)
+            return answer
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            call, ours = begin(request)
+            async with aclosing(call):
+                async for answer in call:
+                    yield answer
+            ours.apply(context)
+
+        return stream if inspect.isasyncgenfunction(method) else unary
+
+
+@asynccontextmanager
+async def grpc_channel(server: Server) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a real gRPC server on a free loopback port, for as long as the block lasts."""
+    real = grpc.aio.server()
+    servicer = RayLike(server.methods)
+    add_generation_service(servicer, real)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, real)
+    port = real.add_insecure_port("127.0.0.1:0")
+    await real.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await real.stop(None)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Give way to the rest of the event loop until `condition` holds; fails after ten seconds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def info(**changes: Any) -> EngineInfo:
+    """The facts of the fake engine, some of them changed."""
+    return replace(INFO, **changes)

@@ -1,0 +1,191 @@
+"""Engines for tests: a runner whose tokens can be computed by hand, tiny real ones, and a clock that is set."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from zlib import crc32
+
+from model.config import EngineConfig
+from model.engine.engine import Engine
+from model.engine.loop import AsyncEngine
+from model.engine.request import EngineInfo, FinishReason, Output, Request
+from model.engine.runner import ModelRunner
+from model.engine.scheduler import Plan, Scheduler, StepResult
+from model.net.backends import BACKENDS, KVCache
+from model.net.transformer import Decoder
+from model.params import SamplingParams
+
+FAKE_VOCAB = 16
+
+
+class Clock:
+    """Time that stands still until it is told."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that is over already."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+def fake_token(request: Request, context: list[int]) -> int:
+    """The token after `context`: a hash of (seed, choice, context), moved on past banned ones."""
+    token = crc32(f"{request.seed} {request.choice} {context}".encode()) % FAKE_VOCAB
+    banned = request.stop_token_ids if len(context) < len(request.prompt) + request.min_tokens else ()
+    while token in banned:
+        token = (token + 1) % FAKE_VOCAB
+    return token
+
+
+def fake_answer(request: Request) -> tuple[list[int], FinishReason]:
+    """What a request must come to, computed by hand: no blocks, no batch, no steps."""
+    output: list[int] = []
+    while len(output) < request.max_tokens:
+        output.append(fake_token(request, [*request.prompt, *output]))
+        if output[-1] in request.stop_token_ids and len(output) > request.min_tokens:
+            return output, FinishReason.STOP
+    return output, FinishReason.LENGTH
+
+
+class FakeRunner:
+    """Keeps each token in its slot as a real cache does, and reads every context back from the slots."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[int, int] = {}
+        self.broken: set[str] = set()
+        """Requests whose rows have no score."""
+        self.fails = False
+        self.plans: list[list[tuple[str, int, int]]] = []
+
+    def submit(self, plan: Plan) -> Done:
+        self.plans.append([(item.request.request_id, item.start, item.count) for item in plan.scheduled])
+        if self.fails:
+            raise RuntimeError("the device fell over")
+        for item in plan.scheduled:
+            tokens = item.request.tokens(item.start, item.count)
+            places = self._places(item.request.blocks, item.start, item.start + item.count)
+            self.slots.update(zip(places, tokens, strict=True))
+        drawing = [item.request for item in plan.scheduled if item.draws]
+        good = [request for request in drawing if request.request_id not in self.broken]
+        contexts = {r.request_id: [self.slots[at] for at in self._places(r.blocks, 0, r.num_tokens)] for r in good}
+        return Done(
+            StepResult(
+                tokens={request.request_id: fake_token(request, contexts[request.request_id]) for request in good},
+                errors={request.request_id: "no finite score" for request in drawing if request not in good},
+            )
+        )
+
+    def _places(self, blocks: list[int], start: int, end: int) -> list[int]:
+        size = self.block_size
+        return [blocks[position // size] * size + position % size for position in range(start, end)]
+
+
+class GatedRunner(FakeRunner):
+    """A fake whose steps wait while the gate is shut."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def submit(self, plan: Plan) -> Done:
+        assert self.gate.wait(20), "nobody opened the gate"
+        return super().submit(plan)
+
+
+def ask(name: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **fields) -> Request:
+    """A greedy request, unless `fields` say otherwise."""
+    sampling = fields.pop("sampling", SamplingParams(temperature=0))
+    return Request(request_id=name, prompt=list(prompt), max_tokens=max_tokens, sampling=sampling, **fields)
+
+
+def sizes(**changes) -> EngineConfig:
+    """Room for everything, unless `changes` say otherwise."""
+    values = {"num_blocks": 64, "block_size": 4, "max_batch_requests": 16, "max_batch_tokens": 256} | changes
+    return EngineConfig(max_model_len=values.pop("max_model_len", values["num_blocks"] * values["block_size"]), **values)
+
+
+def fake_engine(clock: Callable[[], float] | None = None, **changes) -> Engine:
+    """An engine over a `FakeRunner`."""
+    config, clock = sizes(**changes), clock or Clock()
+    return Engine(Scheduler(config, clock), FakeRunner(config.block_size), clock)
+
+
+def tiny_engine(net: Decoder, backend: str = "torch", **changes) -> Engine:
+    """A real engine round `net`, in the dtype of its weights, on the CPU."""
+    config, clock = sizes(**changes), Clock()
+    dtype = net.embedding.tokens.weight.dtype
+    cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, dtype, "cpu")
+    return Engine(Scheduler(config, clock), ModelRunner(net, BACKENDS[backend](), cache, "cpu"), clock)
+
+
+def run(engine: Engine, requests: Iterable[Request], steps: int = 1000) -> dict[str, list[Output]]:
+    """Everything that came for each request, once the engine is idle."""
+    outputs: dict[str, list[Output]] = {}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        steps -= 1
+        assert steps > 0, "the engine does not come to an end"
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.num_free == engine.scheduler.config.num_blocks, "blocks are lost"
+    return outputs
+
+
+def told(outputs: Iterable[Output]) -> tuple[list[int], FinishReason | None]:
+    """The tokens of one request's outputs, and its finish reason; nothing may follow that."""
+    outputs = list(outputs)
+    assert all(output.finish_reason is None for output in outputs[:-1]), "an output after the last"
+    return [token for output in outputs for token in output.token_ids], outputs[-1].finish_reason
+
+
+def answers(engine: Engine, requests: Iterable[Request]) -> dict[str, tuple[list[int], FinishReason | None]]:
+    """Tokens and finish reason of each request."""
+    return {name: told(outputs) for name, outputs in run(engine, requests).items()}
+
+
+def info(config: EngineConfig) -> EngineInfo:
+    """What an engine over a fake says of itself."""
+    shown = {name: getattr(config, name) for name in ("max_model_len", "max_batch_requests", "block_size", "num_blocks")}
+    kind = {"family": "fake", "device": "cpu", "dtype": "float32", "backend": "fake", "fingerprint": "fp_0"}
+    return EngineInfo(num_parameters=0, vocab_size=FAKE_VOCAB, bos_token_id=None, eos_token_ids=(), **shown, **kind)
+
+
+@contextmanager
+def threaded(max_queued_requests: int = 64, clock: Callable[[], float] = time.monotonic, **changes) -> Iterator[AsyncEngine]:
+    """A started `AsyncEngine` over a `GatedRunner`; at the end it is closed, and every block must be free."""
+    config = sizes(**changes)
+    inner = Engine(Scheduler(config, clock), GatedRunner(config.block_size), clock)
+    engine = AsyncEngine(inner, info(config), max_queued_requests=max_queued_requests, clock=clock)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        inner.runner.gate.set()
+        engine.close()
+    assert threading.active_count() == 1 or "attend-engine" not in {thread.name for thread in threading.enumerate()}
+    inner.scheduler.check_integrity()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Let the event loop run until `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.001)

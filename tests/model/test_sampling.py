@@ -1,0 +1,269 @@
+"""Sampling as rows: each filter keeps exactly its set, draws follow the softmax, and no row sees another."""
+
+import math
+
+import pytest
+import torch
+
+from model.params import SEED_HIGH, SEED_LOW, SamplingParams
+from model.sampling import Draw, apply_min_p, apply_temperature, apply_top_k, apply_top_p, gumbel_noise, row_key, sample
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
+"""Probabilities 1/8, 1/2, 1/4, 1/8: a clear order, and a tie at its end."""
+ROWS = 20000
+_MASK = (1 << 64) - 1
+
+
+def draw(position=0, *, seed=0, choice=0, banned=(), **params):
+    return Draw(SamplingParams(**params), seed, choice, position, banned)
+
+
+def key_of(hashed: int) -> int:
+    """The row key under which token 0 gets this 64-bit hash: the finalizer of SplitMix64, run backwards."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        value = hashed
+        for _ in range(64 // shift):
+            value = hashed ^ value >> shift
+        hashed = value * pow(factor, -1, 1 << 64) & _MASK
+    return hashed
+
+
+def kept(scores) -> list[int]:
+    return scores[0].isfinite().nonzero().flatten().tolist()
+
+
+def chi_square(tokens, probabilities) -> float:
+    counts, expected = torch.bincount(tokens, minlength=len(probabilities)), probabilities * len(tokens)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(("scores", "token"), [([1.0, 3, 3, 2], 1), ([0.0, 0, 0, 0], 0), ([-math.inf, -9, -8, -8], 2)])
+def test_greedy_takes_the_best_and_of_equals_the_lowest_id(scores, token):
+    assert [token] == sample(torch.tensor([scores]), [draw(temperature=0)]).tolist()
+
+
+def test_greedy_ignores_seed_choice_position_and_filters():
+    draws = [draw(7, seed=3, choice=1, temperature=0, top_k=2, top_p=0.1, min_p=0.9), draw(temperature=0)]
+    assert [1, 1] == sample(HALVES.repeat(2, 1), draws).tolist()
+
+
+def test_temperature_divides_what_lies_under_the_maximum():
+    scores = apply_temperature(torch.tensor([[1.0, 3.0], [1e30, 3e38]]), torch.tensor([[0.5], [2.0]]))
+    torch.testing.assert_close(torch.tensor([[-4.0, 0.0], [-1.5e38, 0.0]]), scores)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 5e-324])
+def test_a_temperature_close_to_zero_is_greedy(temperature):
+    """Also one so small that it is no float32, or that scores over it are infinite."""
+    assert [1] * 64 == sample(HALVES.repeat(64, 1), [draw(at, temperature=temperature) for at in range(64)]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("k", "ids"), [(1, [1]), (2, [1, 2]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (0, [0, 1, 2, 3]), (-1, [0, 1, 2, 3])]
+)
+def test_top_k_keeps_the_k_best_and_ties_at_the_border(k, ids):
+    assert ids == kept(apply_top_k(HALVES, [k]))
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all():
+    assert [0, 1, 2, 3] == kept(apply_top_k(HALVES, [2**31 - 1]))
+
+
+def test_top_k_is_each_rows_own():
+    rows = apply_top_k(HALVES.repeat(4, 1), [1, 0, 2, 9])
+    assert [[1], [0, 1, 2, 3], [1, 2], [0, 1, 2, 3]] == [kept(row[None]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("p", "ids"), [(1e-9, [1]), (1e-60, [1]), (0.4, [1]), (0.6, [1, 2]), (0.74, [1, 2]), (0.8, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3])]
+)
+def test_top_p_keeps_up_to_the_token_that_reaches_p_and_ties_at_the_border(p, ids):
+    assert ids == kept(apply_top_p(HALVES, [p]))
+
+
+def test_top_p_counts_probability_among_what_is_left():
+    """Of 1/2 and 1/4 alone, the first has two thirds: 0.6 is reached without the second."""
+    left = HALVES.masked_fill(torch.tensor([True, False, False, True]), -math.inf)
+    assert [1] == kept(apply_top_p(left, [0.6]))
+    assert [1, 2] == kept(apply_top_p(left, [0.7]))
+
+
+@pytest.mark.parametrize(
+    ("p", "ids"), [(0.0, [0, 1, 2, 3]), (0.2, [0, 1, 2, 3]), (0.3, [1, 2]), (0.45, [1, 2]), (0.55, [1]), (1.0, [1])]
+)
+def test_min_p_keeps_what_is_likely_relative_to_the_best(p, ids):
+    assert ids == kept(apply_min_p(HALVES, torch.tensor([[p]])))
+
+
+@pytest.mark.parametrize(
+    ("params", "ids"),
+    [
+        ({"top_k": 2}, {1, 2}),
+        ({"top_p": 0.6}, {1, 2}),
+        ({"min_p": 0.3}, {1, 2}),
+        ({"top_k": 3, "top_p": 0.8}, {0, 1, 2, 3}),
+        ({"top_k": 1}, {1}),
+        ({"banned": (1,), "top_k": 1}, {2}),
+        ({}, {0, 1, 2, 3}),
+    ],
+)
+def test_draws_come_from_exactly_what_the_filters_keep(params, ids):
+    assert ids == set(sample(HALVES.repeat(400, 1), [draw(at, **params) for at in range(400)]).tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_over_positions_follow_the_softmax(temperature):
+    """Chi-square with 7 degrees of freedom: above 40 once in a million."""
+    scores = torch.tensor([2.0, -1.0, 0.5, 0.0, 1.0, -2.0, 1.5, 0.25])
+    tokens = sample(scores.repeat(ROWS, 1), [draw(at, seed=5, temperature=temperature) for at in range(ROWS)])
+    assert chi_square(tokens, (scores / temperature).softmax(0)) < 40
+
+
+@pytest.mark.parametrize("varied", ["seed", "choice", "position"])
+def test_draws_that_differ_in_one_coordinate_are_independent(varied):
+    """Pairs of draws one apart fill the 16 cells of their joint table as two independent draws do."""
+    at = {"seed": 11, "choice": 0, "position": 3}
+    draws = [Draw(SamplingParams(), **{**at, varied: value}) for value in range(ROWS)]
+    tokens = sample(HALVES.repeat(ROWS, 1), draws)
+    pairs = tokens[:-1] * 4 + tokens[1:]
+    assert chi_square(pairs, torch.outer(HALVES.exp()[0], HALVES.exp()[0]).flatten()) < 55  # 15 degrees: once in a million
+
+
+def mixed_rows():
+    """Rows that differ in everything a row may differ in, over scores with ties, bans, NaN and nothing left."""
+    dice = torch.Generator().manual_seed(3)
+    scores = (torch.randn(48, 37, generator=dice) * 3).round(decimals=1)
+    grid = [(t, k, p, m) for t in (0, 0.7, 1.3) for k in (0, 1, 5, 99) for p in (1.0, 0.6) for m in (0.0, 0.2)]
+    draws = [
+        draw(at % 5, seed=at % 3, choice=at % 2, banned=(at % 37,) * (at % 4 == 0), temperature=t, top_k=k, top_p=p, min_p=m)
+        for at, (t, k, p, m) in enumerate(grid)
+    ]
+    scores[7, 3], scores[20, 0] = math.nan, math.nan
+    scores[30] = -math.inf
+    return scores, draws
+
+
+def test_a_row_is_drawn_as_if_it_were_alone():
+    scores, draws = mixed_rows()
+    together = sample(scores.clone(), draws).tolist()
+    assert together == [int(sample(scores[row : row + 1].clone(), [one])) for row, one in enumerate(draws)]
+    assert {7, 20, 30} == {row for row, token in enumerate(together) if token == -1}
+
+
+def test_the_order_of_rows_does_not_matter():
+    scores, draws = mixed_rows()
+    order = torch.randperm(len(draws), generator=torch.Generator().manual_seed(1))
+    there = sample(scores[order], [draws[row] for row in order])
+    assert sample(scores, draws)[order].tolist() == there.tolist()
+
+
+def test_the_same_draw_gives_the_same_token():
+    scores, draws = mixed_rows()
+    assert sample(scores.clone(), draws).tolist() == sample(scores.clone(), draws).tolist()
+
+
+def test_the_scores_are_left_as_they_were():
+    scores, draws = mixed_rows()
+    before = scores.clone()
+    sample(scores, draws)
+    torch.testing.assert_close(before, scores, rtol=0, atol=0, equal_nan=True)
+
+
+def test_bfloat16_scores_are_drawn_as_the_float32_they_stand_for():
+    scores, draws = mixed_rows()
+    low = scores.bfloat16()
+    assert sample(low.float(), draws).tolist() == sample(low, draws).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_banned_ids_are_never_drawn(temperature):
+    tokens = sample(HALVES.repeat(500, 1), [draw(at, banned=(1, 3), temperature=temperature) for at in range(500)])
+    assert {1, 3}.isdisjoint(tokens.tolist())
+
+
+def test_a_banned_id_is_not_drawn_where_its_noise_is_the_largest_there_is():
+    """Here token 27591 hashes to 24 ones: noise of infinity would beat its score of minus infinity."""
+    scores = torch.zeros(1, 27592)
+    [token] = sample(scores, [draw(475, seed=1, banned=(27591,))]).tolist()
+    assert token not in (27591, -1)
+
+
+def test_the_largest_noise_does_not_beat_a_score_that_is_out_of_reach():
+    scores = torch.full((1, 27592), -1000.0)
+    scores[0, 5] = 0
+    assert [5] == sample(scores, [draw(475, seed=1)]).tolist()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_row_that_is_not_finite_gives_minus_one_and_its_neighbours_their_tokens(bad, temperature):
+    draws = [draw(at, temperature=temperature) for at in range(3)]
+    scores = HALVES.repeat(3, 1)
+    clean = sample(scores.clone(), draws).tolist()
+    scores[1, 2] = bad
+    assert [clean[0], -1, clean[2]] == sample(scores, draws).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_row_with_nothing_left_gives_minus_one_and_its_neighbours_their_tokens(temperature):
+    draws = [draw(0, temperature=temperature), draw(1, banned=(0, 1, 2, 3), temperature=temperature), draw(2, temperature=0)]
+    assert -1 == sample(HALVES.repeat(3, 1), draws).tolist()[1]
+    assert 1 == sample(HALVES.repeat(3, 1), draws).tolist()[2]
+
+
+def test_seeds_over_all_of_int64_work_and_differ():
+    seeds = [SEED_LOW, SEED_LOW + 1, -1, 0, 1, SEED_HIGH - 1, SEED_HIGH]
+    assert len(seeds) == len({row_key(seed, 0, 0) for seed in seeds})
+    tokens = [tuple(sample(HALVES.repeat(64, 1), [draw(at, seed=seed) for at in range(64)]).tolist()) for seed in seeds]
+    assert len(seeds) == len(set(tokens))
+
+
+def test_row_keys_do_not_collide_on_small_grids():
+    keys = {row_key(seed, choice, at) for seed in range(-20, 20) for choice in range(8) for at in range(100)}
+    assert 40 * 8 * 100 == len(keys)
+
+
+def test_the_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary():
+    keys = [row_key(9, 1, at) for at in range(3)]
+    longest = gumbel_noise(keys, 1000, CPU)
+    for size in (1, 2, 7, 8, 33, 999):
+        torch.testing.assert_close(longest[:, :size], gumbel_noise(keys, size, CPU), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("hashed", [0, 1, 1 << 40, 1 << 63, _MASK - (1 << 40), _MASK - (1 << 41), _MASK - 1, _MASK])
+def test_noise_is_finite_for_every_hash(hashed):
+    assert math.isfinite(gumbel_noise([key_of(hashed)], 1, CPU).item())
+
+
+@pytest.mark.parametrize("uniform", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_noise_is_minus_log_minus_log_of_the_hash_as_a_fraction(uniform):
+    noise = gumbel_noise([key_of(int(uniform * 2**64))], 1, CPU).item()
+    assert pytest.approx(-math.log(-math.log(uniform)), abs=1e-3) == noise
+
+
+def uniforms(keys, vocab_size):
+    """The hashes as fractions again: exp(-exp(-noise))."""
+    return gumbel_noise(keys, vocab_size, CPU).neg().exp().neg().exp().flatten()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [row_key(seed, 0, 0) for seed in range(256)],
+        [row_key(0, 0, position) for position in range(256)],
+        [row_key(0, choice, 0) for choice in range(256)],
+        [row_key(SEED_HIGH - at, 7, at) for at in range(256)],
+    ],
+    ids=["seeds", "positions", "choices", "mixed"],
+)
+def test_the_hash_is_uniform_over_ids_and_rows(keys):
+    """Mean, variance, 64 bins (chi-square with 63 degrees: above 140 once in 10 million), and no neighbour is a hint."""
+    values = uniforms(keys, 256)
+    assert pytest.approx(0.5, abs=0.006) == values.mean().item()
+    assert pytest.approx(1 / 12, abs=0.003) == values.var().item()
+    assert chi_square((values * 64).long().clamp(max=63), torch.full((64,), 1 / 64)) < 140
+    for neighbour in (1, 256):  # the next id, and the next row
+        pairs = torch.stack([values[:-neighbour], values[neighbour:]])
+        assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.02

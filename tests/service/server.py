@@ -1,0 +1,134 @@
+"""Real servers for end-to-end tests: `attend serve` as a user starts it, on ports of its own."""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+START_SECONDS = 120.0
+TAG = "ATTEND_TEST_SERVER"
+"""A variable that every process of a server inherits, whatever becomes of its parents."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below the range of outgoing connections."""
+    while True:
+        port = 15000 + secrets.randbelow(4000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+    """Whether `condition` came true in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Server:
+    """One `attend serve` process and all that it starts."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.tag = secrets.token_hex(8)
+        self.http, self.grpc = free_port(), free_port()
+        self.log = log
+        command = [sys.executable, "-m", "service.cli", "serve", *flags]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.http), "--grpc-port", str(self.grpc)],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, TAG: self.tag},
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http}"
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.grpc}"
+
+    def wait_ready(self) -> "Server":
+        """Until the start-up line is there."""
+        done = wait_for(lambda: "Ready:" in self.output() or self.process.poll() is not None, START_SECONDS)
+        assert done and "Ready:" in self.output(), self.output()
+        return self
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def processes(self) -> list[int]:
+        """Every living process of this server."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                if alive and f"{TAG}={self.tag}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def pid_of(self, command: str) -> int:
+        """The process of this server whose command line holds `command`."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                if command in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                    return pid
+        raise AssertionError(f"no process of the server runs {command}")
+
+    def get(self, path: str) -> tuple[int, str]:
+        """(status, body) of a GET."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples that carry these labels, over all replicas."""
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        samples = [s for family in families for s in family.samples if s.name == name]
+        assert samples, f"{name} is not on the page"
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+    def replicas(self) -> set[str]:
+        """The replicas on the metrics page."""
+        return set(re.findall(r'replica="(\w+)"', self.get("/metrics")[1]))
+
+    def stop(self, number: int = signal.SIGTERM, within: float = 30.0) -> float:
+        """Signal the server and wait for its end; returns the seconds that took."""
+        started = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(within)
+        return time.monotonic() - started
+
+
+@contextlib.contextmanager
+def running(log: Path, *flags: str) -> Iterator[Server]:
+    """A ready server, which leaves no process behind whatever the test does."""
+    server = Server(log, *flags)
+    try:
+        yield server.wait_ready()
+    finally:
+        if server.process.poll() is None:
+            server.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.process.wait(60)
+        for pid in server.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
