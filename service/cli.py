@@ -10,7 +10,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from model.errors import AttendError
-from service.settings import PREFIX, Settings, read_settings
+from service.settings import PREFIX, Settings, allowed, read_settings
 
 app = typer.Typer(
     help="Serve, try and train decoder-only transformers.",
@@ -43,11 +43,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     ]
     for name, field in Settings.model_fields.items():
         default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
+        about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
         # Every flag is text: Settings reads it, as it reads the variable, and both complain in the same words.
-        option = typer.Option(
-            f"--{name.replace('_', '-')}", help=f"{field.description}; {PREFIX}{name.upper()}{default}", show_default=False,
-            metavar="VALUE",
-        )
+        option = typer.Option(f"--{name.replace('_', '-')}", help=about, show_default=False, metavar="VALUE")
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str | None, option], default=None)
         )
@@ -92,7 +90,7 @@ def generate(
     """Continue a prompt in the terminal, streamed, without Ray."""
     from service import offline
 
-    fields = dict(
+    fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
         prompt=offline.numbers("prompt-token-ids", prompt_token_ids) or prompt,
         max_tokens=max_tokens,
         temperature=temperature,

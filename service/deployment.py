@@ -109,7 +109,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
     settings = read_settings(args)
     gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
-    deployment = Attend.options(
+    deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         num_replicas=settings.replicas,
         max_ongoing_requests=settings.max_batch_requests + settings.max_queued_requests + SPARE_CALLS,
         ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
@@ -119,5 +119,3 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_constructor_retry_count=1,  # a checkpoint that cannot be read once cannot be read twice
     )
     return deployment.bind(settings.to_json())
-
-

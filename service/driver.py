@@ -40,7 +40,7 @@ async def main(settings: Settings) -> int:
         address="local",
         include_dashboard=False,
         object_store_memory=OBJECT_STORE,
-        logging_level="error",
+        logging_level=logging.ERROR,
         log_to_driver=settings.log_level == "debug",
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -81,7 +81,7 @@ def reason_of_failure() -> str:
 
 async def ready_line(settings: Settings) -> str:
     """Where the server listens, what it serves, and how to try it."""
-    facts = (await ask_replicas("describe", timeout=30.0))[0]
+    facts = (await ask_replicas("describe", seconds=30.0))[0]
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
     return (
@@ -95,14 +95,14 @@ async def ready_line(settings: Settings) -> str:
 async def drain(settings: Settings) -> None:
     """Have every replica refuse new requests and end the running ones, while Serve still routes to it."""
     try:
-        await ask_replicas("drain", settings.drain_seconds, timeout=settings.drain_seconds + 2)
+        await ask_replicas("drain", settings.drain_seconds, seconds=settings.drain_seconds + 2)
     except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
         say(f"A replica did not drain: {type(error).__name__}")
 
 
-async def ask_replicas(method: str, *arguments: object, timeout: float) -> list[Any]:
+async def ask_replicas(method: str, *arguments: object, seconds: float) -> list[Any]:
     """Call a method on every replica; what each returns."""
-    results: list[Any] = await serve.get_app_handle(APP).broadcast(method, *arguments).results_async(timeout_s=timeout)
+    results: list[Any] = await serve.get_app_handle(APP).broadcast(method, *arguments).results_async(timeout_s=seconds)
     return results
 
 

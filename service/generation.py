@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from model.engine.request import FinishReason, Output, Request, TokenEngine
@@ -41,7 +41,7 @@ class GenerationService:
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
 
-    async def generate(self, command: Command, record: RequestRecord) -> AsyncIterator[list[Chunk]]:
+    async def generate(self, command: Command, record: RequestRecord) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of what came together. Closing the iterator aborts.
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.

@@ -13,6 +13,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the exception if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         document = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",

@@ -3,6 +3,7 @@
 All label children exist from the start, so that a replica without traffic still shows every series.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from prometheus_client.registry import Collector
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
 from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound
 from service.records import Chunk
+
+log = logging.getLogger("attend.requests")
 
 ROUTES = {"http": ("/v1/completions",), "grpc": ("Generate", "GenerateStream")}
 """The routes that generate: each of their calls counts once in attend_requests_total."""
@@ -27,7 +30,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 BATCH = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
-disable_created_metrics()  # a second series for each one, of no use to Prometheus
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, of no use to Prometheus
 
 
 class Metrics:
@@ -63,9 +66,9 @@ class Metrics:
         self.step_batch = self._histogram("step_batch_size", "Requests in a step", BATCH)
         engine.on_step(self._stepped)
 
-    def open(self, transport: str, route: str) -> "RequestRecord":
-        """Start the record of one call."""
-        return RequestRecord(self, transport, route)
+    def open(self, transport: str, route: str, request_id: str = "") -> "RequestRecord":
+        """Start the record of one call. The id is for the log."""
+        return RequestRecord(self, transport, route, request_id)
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once."""
@@ -99,7 +102,11 @@ class _EngineCollector(Collector):
         gauges = (
             ("requests_running", "Requests that hold KV blocks", stats.num_running),
             ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
-            ("kv_cache_usage", "Share of the KV blocks that requests hold, 0 to 1", 1 - stats.num_free_blocks / info.num_blocks),
+            (
+                "kv_cache_usage",
+                "Share of the KV blocks that requests hold, 0 to 1",
+                1 - stats.num_free_blocks / info.num_blocks,
+            ),
             ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
         )
         for name, text, value in gauges:
@@ -118,8 +125,9 @@ class _EngineCollector(Collector):
 class RequestRecord:
     """The life of one call, from its arrival at a transport to its one outcome."""
 
-    def __init__(self, metrics: Metrics, transport: str, route: str) -> None:
+    def __init__(self, metrics: Metrics, transport: str, route: str, request_id: str) -> None:
         self._metrics = metrics
+        self._request_id = request_id
         self._where = (transport, route)
         self._arrived = metrics.clock()
         self._last: dict[int, float] = {}
@@ -195,7 +203,9 @@ class RequestRecord:
         if not self._closed:
             self._closed = True
             self._metrics.count(*self._where, outcome)
-            self._metrics.duration.observe(self._metrics.clock() - self._arrived)
+            seconds = self._metrics.clock() - self._arrived
+            self._metrics.duration.observe(seconds)
+            log.info("%s %s %s: %s, %d tokens, %.3f s", *self._where, self._request_id, outcome, self.num_tokens, seconds)
 
 
 def outcome_of(error: AttendError) -> str:

@@ -25,15 +25,19 @@ class Settings(BaseModel):
 
     model: str = Field("", description="checkpoint folder; empty is the shipped default model")
     served_model_name: str = Field("", description="name that callers use; empty is the folder's name")
-    host: str = Field("127.0.0.1", description="address that HTTP listens on; gRPC listens on all")
+    host: str = Field("127.0.0.1", description="address that HTTP and gRPC listen on")
     port: Port = Field(8000, description="HTTP port")
     grpc_port: Port = Field(9000, description="gRPC port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if the cluster has one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto is bfloat16 where it is native")
-    max_model_len: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens of prompt and answer; default: the model's")
+    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="tokens of prompt and answer; default: the model's"
+    )
     max_batch_requests: Annotated[int, Field(ge=1, le=4096)] = Field(64, description="requests that run at the same time")
     max_batch_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="tokens that one step computes at most")
-    max_queued_requests: Annotated[int, Field(ge=0)] = Field(256, description="requests that may wait; more are refused with 429")
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
+        256, description="requests that may wait; more are refused with 429"
+    )
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
@@ -63,6 +67,21 @@ class Settings(BaseModel):
     def from_json(cls, text: str) -> "Settings":
         """The inverse of `to_json`."""
         return cls(**json.loads(text))
+
+
+def allowed(name: str) -> str:
+    """What a setting may be, for help and documentation: `1 to 65535`, `auto, cpu or cuda`."""
+    schema = Settings.model_json_schema()["properties"][name]
+    schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
+    if "enum" in schema:
+        *others, last = map(str, schema["enum"])
+        return f"{', '.join(others)} or {last}"
+    if schema["type"] not in ("integer", "number"):
+        return {"boolean": "true or false"}.get(schema["type"], "text")
+    above = schema.get("exclusiveMinimum")
+    low = f"above {above:g}" if above is not None else f"{schema['minimum']:g}"
+    high = schema.get("maximum")
+    return f"{low} or more" if high is None else f"{low} to {high:g}"
 
 
 def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:

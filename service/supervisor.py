@@ -36,7 +36,7 @@ def run(settings: Settings) -> int:
             env={**os.environ, **environment},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
-            preexec_fn=lambda: _leave_group(libc),  # noqa: PLW1509 - nothing but two system calls
+            preexec_fn=lambda: _leave_group(libc),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: _forward(driver, number))

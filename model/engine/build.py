@@ -118,4 +118,3 @@ def fingerprint(folder: Path, setup: str) -> str:
                 file.seek(start, os.SEEK_SET)
                 digest.update(file.read(_SAMPLED))
     return "fp_" + digest.hexdigest()[:16]
-

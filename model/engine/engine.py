@@ -13,13 +13,17 @@ log = logging.getLogger("attend.engine")
 class Pending(Protocol):
     """A step under way."""
 
-    def result(self) -> StepResult: ...
+    def result(self) -> StepResult:
+        """Wait for it."""
+        ...
 
 
 class Runner(Protocol):
     """What computes a plan: `ModelRunner`, or a fake."""
 
-    def submit(self, plan: Plan) -> Pending: ...
+    def submit(self, plan: Plan) -> Pending:
+        """Start a step."""
+        ...
 
 
 class Engine:

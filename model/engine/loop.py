@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from model.engine.engine import Engine
@@ -90,7 +90,7 @@ class AsyncEngine:
         """See `TokenEngine.on_step`."""
         self._engine.observer = observer
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
         """See `TokenEngine.generate`."""
         stream = self._open(requests)
         try:
@@ -114,7 +114,7 @@ class AsyncEngine:
         """Refuse new requests, give those under way so long to end, then abort the rest."""
         self._draining = True
         deadline = self._clock() + seconds
-        while self._streams and self._clock() < deadline:
+        while self._streams and self._clock() < deadline:  # noqa: ASYNC110 - waits for the step thread too
             await asyncio.sleep(0.05)
         for request_id in tuple(self._streams):
             self.abort(request_id, FinishReason.ABORT)
@@ -189,11 +189,11 @@ class AsyncEngine:
                 stream.failure = failure
                 stream.ready.set()
         for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is None or stream.loop is not loop:
+            owner = self._streams.get(output.request_id)
+            if owner is None or owner.loop is not loop:
                 continue  # closed by its reader
-            stream.outputs.append(output)
-            stream.ready.set()
+            owner.outputs.append(output)
+            owner.ready.set()
             if output.finish_reason is not None:
-                stream.open_ids.discard(output.request_id)
+                owner.open_ids.discard(output.request_id)
                 del self._streams[output.request_id]

@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out: plain records, and the protocol that the service talks to."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -125,7 +125,9 @@ class TokenEngine(Protocol):
     """Token ids in, token ids out. The service knows nothing else of the engine."""
 
     @property
-    def info(self) -> EngineInfo: ...
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        ...
 
     def stats(self) -> EngineStats:
         """Load right now."""
@@ -139,7 +141,7 @@ class TokenEngine(Protocol):
         """Have `observer` called after each step, on the step thread."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
         """The outputs of all `requests`, as they come; ends when each has its finish reason.
 
         Raises Overloaded, Unavailable or ContextTooLong at once. Closing the iterator aborts what still runs.

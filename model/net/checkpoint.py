@@ -151,7 +151,9 @@ class _Weights:
         name, file = place
         tensor: Tensor = self.files[file].get_tensor(name)
         if tensor.dtype not in FLOATS:
-            self.problems.append(f"{file}: tensor {name} is {tensor.dtype}, expected one of float32, bfloat16, float16 and float64")
+            self.problems.append(
+                f"{file}: tensor {name} is {tensor.dtype}, expected one of float32, bfloat16, float16 and float64"
+            )
         elif not tensor.isfinite().all():
             self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
         return tensor
@@ -203,9 +205,7 @@ def _our_tensors(
             yield ours, torch.cat(whole).to(device=device, dtype=dtype).contiguous()
 
 
-def _their_shapes(
-    config: ModelConfig, family: Family, ours: str, parameter: Tensor
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _their_shapes(config: ModelConfig, family: Family, ours: str, parameter: Tensor) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, ours)
     rows = part_sizes(config, ours, len(theirs)) or [len(parameter)]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from model.net.attention import Attention
 from model.net.transformer import Decoder
 
 CHUNK = 2048
@@ -39,7 +40,7 @@ def summed_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return _SummedCrossEntropy.apply(logits_TV, targets_T)
 
 
-def dense_causal(sequence_length: int):
+def dense_causal(sequence_length: int) -> Attention:
     """Attention over independent sequences of one length, lying side by side in T: the training batch."""
 
     def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:

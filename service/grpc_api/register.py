@@ -29,7 +29,7 @@ def add_generation_service(servicer: Any, server: Any) -> None:
     for method in SERVICE.methods:
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         handlers[method.name] = make(
-            getattr(servicer, method.name, None),
+            getattr(servicer, method.name),
             request_deserializer=decoder(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )

@@ -27,8 +27,13 @@ WATCH_SECONDS = 0.5
 class Context(Protocol):
     """The part of Serve's gRPC context that is used."""
 
-    def set_code(self, code: Any) -> None: ...
-    def set_details(self, details: str) -> None: ...
+    def set_code(self, code: Any) -> None:
+        """The status of the call."""
+        ...
+
+    def set_details(self, details: str) -> None:
+        """The sentence beside it."""
+        ...
 
 
 class GrpcMethods:
@@ -44,7 +49,7 @@ class GrpcMethods:
     async def Generate(self, request: pb.GenerateRequest | Malformed, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
         request_id = id_of(request)
-        record = self.metrics.open("grpc", "Generate")
+        record = self.metrics.open("grpc", "Generate", request_id)
         try:
             with record.errors():
                 batches = self.service.generate(to_command(decoded(request), request_id), record)
@@ -59,7 +64,7 @@ class GrpcMethods:
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
         request_id = id_of(request)
-        record = self.metrics.open("grpc", "GenerateStream")
+        record = self.metrics.open("grpc", "GenerateStream", request_id)
         first = True
         try:
             with record.errors():
@@ -100,7 +105,7 @@ class GrpcMethods:
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse
-        return kind.NOT_SERVING if self.is_draining() else kind.SERVING
+        return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
 
 
 def id_of(request: pb.GenerateRequest | Malformed) -> str:

@@ -43,11 +43,13 @@ def given(body: CompletionRequest, *names: str) -> dict[str, Any]:
 def prompts(value: str | list[str] | list[int] | list[list[int]] | None) -> tuple[Prompt, ...]:
     """One prompt or many, as text or as token ids."""
     if value is None:
-        raise InvalidRequest("prompt is required: a string, a list of strings, token ids, or a list of token-id lists", "prompt")
+        raise InvalidRequest(
+            "prompt is required: a string, a list of strings, token ids, or a list of token-id lists", "prompt"
+        )
     if isinstance(value, str):
         return (value,)
     if value and isinstance(value[0], int):
-        return (tuple(value),)  # type: ignore[arg-type]  # pydantic has seen that all are integers
+        return (tuple(value),)
     return tuple(item if isinstance(item, str) else tuple(item) for item in value)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """Every HTTP route, in the order of the README. A handler parses, calls the service, and writes."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -57,15 +57,13 @@ def build_router(site: Site) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        record = site.metrics.open("http", "/v1/completions")
         request_id: str = request.state.request_id
+        record = site.metrics.open("http", "/v1/completions", request_id)
         with record.errors():
             body = read_completion(await read_json(request))
             request_id = body.request_id or request_id
             command = to_command(body, request_id)
-            writer = CompletionWriter(
-                body, request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n)
-            )
+            writer = CompletionWriter(body, request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n))
             batches = service.generate(command, record)
             if not body.stream:
                 chunks = [chunk async for batch in batches for chunk in batch]
@@ -100,7 +98,9 @@ def build_router(site: Site) -> APIRouter:
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
         age = service.engine.heartbeat_age()
-        return PlainTextResponse("ok\n" if age < STALE_SECONDS else "the engine is stuck\n", 200 if age < STALE_SECONDS else 503)
+        return PlainTextResponse(
+            "ok\n" if age < STALE_SECONDS else "the engine is stuck\n", 200 if age < STALE_SECONDS else 503
+        )
 
     @router.get("/readyz")
     async def readyz() -> Response:
@@ -112,15 +112,17 @@ def build_router(site: Site) -> APIRouter:
     async def version() -> Response:
         """What is running."""
         info = service.engine.info
-        return Json({
-            "version": site.version,
-            "model": service.model_name,
-            "family": info.family,
-            "device": info.device,
-            "dtype": info.dtype,
-            "backend": info.backend,
-            "system_fingerprint": info.fingerprint,
-        })
+        return Json(
+            {
+                "version": site.version,
+                "model": service.model_name,
+                "family": info.family,
+                "device": info.device,
+                "dtype": info.dtype,
+                "backend": info.backend,
+                "system_fingerprint": info.fingerprint,
+            }
+        )
 
     @router.get("/metrics")
     async def metrics() -> Response:
@@ -130,9 +132,9 @@ def build_router(site: Site) -> APIRouter:
     return router
 
 
-async def sse(first: list[Chunk], rest: AsyncIterator[list[Chunk]], writer: CompletionWriter) -> AsyncIterator[bytes]:
+async def sse(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: CompletionWriter) -> AsyncIterator[bytes]:
     """Server-sent events of a stream: each batch of chunks is one write, and `[DONE]` is always last."""
-    async with aclosing(rest):  # type: ignore[type-var]  # an async generator, seen as an iterator
+    async with aclosing(rest):
         yield _events(first, writer)
         try:
             async for chunks in rest:

@@ -100,8 +100,11 @@ def _explained(error: ValidationError, document: dict[str, Any]) -> InvalidReque
     if first["type"] == "extra_forbidden":
         path = ".".join(str(part) for part in first["loc"])
         return InvalidRequest(f"{path[:64]} is not a field of this request", path[:64])
-    wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in error.errors(include_context=False)
-                                        if item["loc"][0] == name))
+    wanted = "; or ".join(
+        dict.fromkeys(
+            _wanted(item["type"], item["msg"]) for item in error.errors(include_context=False) if item["loc"][0] == name
+        )
+    )
     return InvalidRequest(f"{name} must be {wanted}; got {describe(document.get(name))}", name)
 
 

@@ -40,8 +40,13 @@ def test_nothing_is_written_outside_tmp():
 
 def test_image_and_manifests_set_the_same_value_where_both_set_one():
     both = runtime_env().keys() & ray_env.keys()
-    assert both >= {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED", "OMP_WAIT_POLICY"}
+    assert both == {"OMP_WAIT_POLICY", "RAY_USAGE_STATS_ENABLED"}
     assert {name: runtime_env()[name] for name in both} == {name: ray_env[name] for name in both}
+
+
+def test_the_image_leaves_the_data_plane_to_the_proxy_flag():
+    """service.supervisor keeps what it finds in the environment: set here, `attend serve --proxy python` would do nothing."""
+    assert not [name for name in runtime_env() if name.startswith("RAY_SERVE_")]
 
 
 def test_there_is_a_cpu_and_a_gpu_image_and_the_cpu_one_is_the_default():

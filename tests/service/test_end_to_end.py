@@ -127,7 +127,9 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(server: Server) -> No
 def test_counters_equal_what_clients_received_over_two_replicas(pair: Server) -> None:
     def one(number: int) -> int:
         lines = post(pair, prompt=PROMPT, stream=True, max_tokens=8 + number, ignore_eos=True, seed=number)
-        return sum(1 for line in lines if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"] is not None)
+        return sum(
+            1 for line in lines if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"] is not None
+        )
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(24)))

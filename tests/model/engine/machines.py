@@ -168,8 +168,10 @@ def info(config: EngineConfig) -> EngineInfo:
 
 
 @contextmanager
-def threaded(max_queued_requests: int = 64, clock: Callable[[], float] = time.monotonic, **changes) -> Iterator[AsyncEngine]:
-    """A started `AsyncEngine` over a `GatedRunner`; at the end it is closed, and every block must be free."""
+def threaded(
+    max_queued_requests: int = 64, clock: Callable[[], float] = time.monotonic, dies: bool = False, **changes
+) -> Iterator[AsyncEngine]:
+    """A started `AsyncEngine` over a `GatedRunner`; at the end it is closed and, unless it `dies`, every block free."""
     config = sizes(**changes)
     inner = Engine(Scheduler(config, clock), GatedRunner(config.block_size), clock)
     engine = AsyncEngine(inner, info(config), max_queued_requests=max_queued_requests, clock=clock)
@@ -179,8 +181,10 @@ def threaded(max_queued_requests: int = 64, clock: Callable[[], float] = time.mo
     finally:
         inner.runner.gate.set()
         engine.close()
-    assert threading.active_count() == 1 or "attend-engine" not in {thread.name for thread in threading.enumerate()}
-    inner.scheduler.check_integrity()
+    assert not engine._thread.is_alive(), "the thread outlives its engine"
+    if not dies:
+        inner.scheduler.check_integrity()
+        assert inner.scheduler.pool.num_free == config.num_blocks, "blocks are lost"
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

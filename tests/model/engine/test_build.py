@@ -1,0 +1,238 @@
+"""From a folder to an engine: what is chosen, how large it is, when its fingerprint changes, and that it speaks as it should."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from model.engine.build import EngineOptions, build_engine, choose_device, choose_dtype, fingerprint, size_engine
+from model.engine.cache import count_blocks, free_memory
+from model.engine.request import FinishReason
+from model.errors import CheckpointError, SettingError
+from model.net.packed import PackedLinear, pack
+from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
+from tests.model.engine.machines import ask, told
+
+CONFIG = tiny_config()
+BLOCK = CONFIG.kv_bytes_per_token(4) * 16
+"""Bytes of one block of 16 tokens in float32."""
+OPTIONS = EngineOptions(device="cpu", dtype="float32", num_threads=1, kv_cache_memory=65 * BLOCK)
+
+
+def sized(memory_blocks: int, **options):
+    return size_engine(CONFIG, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory_blocks * BLOCK, **options))
+
+
+def generate(engine, request):
+    async def read():
+        async with aclosing(engine.generate([request])) as stream:
+            return [output async for batch in stream for output in batch]
+
+    engine.start()
+    try:
+        return told(asyncio.run(read()))
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_cuda_without_a_device_is_an_error_and_never_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingError, match="^device is cuda, but"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "chosen"),
+    [(True, "cuda", "cuda"), (True, "auto", "cuda"), (True, "cpu", "cpu"), (False, "auto", "cpu"), (False, "cpu", "cpu")],
+)
+def test_auto_takes_the_gpu_that_is_there(monkeypatch, there, wanted, chosen):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert chosen == choose_device(wanted)
+
+
+@pytest.mark.parametrize(
+    ("native", "device", "dtype"),
+    [(True, "cpu", torch.bfloat16), (False, "cpu", torch.float32), (False, "cuda", torch.bfloat16)],
+)
+def test_auto_is_bfloat16_where_it_is_native(monkeypatch, native, device, dtype):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    assert dtype == choose_dtype("auto", device)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_a_dtype_that_was_asked_for_is_taken(name):
+    assert getattr(torch, name) == choose_dtype(name, "cpu")
+
+
+def test_the_context_is_the_models_where_the_cache_holds_it():
+    config = sized(65)
+    assert (POSITIONS, 64, 16) == (config.max_model_len, config.num_blocks, config.block_size)
+
+
+def test_a_small_cache_caps_the_context():
+    config = sized(4)
+    assert (48, 3) == (config.max_model_len, config.num_blocks)
+
+
+def test_the_cache_takes_no_more_than_could_be_used():
+    assert POSITIONS // 16 * 2 == sized(10**6, max_batch_requests=2).num_blocks
+    assert -(-33 * 2 // 16) == sized(10**6, max_batch_requests=2, max_model_len=33).num_blocks
+
+
+def test_a_context_that_was_asked_for_is_taken_as_it_is():
+    assert 40 == sized(65, max_model_len=40).max_model_len
+    assert POSITIONS == sized(65, max_model_len=POSITIONS).max_model_len
+
+
+def test_a_context_beyond_the_models_positions_is_refused_by_name():
+    with pytest.raises(SettingError, match=f"^max_model_len is {POSITIONS + 1}, .* only {POSITIONS} positions"):
+        sized(65, max_model_len=POSITIONS + 1)
+
+
+def test_a_context_beyond_the_cache_is_refused_by_name():
+    """What was asked for is never lowered in silence."""
+    with pytest.raises(SettingError, match="^max_model_len is 49 tokens, but the KV cache holds 48: raise kv_cache_memory"):
+        sized(4, max_model_len=49)
+    assert 48 == sized(4, max_model_len=48).max_model_len
+
+
+@pytest.mark.parametrize("memory", [1, BLOCK, 2 * BLOCK - 1])
+def test_too_little_memory_for_a_cache_is_a_sentence(memory):
+    with pytest.raises(SettingError, match=f"^kv_cache_memory is {memory} bytes, but two KV blocks .* {2 * BLOCK}: raise it$"):
+        count_blocks(CONFIG, torch.float32, 16, memory, 10**6)
+    assert 1 == count_blocks(CONFIG, torch.float32, 16, 2 * BLOCK, 10**6)
+
+
+def test_half_the_bytes_a_value_are_twice_the_blocks():
+    assert 199 == count_blocks(CONFIG, torch.bfloat16, 16, 100 * BLOCK, 10**6)
+
+
+def test_the_machine_has_memory_to_spare():
+    assert free_memory("cpu") > 2 * BLOCK
+
+
+def test_the_fingerprint_is_the_same_for_the_same_folder(folder):
+    assert fingerprint(folder, "a") == fingerprint(folder, "a")
+    assert "fp_" == fingerprint(folder, "a")[:3]
+
+
+@pytest.mark.parametrize("place", [0, 2 << 20, (4 << 20) - 1], ids=["head", "middle", "tail"])
+def test_the_fingerprint_changes_with_one_byte_of_the_weights(tmp_path, place):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(4 << 20))
+    before = fingerprint(tmp_path, "a")
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\1")
+    assert before != fingerprint(tmp_path, "a")
+
+
+def test_the_fingerprint_changes_with_the_size_of_the_weights(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    before = fingerprint(tmp_path, "a")
+    (tmp_path / "model.safetensors").write_bytes(bytes(101))
+    assert before != fingerprint(tmp_path, "a")
+
+
+def test_the_fingerprint_changes_with_the_config(tmp_path):
+    """The same weights with another rotary base are another model."""
+    write_checkpoint("llama", tmp_path)
+    before = fingerprint(tmp_path, "a")
+    edit_config(tmp_path, rms_norm_eps=1e-3)
+    assert before != fingerprint(tmp_path, "a")
+
+
+def test_the_fingerprint_changes_with_dtype_backend_and_threads(folder):
+    ways = [{}, {"dtype": "bfloat16"}, {"backend": "reference"}, {"num_threads": 3}]
+    prints = [build_engine(folder, replace(OPTIONS, **way)).info.fingerprint for way in ways]
+    assert len(ways) == len(set(prints))
+    assert prints[0] == build_engine(folder, OPTIONS).info.fingerprint
+
+
+def test_a_built_engine_says_what_it_is(folder):
+    info = build_engine(folder, OPTIONS).info
+    theirs = their_model(folder)
+    assert ("llama", "cpu", "float32", "torch") == (info.family, info.device, info.dtype, info.backend)
+    assert (VOCAB, POSITIONS, 64, 16, 64) == (
+        info.vocab_size,
+        info.max_model_len,
+        info.max_batch_requests,
+        info.block_size,
+        info.num_blocks,
+    )
+    assert (1, (2,)) == (info.bos_token_id, info.eos_token_ids)
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == info.num_parameters
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama3-rope", "qwen3-tied", "gpt2"])
+def test_a_built_engine_says_what_transformers_says(tmp_path, kind):
+    """32 greedy tokens in float32, and the same end where a stop token comes."""
+    write_checkpoint(kind, tmp_path)
+    theirs, prompt = their_model(tmp_path), [5, 17, 3, 88, 41]
+    whole = theirs.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, 5), do_sample=False, max_new_tokens=32, pad_token_id=0
+    )[0, 5:].tolist()
+    engine = build_engine(tmp_path, OPTIONS)
+    request = ask("a", prompt, 32, stop_token_ids=frozenset(engine.info.eos_token_ids))
+    tokens, reason = generate(engine, request)
+    assert whole == tokens
+    assert (FinishReason.STOP if whole[-1] == 2 else FinishReason.LENGTH) is reason
+
+
+def test_a_bfloat16_engine_answers(folder):
+    """On any CPU: its matrices are packed where it can multiply them packed, and plain where it cannot."""
+    engine = build_engine(folder, replace(OPTIONS, dtype="bfloat16"))
+    tokens, reason = generate(engine, ask("a", [5, 17, 3], 8))
+    assert (8, FinishReason.LENGTH) == (len(tokens), reason)
+
+
+def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        build_engine(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_packed_linear_is_the_linear(bias, rows):
+    torch.manual_seed(rows)
+    linear = nn.Linear(48, 80, bias=bias).bfloat16()
+    x = torch.randn(rows, 48).bfloat16()
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(x), PackedLinear(linear)(x), rtol=2e-2, atol=2e-2)
+
+
+def test_packing_replaces_every_linear_of_a_bfloat16_decoder_and_keeps_its_embedding():
+    """Also the head that shares its weight with the embedding."""
+    net = tiny_decoder(CONFIG).bfloat16()
+    hidden, table = torch.randn(3, CONFIG.hidden_size).bfloat16(), net.embedding.tokens.weight.clone()
+    with torch.inference_mode():
+        before = net.logits(hidden)
+        pack(net)
+        torch.testing.assert_close(before, net.logits(hidden), rtol=2e-2, atol=2e-2)
+    assert [] == [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    assert isinstance(net.head, PackedLinear)
+    assert torch.equal(table, net.embedding.tokens.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_packing_leaves_other_nets_alone(dtype):
+    net = tiny_decoder(CONFIG).to(dtype)
+    before = dict(net.named_modules())
+    pack(net)
+    assert before == dict(net.named_modules())
+
+
+def test_packing_leaves_a_cpu_without_bfloat16_units_alone(monkeypatch):
+    """oneDNN refuses to lay bfloat16 out on a CPU with AVX2 alone; a plain Linear works there."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    net = tiny_decoder(CONFIG).bfloat16()
+    pack(net)
+    assert isinstance(net.head, nn.Linear)

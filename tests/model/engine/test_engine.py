@@ -1,0 +1,230 @@
+"""The engine over a real decoder: whatever shares, splits or interrupts its steps, a request gets the tokens it gets alone."""
+
+import random
+
+import pytest
+import torch
+
+from model.engine.request import EngineStats, FinishReason, StepReport
+from model.net.transformer import Decoder
+from model.params import SamplingParams
+from model.train.loss import dense_causal
+from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.engine.machines import Clock, answers, ask, fake_answer, fake_engine, run, tiny_engine, told
+
+POISON = 95
+"""A token whose embedding is NaN: it spoils the rows that see it."""
+WAYS = [
+    {"temperature": 0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 0},
+    {"temperature": 2.0, "min_p": 0.05, "top_k": 40},
+    {"temperature": 0.9},
+]
+
+
+@pytest.fixture(scope="module")
+def net() -> Decoder:
+    """A random decoder of Llama's shape, with a head of its own so that a spoilt embedding spoils no other row."""
+    decoder = tiny_decoder(tiny_config(tied_head=False))
+    with torch.no_grad():
+        decoder.embedding.tokens.weight[POISON] = torch.nan
+    return decoder
+
+
+def crowd(max_tokens: int = 9) -> list:
+    """Requests of every kind: greedy and drawn, short and long prompts, with and without stop tokens."""
+    dice = random.Random(4)
+    return [
+        ask(
+            f"r{at}",
+            dice.choices(range(POISON), k=1 + 5 * at % 23),
+            max_tokens,
+            sampling=SamplingParams(**way),
+            seed=dice.randint(-(2**63), 2**63 - 1),
+            choice=at % 3,
+            stop_token_ids=frozenset(dice.sample(range(POISON), 3 * at)),
+            min_tokens=at % 4,
+        )
+        for at, way in enumerate(WAYS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(net):
+    """What each of the crowd gets from an engine of its own, whole prompt first."""
+    return {name: told for request in crowd() for name, told in answers(tiny_engine(net), [request]).items()}
+
+
+@torch.no_grad()
+def greedy_without_cache(net: Decoder, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        hidden = net(torch.tensor(tokens), torch.arange(len(tokens)), dense_causal(len(tokens)))
+        tokens.append(int(net.logits(hidden[-1:]).argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_greedy_tokens_are_those_of_the_decoder_without_a_cache(net, backend):
+    prompts = {"a": [7], "b": list(range(20)), "c": [3, 1, 4, 1, 5]}
+    expected = {name: greedy_without_cache(net, prompt, 12) for name, prompt in prompts.items()}
+    found = answers(tiny_engine(net, backend, max_batch_tokens=6), [ask(name, p, 12) for name, p in prompts.items()])
+    assert {name: (tokens, FinishReason.LENGTH) for name, tokens in expected.items()} == found
+
+
+def test_batched_requests_get_the_tokens_they_get_alone(net, alone):
+    """And the crowd ends in both ways, or the comparison would say little."""
+    assert alone == answers(tiny_engine(net), crowd())
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in alone.values()}
+
+
+@pytest.mark.parametrize("budget", [1, 3, 7])
+def test_a_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(net, alone, budget):
+    assert alone == answers(tiny_engine(net, max_batch_tokens=budget), crowd())
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_the_size_of_a_block_does_not_matter(net, alone, block_size):
+    assert alone == answers(tiny_engine(net, block_size=block_size, num_blocks=256), crowd())
+
+
+@pytest.mark.parametrize("budget", [4, 256])
+def test_a_preempted_request_resumes_as_if_undisturbed(net, alone, budget):
+    engine = tiny_engine(net, num_blocks=17, block_size=2, max_batch_tokens=budget)
+    assert alone == answers(engine, crowd())
+    assert engine.scheduler.num_preemptions >= 3
+
+
+def test_the_order_of_arrival_does_not_matter(net, alone):
+    for seed in range(3):
+        requests = crowd()
+        random.Random(seed).shuffle(requests)
+        assert alone == answers(tiny_engine(net, max_batch_tokens=16, max_batch_requests=3), requests)
+
+
+def test_requests_that_come_and_go_in_between_do_not_matter(net, alone):
+    """One of the crowd arrives with each step, beside a stranger that is aborted in the step after."""
+    engine, outputs = tiny_engine(net, max_batch_tokens=16), {}
+    arriving = crowd()
+    while arriving or engine.has_work:
+        if arriving:
+            engine.add(arriving.pop())
+            engine.add(ask(f"stranger{len(arriving)}", [len(arriving)] * 9, 50))
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.abort(f"stranger{len(arriving)}", FinishReason.ABORT)
+    assert alone == {name: told(pieces) for name, pieces in outputs.items() if name in alone}
+
+
+def test_choices_of_one_prompt_differ_by_their_number_alone(net):
+    def choices(**way):
+        requests = [ask(f"c{at}", [5, 6, 7], 8, sampling=SamplingParams(**way), seed=1, choice=at % 4) for at in range(8)]
+        return [tokens for tokens, _ in answers(tiny_engine(net), requests).values()]
+
+    drawn = choices(temperature=1.0)
+    assert drawn[:4] == drawn[4:]
+    assert 4 == len(set(map(tuple, drawn)))
+    assert 1 == len(set(map(tuple, choices(temperature=0))))
+
+
+def test_a_row_that_is_not_a_number_fails_alone(net, alone):
+    """Its neighbours in the same steps, and those who get its blocks after it, get the tokens they get alone."""
+    engine = tiny_engine(net, num_blocks=42, block_size=2)
+    bad = ask("bad", [3, POISON, 4], 5)
+    found = run(engine, [bad, *crowd()])
+    [last] = found.pop("bad")
+    assert ((), FinishReason.ERROR) == (last.token_ids, last.finish_reason)
+    assert "not finite" in last.error
+    assert alone == {name: told(outputs) for name, outputs in found.items()}
+    assert alone == answers(engine, crowd())  # over blocks that the bad one has spoilt
+
+
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(net, alone):
+    """A request that was not in the step waits for the next one."""
+    engine = tiny_engine(net, max_batch_requests=2)
+    submit, calls = engine.runner.submit, []
+
+    def fail_once(plan):
+        calls.append(plan)
+        if len(calls) == 2:
+            raise RuntimeError("CUDA error")
+        return submit(plan)
+
+    engine.runner.submit = fail_once
+    found = answers(engine, crowd())
+    failed = [name for name, (_, reason) in found.items() if reason is FinishReason.ERROR]
+    assert [item.request.request_id for item in calls[1].scheduled] == failed
+    assert {name: told for name, told in alone.items() if name not in failed} == {
+        name: told for name, told in found.items() if name not in failed
+    }
+
+
+def test_a_failed_step_is_told_in_the_last_output():
+    engine = fake_engine()
+    engine.runner.fails = True
+    found = run(engine, [ask("a"), ask("b")])
+    reasons = {(o.request_id, o.token_ids, o.finish_reason, o.error) for outputs in found.values() for o in outputs}
+    assert {(name, (), FinishReason.ERROR, "the step failed: RuntimeError") for name in "ab"} == reasons
+
+
+def test_after_a_failed_step_the_same_engine_answers():
+    engine = fake_engine()
+    engine.runner.fails = True
+    run(engine, [ask("a")])
+    engine.runner.fails = False
+    again = ask("a")
+    assert {"a": fake_answer(again)} == answers(engine, [again])
+
+
+def test_a_step_reports_its_seconds_requests_and_tokens():
+    clock = Clock()
+    engine, reports = fake_engine(clock, max_batch_tokens=6), []
+    engine.observer = reports.append
+    submit = engine.runner.submit
+
+    def slow(plan):
+        clock.now += 0.25
+        return submit(plan)
+
+    engine.runner.submit = slow
+    run(engine, [ask("a", [1, 2, 3, 4], 2), ask("b", [1, 2, 3], 2)])
+    assert [StepReport(0.25, 2, 6), StepReport(0.25, 2, 2), StepReport(0.25, 1, 1)] == reports
+
+
+def test_an_idle_step_does_and_reports_nothing():
+    engine, reports = fake_engine(), []
+    engine.observer = reports.append
+    assert [] == engine.step()
+    assert [] == reports
+    assert [] == engine.runner.plans
+
+
+def test_stats_count_requests_free_blocks_and_preemptions():
+    engine = fake_engine(num_blocks=4, block_size=1, max_batch_requests=2)
+    assert EngineStats(0, 0, 4, 0) == engine.stats()
+    for name in "abc":
+        engine.add(ask(name, [1], max_tokens=3))
+    assert EngineStats(0, 3, 4, 0) == engine.stats()
+    engine.step()
+    assert EngineStats(2, 1, 2, 0) == engine.stats()
+    engine.step()
+    engine.step()
+    assert EngineStats(0, 2, 4, 1) == engine.stats()
+
+
+def test_going_idle_checks_the_books():
+    engine = fake_engine()
+    engine.add(ask("a", max_tokens=1))
+    engine.scheduler.pool._free.pop()
+    with pytest.raises(AssertionError, match="lost or doubled"):
+        engine.step()
+
+
+def test_every_token_of_the_vocabulary_can_be_read_and_drawn(net):
+    """The first and the last id: no off-by-one between embedding, head and draw."""
+    tokens, reason = answers(tiny_engine(net), [ask("a", [0, VOCAB - 2], 3)])["a"]
+    assert (3, FinishReason.LENGTH) == (len(tokens), reason)
+    assert all(0 <= token < VOCAB for token in tokens)

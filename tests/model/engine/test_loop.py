@@ -1,0 +1,400 @@
+"""The bridge between event loops and the step thread: every stream ends once, and whoever leaves frees its blocks."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+
+import model.engine.loop
+from model.engine.engine import Engine
+from model.engine.loop import AsyncEngine
+from model.engine.request import EngineStats, FinishReason, Output
+from model.engine.scheduler import Scheduler
+from model.errors import ContextTooLong, EngineFailed, Overloaded, Unavailable
+from tests.model.engine.machines import Clock, FakeRunner, ask, fake_answer, info, sizes, threaded, told, until
+
+IDLE = EngineStats(0, 0, 64, 0)
+"""Of an engine of the usual size with nothing to do."""
+
+
+async def collect(engine: AsyncEngine, requests) -> dict[str, list[Output]]:
+    outputs: dict[str, list[Output]] = {}
+    async with aclosing(engine.generate(requests)) as stream:
+        async for batch in stream:
+            assert batch, "an empty list"
+            for output in batch:
+                outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+async def answers(engine: AsyncEngine, requests) -> dict:
+    return {name: told(outputs) for name, outputs in (await collect(engine, requests)).items()}
+
+
+def expected(requests) -> dict:
+    return {request.request_id: fake_answer(request) for request in requests}
+
+
+def gate(engine: AsyncEngine) -> threading.Event:
+    return engine._engine.runner.gate
+
+
+async def begun(engine: AsyncEngine, *requests):
+    """A stream whose requests run and have brought something, its engine held before the next step."""
+    stream = engine.generate(requests)
+    first = await anext(stream)
+    gate(engine).clear()
+    return stream, first
+
+
+async def in_flight(engine: AsyncEngine, *names: str) -> asyncio.Task:
+    """A task that waits for the answers of requests, none of which has had a step: shut the gate before."""
+    task = asyncio.create_task(answers(engine, [ask(name) for name in names]))
+    await until(lambda: set(names) <= engine._streams.keys())
+    return task
+
+
+def test_all_requests_of_one_call_get_all_their_outputs():
+    requests = [ask(f"r{at}", [at, 2], 3 + 7 * at, seed=at) for at in range(5)]
+    with threaded(max_batch_requests=3) as engine:
+        found = asyncio.run(answers(engine, requests))
+        assert expected(requests) == found
+        assert IDLE == engine.stats()
+
+
+def test_calls_side_by_side_get_their_own_outputs():
+    async def many(engine):
+        calls = [[ask(f"{call}-{at}", [call, at], 6) for at in range(3)] for call in range(8)]
+        return calls, await asyncio.gather(*(answers(engine, call) for call in calls))
+
+    with threaded(num_blocks=24, block_size=1) as engine:
+        calls, found = asyncio.run(many(engine))
+        assert [expected(call) for call in calls] == found
+
+
+def test_a_call_without_requests_ends_at_once():
+    with threaded() as engine:
+        assert {} == asyncio.run(answers(engine, []))
+
+
+def test_closing_the_iterator_aborts_the_request_and_frees_its_blocks():
+    async def leave(engine):
+        stream, _ = await begun(engine, ask("a", max_tokens=200), ask("b", max_tokens=200))
+        await stream.aclose()
+        gate(engine).set()
+        await until(lambda: engine.stats() == IDLE)
+
+    with threaded() as engine:
+        asyncio.run(leave(engine))
+
+
+def test_a_cancelled_reader_aborts_its_request():
+    async def leave(engine):
+        gate(engine).clear()
+        task = await in_flight(engine, "a")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert {} == engine._streams
+        gate(engine).set()
+        await until(lambda: engine.stats() == IDLE)
+
+    with threaded() as engine:
+        asyncio.run(leave(engine))
+
+
+def test_closing_one_stream_leaves_the_others_undisturbed():
+    async def leave(engine):
+        stream, _ = await begun(engine, ask("a", max_tokens=200))
+        rest = await in_flight(engine, "b", "c")
+        await stream.aclose()
+        gate(engine).set()
+        return await rest
+
+    with threaded() as engine:
+        assert expected([ask("b"), ask("c")]) == asyncio.run(leave(engine))
+
+
+@pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.STOP])
+def test_an_abort_with_a_reason_reaches_the_reader(reason):
+    async def expire(engine):
+        stream, first = await begun(engine, ask("a", max_tokens=200), ask("b", max_tokens=5))
+        engine.abort("a", reason)
+        engine.abort("nobody", reason)
+        gate(engine).set()
+        async for batch in stream:
+            first += batch
+        return [told([o for o in first if o.request_id == name]) for name in "ab"]
+
+    with threaded() as engine:
+        (tokens, ended), other = asyncio.run(expire(engine))
+    whole, _ = fake_answer(ask("a", max_tokens=200))
+    assert (whole[: len(tokens)], reason) == (tokens, ended)
+    assert fake_answer(ask("b", max_tokens=5)) == other
+
+
+def test_a_full_queue_refuses_without_a_trace():
+    """One too many is refused whole, also when a part of it would have found a place."""
+
+    async def crowd(engine):
+        gate(engine).clear()
+        running = [await in_flight(engine, name) for name in "abc"]
+        before = set(engine._streams)
+        with pytest.raises(Overloaded, match="4 is the limit") as caught:
+            await collect(engine, [ask("d"), ask("e")])
+        assert 1 == caught.value.retry_after
+        assert before == set(engine._streams)
+        running.append(await in_flight(engine, "d"))
+        with pytest.raises(Overloaded):
+            await collect(engine, [ask("e")])
+        gate(engine).set()
+        return [await task for task in running]
+
+    with threaded(max_queued_requests=2, max_batch_requests=2) as engine:
+        assert [expected([ask(name)]) for name in "abcd"] == asyncio.run(crowd(engine))
+        assert {"a", "b", "c", "d"} == {name for plan in engine._engine.runner.plans for name, _, _ in plan}
+
+
+def test_a_request_that_can_never_fit_refuses_its_call_without_a_trace():
+    async def refuse(engine):
+        with pytest.raises(ContextTooLong):
+            await collect(engine, [ask("fits"), ask("giant", range(300))])
+        assert {} == engine._streams
+        assert IDLE == engine.stats()
+        return await answers(engine, [ask("fits")])
+
+    with threaded() as engine:
+        assert expected([ask("fits")]) == asyncio.run(refuse(engine))
+        assert {"fits"} == {name for plan in engine._engine.runner.plans for name, _, _ in plan}
+
+
+def test_draining_refuses_the_new_and_lets_the_running_end():
+    async def drain(engine):
+        gate(engine).clear()
+        running = await in_flight(engine, "a", "b")
+        draining = asyncio.create_task(engine.drain(30))
+        await until(lambda: engine.draining)
+        with pytest.raises(Unavailable):
+            await collect(engine, [ask("late")])
+        assert not draining.done()
+        gate(engine).set()
+        await draining
+        return await running
+
+    with threaded() as engine:
+        assert expected([ask("a"), ask("b")]) == asyncio.run(drain(engine))
+
+
+def test_a_drain_whose_time_is_up_aborts_the_rest():
+    async def drain(engine, clock):
+        stream, first = await begun(engine, ask("a", max_tokens=200))
+        draining = asyncio.create_task(engine.drain(30))
+        await until(lambda: engine.draining)
+        clock.now += 31
+        await until(lambda: engine._commands or not engine._streams)
+        gate(engine).set()
+        async for batch in stream:
+            first += batch
+        await draining
+        return told(first)
+
+    clock = Clock()
+    with threaded(clock=clock) as engine:
+        assert FinishReason.ABORT is asyncio.run(drain(engine, clock))[1]
+
+
+def test_an_engine_closed_after_its_drain_leaves_no_reader_waiting():
+    """Every accepted request ends with a reason, also when the end of the process is near."""
+
+    async def stop(engine):
+        gate(engine).clear()
+        running = await in_flight(engine, "a", "b")
+        await engine.drain(0)
+        threading.Timer(0.01, gate(engine).set).start()
+        engine.close()
+        async with asyncio.timeout(2):
+            return await running
+
+    with threaded() as engine:
+        found = asyncio.run(stop(engine))
+    assert {FinishReason.ABORT} == {reason for _, reason in found.values()}
+
+
+def test_closing_without_a_drain_leaves_no_reader_waiting():
+    async def stop(engine):
+        stream, first = await begun(engine, ask("a", max_tokens=200))
+        threading.Timer(0.01, gate(engine).set).start()
+        engine.close()
+        async with asyncio.timeout(2):
+            async for batch in stream:
+                first += batch
+        return told(first)
+
+    with threaded() as engine:
+        assert FinishReason.ABORT is asyncio.run(stop(engine))[1]
+
+
+def break_down(engine: AsyncEngine) -> None:
+    """The next step kills the thread: an error outside of the model, which no request can be blamed for."""
+
+    def fail(plan, result):
+        raise MemoryError("no room for the books")
+
+    engine._engine.scheduler.commit = fail
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_dead_thread_fails_every_stream(calls):
+    async def die(engine):
+        gate(engine).clear()
+        tasks = [await in_flight(engine, f"{call}a", f"{call}b") for call in range(calls)]
+        break_down(engine)
+        gate(engine).set()
+        failures = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [(EngineFailed, "the engine stopped: MemoryError")] * calls == [(type(e), str(e)) for e in failures]
+        await until(lambda: not engine._thread.is_alive())
+        assert float("inf") == engine.heartbeat_age()
+        with pytest.raises(EngineFailed):
+            await collect(engine, [ask("late")])
+
+    with threaded(dies=True) as engine:
+        asyncio.run(die(engine))
+
+
+def test_a_stream_opened_while_the_thread_dies_fails_too():
+    """The thread has told its streams, but has not ended yet: nobody would tell the one that comes now."""
+    dying, release = threading.Event(), threading.Event()
+
+    async def arrive(engine):
+        hand_over = engine._hand_over
+
+        def slowly(outputs, failure):
+            hand_over(outputs, failure)
+            dying.set()
+            release.wait(10)
+
+        engine._hand_over = slowly
+        engine._engine.step = lambda: 1 / 0
+        await until(dying.is_set)
+        try:
+            async with asyncio.timeout(2):
+                await collect(engine, [ask("late")])
+        finally:
+            release.set()
+
+    with threaded(dies=True) as engine, pytest.raises(EngineFailed):
+        asyncio.run(arrive(engine))
+
+
+def test_an_engine_not_started_refuses_and_shows_no_life():
+    engine = AsyncEngine(Engine(Scheduler(sizes(), Clock()), FakeRunner(4), Clock()), info(sizes()))
+    assert float("inf") == engine.heartbeat_age()
+    with pytest.raises(EngineFailed):
+        asyncio.run(collect(engine, [ask("a")]))
+    engine.close()
+
+
+def test_the_heart_beats_while_idle(monkeypatch):
+    monkeypatch.setattr(model.engine.loop, "IDLE_BEAT_SECONDS", 0.002)
+
+    async def live(engine, clock):
+        for _ in range(3):
+            clock.now += 5
+            await until(lambda: engine.heartbeat_age() == 0)
+
+    clock = Clock()
+    with threaded(clock=clock) as engine:
+        asyncio.run(live(engine, clock))
+
+
+def test_the_heart_stands_still_while_a_step_hangs():
+    async def hang(engine, clock):
+        gate(engine).clear()
+        task = await in_flight(engine, "a")
+        await until(lambda: engine._commands == [])
+        clock.now += 60
+        age = engine.heartbeat_age()
+        gate(engine).set()
+        await task
+        return age
+
+    clock = Clock()
+    with threaded(clock=clock) as engine:
+        assert 60 == asyncio.run(hang(engine, clock))
+
+
+def test_a_slow_reader_finds_all_that_came_in_one_list():
+    async def dawdle(engine):
+        request = ask("a", max_tokens=30)
+        stream, first = await begun(engine, request)
+        gate(engine).set()
+        await until(lambda: engine.stats() == IDLE)
+        rest = [batch async for batch in stream]
+        assert 1 == len(rest)
+        assert 30 == len(first) + len(rest[0])
+        return told([*first, *rest[0]])
+
+    with threaded() as engine:
+        assert fake_answer(ask("a", max_tokens=30)) == asyncio.run(dawdle(engine))
+
+
+def test_requests_that_nobody_has_picked_up_count_as_waiting():
+    async def count(engine):
+        stream, _ = await begun(engine, ask("a", max_tokens=200))
+        await until(lambda: engine.stats().num_running == 1)
+        task = await in_flight(engine, "b", "c")
+        assert (1, 2) == (engine.stats().num_running, engine.stats().num_waiting)
+        gate(engine).set()
+        await stream.aclose()
+        await task
+
+    with threaded() as engine:
+        asyncio.run(count(engine))
+
+
+def test_event_loops_in_two_threads_do_not_mix():
+    found, problems = {}, []
+
+    def serve(engine, side):
+        requests = [ask(f"{side}{at}", [at], 20, seed=side) for at in range(6)]
+
+        async def check_thread():
+            here = threading.get_ident()
+            async with aclosing(engine.generate(requests)) as stream:
+                outputs = []
+                async for batch in stream:
+                    outputs += batch
+                    problems.extend(o for o in batch if not o.request_id.startswith(str(side)))
+                    problems.extend([side] * (here != threading.get_ident()))
+            return {r.request_id: told([o for o in outputs if o.request_id == r.request_id]) for r in requests}
+
+        found[side] = (expected(requests), asyncio.run(check_thread()))
+
+    with threaded(max_batch_requests=5) as engine:
+        threads = [threading.Thread(target=serve, args=(engine, side)) for side in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert [] == problems
+    assert {1, 2} == found.keys()
+    for wanted, got in found.values():
+        assert wanted == got
+
+
+def test_the_observer_hears_of_every_step_on_the_step_thread():
+    heard = []
+    with threaded() as engine:
+        engine.on_step(lambda report: heard.append((threading.current_thread().name, report.num_tokens)))
+        asyncio.run(collect(engine, [ask("a", max_tokens=3)]))
+    assert [("attend-engine", 3), ("attend-engine", 1), ("attend-engine", 1)] == heard
+
+
+def test_close_ends_the_thread_and_may_be_called_twice():
+    with threaded() as engine:
+        engine.close()
+        assert not engine._thread.is_alive()
+        assert float("inf") == engine.heartbeat_age()
+        engine.close()
+        with pytest.raises(Unavailable):
+            asyncio.run(collect(engine, [ask("a")]))

@@ -1,0 +1,130 @@
+"""The runner lays rows of one token first, draws only where a request has caught up, and says who failed."""
+
+import pytest
+import torch
+
+import model.engine.runner
+from model.engine.request import Request
+from model.engine.runner import ModelRunner
+from model.engine.scheduler import Plan, Scheduled
+from model.net.backends import KVCache, ReferenceBackend
+from model.params import SamplingParams
+from model.sampling import Draw
+from tests.model.checkpoints import tiny_config, tiny_decoder
+from tests.model.engine.machines import ask
+
+CONFIG = tiny_config(tied_head=False)
+POISON = 9
+
+
+class SpyBackend(ReferenceBackend):
+    """Remembers the layouts it was given."""
+
+    def __init__(self):
+        self.layouts = []
+
+    def forward(self, layer, q_THD, k_TKD, v_TKD, cache, layout):
+        self.layouts.append(layout)
+        return super().forward(layer, q_THD, k_TKD, v_TKD, cache, layout)
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    net = tiny_decoder(CONFIG)
+    with torch.no_grad():
+        net.embedding.tokens.weight[POISON] = torch.nan
+    return ModelRunner(net, SpyBackend(), KVCache.allocate(CONFIG, 32, 4, torch.float32, "cpu"), "cpu")
+
+
+def at_work(name: str, blocks: list[int], length: int = 8, **fields) -> Request:
+    request = ask(name, range(10, 10 + length), **fields)
+    request.blocks = blocks
+    return request
+
+
+def mixed_plan() -> Plan:
+    """In order of age: a chunk, a single token, a whole prompt, a single token, a prompt that is not finished."""
+    return Plan(
+        (
+            Scheduled(at_work("chunk", [1, 2]), 2, 3),
+            Scheduled(at_work("single", [3, 4]), 7, 1),
+            Scheduled(at_work("whole", [5, 6]), 0, 8),
+            Scheduled(at_work("first", [7]), 0, 1),
+            Scheduled(at_work("prompt of one", [8], length=1), 0, 1),
+        )
+    )
+
+
+def test_rows_of_one_token_come_first_and_age_orders_the_rest(runner):
+    runner.submit(mixed_plan())
+    layout = runner.backend.layouts[0]
+    assert [(7, 1), (0, 1), (0, 1), (2, 3), (0, 8)] == [(row.start, row.count) for row in layout.rows]
+    assert [[3, 4], [7], [8], [1, 2], [5, 6]] == [row.blocks for row in layout.rows]
+    assert 3 == layout.num_single
+    assert [7, 0, 0, 2, 3, 4, *range(8)] == layout.positions_T.tolist()
+
+
+def test_only_rows_that_caught_up_draw(runner):
+    pending = runner.submit(mixed_plan())
+    assert ["single", "prompt of one", "whole"] == [request.request_id for request in pending.drawing]
+    result = pending.result()
+    assert {"single", "prompt of one", "whole"} == result.tokens.keys()
+    assert {} == result.errors
+
+
+def test_a_plan_in_which_nobody_catches_up_draws_nothing_but_fills_the_cache(runner):
+    result = runner.submit(Plan((Scheduled(at_work("a", [3, 5]), 0, 5),))).result()
+    assert ({}, {}) == (result.tokens, result.errors)
+    written = runner.cache.keys[0].abs().sum(dim=(1, 2)).nonzero().flatten().tolist()
+    assert [12, 13, 14, 15, 20] == written
+
+
+def test_a_row_draws_from_its_own_last_token(runner):
+    """Mixed or alone, chunked or whole, in whatever blocks: the same prompt gives the same greedy token."""
+    together = runner.submit(
+        Plan(
+            (
+                Scheduled(at_work("long", [1, 2, 3], 9), 0, 9),
+                Scheduled(at_work("short", [4, 5], 3), 0, 3),
+                Scheduled(at_work("one", [6], 1), 0, 1),
+            )
+        )
+    ).result()
+    for name, length in (("long", 9), ("short", 3), ("one", 1)):
+        [token] = runner.submit(Plan((Scheduled(at_work(name, [9, 8, 7], length), 0, length),))).result().tokens.values()
+        assert token == together.tokens[name]
+
+
+def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
+    bad = ask("bad", [1, POISON, 2])
+    bad.blocks = [1]
+    result = runner.submit(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8)))).result()
+    assert {"good"} == result.tokens.keys()
+    assert {"bad": "the model's scores are not finite"} == result.errors
+
+
+def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, monkeypatch):
+    draws = []
+    monkeypatch.setattr(model.engine.runner, "sample", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
+    request = at_work("a", [1, 2, 3], seed=-5, choice=2, sampling=SamplingParams(top_k=3))
+    request.output = [11, 12]
+    runner.submit(Plan((Scheduled(request, 9, 1),)))
+    assert [Draw(SamplingParams(top_k=3), -5, 2, 10)] == draws
+
+
+@pytest.mark.parametrize(("made", "banned"), [(0, (7,)), (1, (7,)), (2, ())])
+def test_stop_tokens_are_banned_until_min_tokens_are_made(runner, monkeypatch, made, banned):
+    draws = []
+    monkeypatch.setattr(model.engine.runner, "sample", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
+    request = at_work("a", [1, 2, 3], stop_token_ids=frozenset({7}), min_tokens=2)
+    request.output = [20] * made
+    runner.submit(Plan((Scheduled(request, 0, request.num_tokens),)))
+    assert [banned] == [draw.banned for draw in draws]
+
+
+def test_prompt_and_output_are_one_sequence():
+    request = ask("a", [1, 2, 3])
+    request.output = [4, 5]
+    for start in range(5):
+        for count in range(6 - start):
+            assert [1, 2, 3, 4, 5][start : start + count] == request.tokens(start, count)

@@ -1,0 +1,223 @@
+"""Hundreds of random lives of the scheduler keep every law; and each planted bug is found, so the search is evidence."""
+
+from dataclasses import replace
+
+import pytest
+
+from model.engine.blocks import BlockPool
+from model.engine.request import FinishReason, Output
+from model.engine.scheduler import Plan, Scheduled, Scheduler
+from tests.model.engine.simulation import Simulation
+
+SEEDS = 300
+HUNT = 200
+"""Seeds within which a planted bug must show."""
+
+
+def test_every_law_holds_after_every_step_of_every_life():
+    """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
+    preemptions, reasons = 0, set()
+    for seed in range(SEEDS):
+        try:
+            life = Simulation(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        preemptions += life.scheduler.num_preemptions
+        reasons |= set(life.ended.values())
+        assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
+    assert preemptions > 4 * SEEDS
+    assert set(FinishReason) == reasons
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_seed_lives_the_same_life(seed):
+    assert Simulation(seed).run().trace == Simulation(seed).run().trace
+
+
+class LeaksOnAbort(Scheduler):
+    """Blocks of an aborted request are not freed."""
+
+    def abort(self, request_id, reason=FinishReason.ABORT):
+        given, self.pool.free = self.pool.free, lambda blocks: None
+        try:
+            return super().abort(request_id, reason)
+        finally:
+            self.pool.free = given
+
+
+class OneBlockShort(Scheduler):
+    """Counts the blocks for one token less."""
+
+    def _grow(self, request, num_tokens):
+        return super()._grow(request, num_tokens - 1)
+
+
+class LastInFirstOut(Scheduler):
+    """Newcomers go to the head of the queue."""
+
+    def add(self, request):
+        super().add(request)
+        self._waiting.rotate(1)
+
+
+class ForgetsToComputeAgain(Scheduler):
+    """A preempted request resumes where it stood, in blocks that do not hold its past."""
+
+    def _preempt(self, request):
+        computed = request.num_computed
+        super()._preempt(request)
+        request.num_computed = computed
+
+    def _admit(self, budget):
+        for item in super()._admit(budget):
+            start = item.request.num_computed
+            yield Scheduled(item.request, start, max(1, item.count - start))
+
+    def check_integrity(self):
+        """The laws of the simulation must see it, not this check."""
+
+
+class GoesOnAfterAStop(Scheduler):
+    """A stop token does not end the request."""
+
+    def _take(self, request, token):
+        stops, request.stop_token_ids = request.stop_token_ids, frozenset()
+        output = super()._take(request, token)
+        request.stop_token_ids = stops
+        return output
+
+
+class SpeaksAfterTheEnd(Scheduler):
+    """The token of a request that was aborted during the step is handed out all the same."""
+
+    def commit(self, plan, result):
+        gone = [item.request.request_id for item in plan.scheduled if item.request.finish_reason is not None]
+        late = [Output(name, (result.tokens[name],)) for name in gone if name in result.tokens]
+        return super().commit(plan, result) + late
+
+
+class SpendsOneTokenTooMany(Scheduler):
+    """The budget is one token larger than what was set."""
+
+    def __init__(self, config, clock):
+        super().__init__(replace(config, max_batch_tokens=config.max_batch_tokens + 1), clock)
+
+
+class RunsOneTooMany(Scheduler):
+    """One request more than a batch may hold."""
+
+    def __init__(self, config, clock):
+        super().__init__(replace(config, max_batch_requests=config.max_batch_requests + 1), clock)
+
+
+class PreemptsTheOldest(Scheduler):
+    """Blocks are taken from the request that has waited longest."""
+
+    def _make_room(self, request, num_tokens):
+        undisturbed = True
+        while not self._grow(request, num_tokens):
+            undisturbed = False
+            victim = self._running[0]
+            self._preempt(victim)
+            if victim is request:
+                break
+        return undisturbed
+
+
+class EndsTwice(Scheduler):
+    """The last output is handed out twice."""
+
+    def commit(self, plan, result):
+        outputs = super().commit(plan, result)
+        return outputs + [output for output in outputs if output.finish_reason is not None]
+
+
+class QueuesThePreemptedLast(Scheduler):
+    """A preempted request goes behind those that came after it."""
+
+    def _preempt(self, request):
+        super()._preempt(request)
+        self._waiting.rotate(-1)
+
+
+class OneTokenTooMany(Scheduler):
+    """max_tokens is overrun by one."""
+
+    def _take(self, request, token):
+        request.max_tokens += 1
+        output = super()._take(request, token)
+        request.max_tokens -= 1
+        return output
+
+
+class NewcomersFirst(Scheduler):
+    """A step that admits computes nothing else."""
+
+    def schedule(self):
+        new = tuple(self._admit(self.config.max_batch_tokens))
+        return Plan(new) if new else super().schedule()
+
+
+class GivesBlocksTwice(Scheduler):
+    """A freed block comes into the list of free ones twice (vLLM issue 42571)."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.pool = self.Pool(config.num_blocks)
+
+    class Pool(BlockPool):
+        """See `GivesBlocksTwice`."""
+
+        def free(self, blocks):
+            blocks = list(blocks)
+            super().free(blocks)
+            self._free.extend(blocks[:1])
+
+
+class LosesTheErrors(Scheduler):
+    """A failed request is dropped without a last output."""
+
+    def commit(self, plan, result):
+        return [output for output in super().commit(plan, result) if output.finish_reason is not FinishReason.ERROR]
+
+
+class DropsTokensOnPreemption(Scheduler):
+    """A preempted request begins its answer anew, and its caller gets tokens twice."""
+
+    def _preempt(self, request):
+        super()._preempt(request)
+        request.output.clear()
+
+
+PLANTED = [
+    LeaksOnAbort,
+    OneBlockShort,
+    LastInFirstOut,
+    ForgetsToComputeAgain,
+    GoesOnAfterAStop,
+    SpeaksAfterTheEnd,
+    SpendsOneTokenTooMany,
+    RunsOneTooMany,
+    PreemptsTheOldest,
+    EndsTwice,
+    QueuesThePreemptedLast,
+    OneTokenTooMany,
+    NewcomersFirst,
+    GivesBlocksTwice,
+    LosesTheErrors,
+    DropsTokensOnPreemption,
+]
+
+
+@pytest.mark.parametrize("broken", PLANTED, ids=lambda broken: broken.__name__)
+def test_a_planted_bug_is_found(broken):
+    """By a law of the simulation or by a crash; the scheduler as it is passes the same seeds."""
+    assert any(dies(seed, broken) for seed in range(HUNT)), f"{HUNT} lives did not show it"
+
+
+def dies(seed: int, scheduler: type[Scheduler]) -> bool:
+    try:
+        Simulation(seed, scheduler).run()
+    except Exception:
+        return True
+    return False

@@ -1,0 +1,104 @@
+"""What the house rules say of all code at once: size, docstrings, and what may not be used where."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [path.relative_to(ROOT) for room in ("model", "service", "loadtest") for path in sorted((ROOT / room).rglob("*.py"))]
+HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
+MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
+READS_ENVIRONMENT = {Path("service/settings.py"), Path("service/supervisor.py")}
+"""The settings, and the parent of Ray, which hands its own environment on."""
+UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+each_file = pytest.mark.parametrize("path", SOURCES, ids=str)
+each_house_file = pytest.mark.parametrize("path", HOUSE, ids=str)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and length in lines of each function, nested ones too."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, Function):
+            yield f"{path}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1
+
+
+def imported(path: Path) -> set[str]:
+    """Modules and names that a file imports, dotted."""
+    names: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def calls(path: Path) -> list[str]:
+    return [ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+
+
+def reads_environment(path: Path) -> bool:
+    touched = {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    names = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
+    return bool(names & (touched | imported(path)))
+
+
+def test_there_is_code_to_look_at():
+    assert {"model", "service", "loadtest"} == {path.parts[0] for path in SOURCES}
+    assert len(SOURCES) > 40
+
+
+@each_file
+def test_no_file_is_longer_than_a_reader_bears(path):
+    assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= MAX_FILE
+
+
+def test_functions_are_short():
+    lengths = dict(pair for path in SOURCES for pair in functions(path))
+    assert {} == {name: length for name, length in lengths.items() if length > MAX_FUNCTION}
+    assert median(lengths.values()) <= MAX_MEDIAN
+    assert quantiles(lengths.values(), n=10)[-1] <= MAX_P90
+
+
+@each_house_file
+def test_every_module_and_public_name_has_a_docstring(path):
+    module = tree(path)
+    public = [node for node in module.body if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_")]
+    silent = [node.name for node in public if ast.get_docstring(node) is None]
+    assert [] == silent
+    assert path.name == "__init__.py" or ast.get_docstring(module)
+
+
+def test_the_environment_is_read_in_one_place():
+    assert READS_ENVIRONMENT == {path for path in HOUSE if reads_environment(path)}
+
+
+@each_house_file
+def test_nothing_that_runs_what_it_reads_is_used(path):
+    """Checkpoints, requests and messages are data: no pickle in any form, no eval."""
+    assert set() == {name.partition(".")[0] for name in imported(path)} & UNSAFE_MODULES
+    assert set() == set(calls(path)) & UNSAFE_CALLS
+
+
+@pytest.mark.parametrize("path", [path for path in HOUSE if path.parts[0] == "model"], ids=str)
+def test_the_model_prints_only_where_it_is_a_program(path):
+    """Training and `python -m model` talk to a terminal; all else has a log."""
+    assert path.parts[1] in ("train", "__main__.py") or "print" not in calls(path)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("[mps]*/**/__init__.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_parent_packages_are_empty(path):
+    """What stands there is imported with every module below it, unseen by import-linter."""
+    assert "" == path.read_text(encoding="utf-8")
