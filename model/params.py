@@ -1,6 +1,5 @@
 """What a caller may ask of the engine. The one validator of both transports: types and ranges, with the field named."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,16 @@ _SHOWN = 64
 
 def describe(value: Any) -> str:
     """A value as an error message shows it: its type, and no more than 64 characters of it."""
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else _text(value)
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
     return f"{shown!r} (string)" if isinstance(value, str) else f"{shown} ({_NAMES.get(type(value), type(value).__name__)})"
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "too many digits to show"
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -33,7 +39,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 
 def number(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
     """`value` as a float if it is a finite number from `low` (or above it) to `high`."""
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high  # NaN is in no range
     if not fits or (above_low and value == low):
         start = f"above {low:g} and at most" if above_low else f"from {low:g} to"
         raise InvalidRequest(f"{name} must be a number {start} {high:g}; got {describe(value)}", name)

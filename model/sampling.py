@@ -37,6 +37,8 @@ class Draw:
 def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids int64 [R]; -1 where a row holds NaN, or no token is left."""
     scores_RV = logits_RV.float()
+    if any(draw.banned for draw in draws):
+        scores_RV = scores_RV.clone()  # float() gives float32 logits back as they are, and they are the caller's
     for row, draw in enumerate(draws):
         if draw.banned:
             scores_RV[row, list(draw.banned)] = -math.inf
@@ -108,7 +110,8 @@ def gumbel_noise(keys: Sequence[int], vocab_size: int, device: torch.device) -> 
     hash_RV = keys_R1 ^ (torch.arange(vocab_size, device=device) * _signed(0x9E3779B97F4A7C15))[None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         hash_RV = (hash_RV ^ _shifted(hash_RV, shift)) * _signed(factor)
-    uniform_RV = ((hash_RV ^ _shifted(hash_RV, 31)) >> 40 & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
+    # 23 bits and a half bit are all that float32 holds: with one more, u could round to 1 and its noise be infinite
+    uniform_RV = ((hash_RV ^ _shifted(hash_RV, 31)) >> 41 & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
     return uniform_RV.log_().neg_().log_().neg_()
 
 

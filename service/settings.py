@@ -30,7 +30,7 @@ class Settings(BaseModel):
     grpc_port: Port = Field(9000, description="gRPC port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if the cluster has one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto is bfloat16 where it is native")
-    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+    max_model_len: Annotated[int, Field(ge=16)] | None = Field(
         None, description="tokens of prompt and answer; default: the model's"
     )
     max_batch_requests: Annotated[int, Field(ge=1, le=4096)] = Field(64, description="requests that run at the same time")

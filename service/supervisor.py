@@ -46,14 +46,13 @@ def run(settings: Settings) -> int:
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
-    """What must stand in the environment before Ray is imported. What the user has set stays."""
+    """What must stand in the environment before Ray is imported. What the user has set stays, but for the choice of proxy."""
     token = private / "token"
     token.touch(mode=0o600)
     token.write_text(os.urandom(32).hex(), encoding="ascii")
     fast = "1" if settings.proxy == "haproxy" else "0"
+    ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
     wanted = {
-        "RAY_SERVE_ENABLE_HA_PROXY": fast,
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         # A reload of HAProxy, as at each change of the replicas, cuts the streams that are older than this.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(settings.request_timeout_seconds) + 60),
@@ -67,7 +66,7 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         # The proxies share the cores: threads that wait must not spin.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | ours
 
 
 def end_orphans(seconds: float) -> None:

@@ -226,8 +226,8 @@ class Server:
         return httpx.AsyncClient(transport=transport, base_url="http://attend")
 
     def post(self, body: Any, **more: Any) -> httpx.Response:
-        """One POST to /v1/completions in an event loop of its own: bytes as they are, anything else as JSON."""
-        sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+        """One POST to /v1/completions in an event loop of its own: a dict as JSON, bytes or pieces as they are."""
+        sent = {"json": body} if isinstance(body, dict) else {"content": body}
         headers = {"content-type": "application/json"} | more.pop("headers", {})
 
         async def call() -> httpx.Response:
@@ -239,9 +239,7 @@ class Server:
     def outcomes(self) -> dict[tuple[str, str, str], int]:
         """How many calls ended how: (transport, route, outcome) to a count, without the zeros."""
         samples = [s for family in self.metrics.registry.collect() for s in family.samples if s.name == "attend_requests_total"]
-        return {
-            (s.labels["transport"], s.labels["route"], s.labels["outcome"]): int(s.value) for s in samples if s.value
-        }
+        return {(s.labels["transport"], s.labels["route"], s.labels["outcome"]): int(s.value) for s in samples if s.value}
 
     def value(self, name: str, **labels: str) -> float | None:
         """One sample of the metrics."""

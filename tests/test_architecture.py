@@ -9,7 +9,14 @@ from statistics import median, quantiles
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [path.relative_to(ROOT) for room in ("model", "service", "loadtest") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def files(*rooms: str, name: str) -> list[Path]:
+    return [path.relative_to(ROOT) for room in rooms for path in sorted((ROOT / room).rglob(name))]
+
+
+SOURCES = files("model", "service", "loadtest", name="*.py")
+PACKAGES = files("model", "service", "protos", name="__init__.py")
 HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
 READS_ENVIRONMENT = {Path("service/settings.py"), Path("service/supervisor.py")}
@@ -98,7 +105,7 @@ def test_the_model_prints_only_where_it_is_a_program(path):
     assert path.parts[1] in ("train", "__main__.py") or "print" not in calls(path)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("[mps]*/**/__init__.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PACKAGES, ids=str)
 def test_parent_packages_are_empty(path):
     """What stands there is imported with every module below it, unseen by import-linter."""
-    assert "" == path.read_text(encoding="utf-8")
+    assert "" == (ROOT / path).read_text(encoding="utf-8")

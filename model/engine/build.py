@@ -13,13 +13,14 @@ from model.config import EngineConfig, ModelConfig
 from model.engine.cache import count_blocks, free_memory
 from model.engine.engine import Engine
 from model.engine.loop import AsyncEngine
-from model.engine.request import EngineInfo
+from model.engine.request import EngineInfo, Request
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
-from model.errors import SettingError
+from model.errors import EngineFailed, SettingError
 from model.net.backends import BACKENDS, KVCache
 from model.net.checkpoint import load, read_config
-from model.net.packed import pack
+from model.net.packed import multiplies_bfloat16, pack
+from model.params import SamplingParams
 
 DEFAULT_MODEL = Path(model.__file__).parent / "default"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,10 +70,26 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
         num_blocks=engine_config.num_blocks,
         bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
-        fingerprint=fingerprint(folder, f"{dtype} {device} {backend.name} {torch.get_num_threads()}"),
+        fingerprint=fingerprint(folder, f"{dtype} {device} {backend.name} {options.num_threads or torch.get_num_threads()}"),
     )
     engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic)
-    return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, num_threads=options.num_threads)
+    warm_up(engine)
+
+    def prepare() -> None:
+        if options.num_threads:
+            torch.set_num_threads(options.num_threads)  # counts for the thread that calls it
+
+    return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare)
+
+
+def warm_up(engine: Engine) -> None:
+    """Two steps of a short request: the first caller pays for no lazy set-up, and a model that cannot run never serves."""
+    length = min(8, engine.scheduler.config.max_model_len - 2)
+    engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise EngineFailed(f"the model cannot run a first step: {output.error}")
 
 
 def choose_device(wanted: str) -> str:
@@ -86,8 +103,7 @@ def choose_dtype(wanted: str, device: str) -> torch.dtype:
     """`auto` is bfloat16 on CUDA and on CPUs that multiply it natively, else float32."""
     if wanted != "auto":
         return DTYPES[wanted]
-    native = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if device == "cuda" or multiplies_bfloat16() else torch.float32
 
 
 def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:
@@ -108,9 +124,9 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
 
 
 def fingerprint(folder: Path, setup: str) -> str:
-    """Changes whenever answers might: weights (size, head, middle and tail of each file), set-up, machine, versions."""
+    """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up, machine, versions."""
     digest = hashlib.sha256(f"{setup} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

@@ -48,6 +48,10 @@ class Engine:
         """End a request."""
         return self.scheduler.abort(request_id, reason)
 
+    def abort_all(self, reason: FinishReason) -> list[Output]:
+        """End every request."""
+        return self.scheduler.abort_all(reason)
+
     def step(self) -> list[Output]:
         """Let every scheduled request catch up by one step."""
         started = self._clock()

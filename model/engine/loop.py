@@ -45,18 +45,19 @@ class AsyncEngine:
         info: EngineInfo,
         *,
         max_queued_requests: int = 256,
-        num_threads: int = 0,
+        prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
-        self._num_threads = num_threads
+        self._prepare = prepare  # runs first on the step thread
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by request id; touched by the event loop's thread only
         self._wake = threading.Condition()
         self._commands: list[Callable[[], Output | None]] = []  # guarded by _wake
         self._stopping = False
+        self._over = False  # guarded by _wake: the step thread takes no more commands
         self._draining = False
         self._beat = clock()
         self._stats = engine.stats()
@@ -120,7 +121,7 @@ class AsyncEngine:
             self.abort(request_id, FinishReason.ABORT)
 
     def close(self) -> None:
-        """Stop the step thread after the step under way."""
+        """Stop the step thread after the step under way; what is still in flight is aborted."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -139,28 +140,34 @@ class AsyncEngine:
         stream = _Stream({request.request_id for request in requests}, asyncio.get_running_loop())
         for request in requests:
             self._streams[request.request_id] = stream
-        self._command(*(self._adder(request) for request in requests))
+        if not self._command(*(self._adder(request) for request in requests)):
+            for request in requests:
+                del self._streams[request.request_id]
+            raise EngineFailed("the engine has stopped")
         return stream
 
     def _adder(self, request: Request) -> Callable[[], None]:
         return lambda: self._engine.add(request)
 
-    def _command(self, *commands: Callable[[], Output | None]) -> None:
+    def _command(self, *commands: Callable[[], Output | None]) -> bool:
+        """Whether the step thread will carry them out: not when it is over."""
         with self._wake:
-            self._commands.extend(commands)
-            self._wake.notify()
+            if not self._over:
+                self._commands.extend(commands)
+                self._wake.notify()
+            return not self._over
 
     def _run(self) -> None:
         """The step thread."""
-        if self._num_threads:
-            import torch
-
-            torch.set_num_threads(self._num_threads)  # counts for the thread that calls it
         try:
+            self._prepare()
             while not self._stopping:
                 self._iterate()
+            self._hand_over(self._finish(), None)
         except BaseException as error:  # the thread's end must reach everyone who waits on it
             log.critical("the engine thread died", exc_info=True)
+            with self._wake:
+                self._over = True  # whoever comes after the failure was handed over is refused
             self._hand_over([], f"the engine stopped: {type(error).__name__}")
 
     def _iterate(self) -> None:
@@ -174,6 +181,16 @@ class AsyncEngine:
         self._stats = self._engine.stats()
         if outputs:
             self._hand_over(outputs, None)
+
+    def _finish(self) -> list[Output]:
+        """The last outputs: whoever still waits when the engine is closed must not wait for ever."""
+        with self._wake:
+            self._over = True
+            commands, self._commands = self._commands, []
+        outputs = [output for command in commands if (output := command()) is not None]
+        outputs += self._engine.abort_all(FinishReason.ABORT)
+        self._stats = self._engine.stats()
+        return outputs
 
     def _hand_over(self, outputs: list[Output], failure: str | None) -> None:
         """One call into each event loop that waits: in a service that is one loop."""

@@ -98,21 +98,23 @@ class Scheduler:
         request = self._by_id.get(request_id)
         return None if request is None else self._finish(request, reason)
 
+    def abort_all(self, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        """End every request in flight."""
+        return [self._finish(request, reason) for request in tuple(self._by_id.values())]
+
     def schedule(self) -> Plan:
         """The next step's work. Running requests come first, oldest first; then new ones while there is room."""
         budget = self.config.max_batch_tokens
         plan: list[Scheduled] = []
-        preempted = False
         for request in list(self._running):
             if budget == 0 or not request.blocks:
                 break  # those after a preempted request were preempted before it
             count = min(request.num_tokens - request.num_computed, budget)
-            preempted |= not self._make_room(request, request.num_computed + count)
+            self._make_room(request, request.num_computed + count)
             if request.blocks:
                 plan.append(Scheduled(request, request.num_computed, count))
                 budget -= count
-        if not preempted:
-            plan.extend(self._admit(budget))
+        plan.extend(self._admit(budget))
         return Plan(tuple(plan))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
@@ -152,16 +154,13 @@ class Scheduler:
             budget -= count
             yield Scheduled(request, 0, count)
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for `num_tokens` tokens, taken from the youngest requests if need be. False if any was preempted."""
-        undisturbed = True
+    def _make_room(self, request: Request, num_tokens: int) -> None:
+        """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""
         while not self._grow(request, num_tokens):
-            undisturbed = False
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
-                break
-        return undisturbed
+                return
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         missing = -(-num_tokens // self.config.block_size) - len(request.blocks)

@@ -79,6 +79,7 @@ def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
         pieces = parameter.detach().to(dtype).split(part_sizes(net.config, ours, len(theirs)) or len(parameter))
         tensors |= {name: piece.contiguous().clone() for name, piece in zip(theirs, pieces, strict=True)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     document = family.write(net.config) | {"dtype": str(dtype).removeprefix("torch.")}
     if family.weights is None:
         del document["dtype"]
@@ -188,6 +189,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _open(path: Path) -> Any:
+    try:
+        path.open("rb").close()  # safe_open calls a file that it may not read a missing one
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
         return safe_open(str(path), framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:

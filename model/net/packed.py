@@ -21,9 +21,14 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x_TE, self.weight, self.bias, "none", [], "")
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this torch comes with oneDNN, and this CPU has units for bfloat16."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def pack(net: nn.Module) -> None:
     """Replace every bfloat16 Linear of a CPU model by its packed form, in place; other models stay as they are."""
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight") or not torch.backends.mkldnn.is_available():
+    if not multiplies_bfloat16():
         return
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):

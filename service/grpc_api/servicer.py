@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import grpc
 from grpc_health.v1 import health_pb2
 
-from model.errors import InvalidRequest, NotSupported
+from model.errors import InvalidRequest
 from protos.attend.v1 import generation_pb2 as pb
 from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
@@ -77,17 +78,17 @@ class GrpcMethods:
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Not carried out yet."""
-        _refuse(NotSupported("Tokenize is not supported yet"), "", grpc_context)
+        _unimplemented("Tokenize", grpc_context)
         return pb.TokenizeResponse()
 
     async def Detokenize(self, request: pb.DetokenizeRequest, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Not carried out yet."""
-        _refuse(NotSupported("Detokenize is not supported yet"), "", grpc_context)
+        _unimplemented("Detokenize", grpc_context)
         return pb.DetokenizeResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
         """Not carried out yet."""
-        _refuse(NotSupported("GetServerInfo is not supported yet"), "", grpc_context)
+        _unimplemented("GetServerInfo", grpc_context)
         return pb.GetServerInfoResponse()
 
     async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:  # noqa: N802
@@ -119,6 +120,11 @@ def decoded(request: pb.GenerateRequest | Malformed) -> pb.GenerateRequest:
     if isinstance(request, Malformed):
         raise InvalidRequest(f"the bytes sent are not a valid {request.message_type}")
     return request
+
+
+def _unimplemented(method: str, context: Context) -> None:
+    context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+    context.set_details(f"{method} is not supported yet")
 
 
 def _refuse(error: Exception, request_id: str, context: Context) -> None:

@@ -93,11 +93,18 @@ def build_router(site: Site) -> APIRouter:
             "max_model_len": service.engine.info.max_model_len,
         }
 
+    _add_operations(router, site)
+    return router
+
+
+def _add_operations(router: APIRouter, site: Site) -> None:
+    """What an operator asks: health, readiness, version, metrics."""
+
     @router.get("/health", include_in_schema=False)
     @router.get("/healthz")
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
-        age = service.engine.heartbeat_age()
+        age = site.service.engine.heartbeat_age()
         return PlainTextResponse(
             "ok\n" if age < STALE_SECONDS else "the engine is stuck\n", 200 if age < STALE_SECONDS else 503
         )
@@ -111,11 +118,11 @@ def build_router(site: Site) -> APIRouter:
     @router.get("/version")
     async def version() -> Response:
         """What is running."""
-        info = service.engine.info
+        info = site.service.engine.info
         return Json(
             {
                 "version": site.version,
-                "model": service.model_name,
+                "model": site.service.model_name,
                 "family": info.family,
                 "device": info.device,
                 "dtype": info.dtype,
@@ -128,8 +135,6 @@ def build_router(site: Site) -> APIRouter:
     async def metrics() -> Response:
         """Prometheus text of all replicas."""
         return Response(await site.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return router
 
 
 async def sse(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: CompletionWriter) -> AsyncIterator[bytes]:

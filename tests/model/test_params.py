@@ -39,7 +39,9 @@ NO_INTEGER = (*NO_NUMBER, 3.0, 0.5)
 
 
 def cases(table):
-    return [pytest.param(field, value, id=f"{field}-{str(value)[:24]!r}") for field, values in table.items() for value in values]
+    return [
+        pytest.param(field, value, id=f"{field}-{str(value)[:24]!r}") for field, values in table.items() for value in values
+    ]
 
 
 def make(field, value):
@@ -136,6 +138,6 @@ def test_token_ids_of_the_vocabulary_come_back_as_a_tuple(ids):
 
 @pytest.mark.parametrize("wrong", [-1, 96, 2**31, 2**63, 1.0, True, "1", None, math.nan, [1]], ids=str)
 def test_one_token_id_outside_the_vocabulary_refuses_them_all(wrong):
-    with pytest.raises(InvalidRequest, match="^prompt must be an integer from 0 to 95; got ") as caught:
+    with pytest.raises(InvalidRequest, match=r"^prompt must be an integer from 0 to 95; got ") as caught:
         token_ids("prompt", [0, wrong], 96)
     assert "prompt" == caught.value.field

@@ -1,6 +1,7 @@
 """Engines for tests: a runner whose tokens can be computed by hand, tiny real ones, and a clock that is set."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -94,16 +95,40 @@ class FakeRunner:
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
 
+class Gate:
+    """Lets as many steps through as it was told to."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._steps = math.inf
+
+    def open(self) -> None:
+        self.allow(math.inf)
+
+    def shut(self) -> None:
+        with self._changed:
+            self._steps = 0
+
+    def allow(self, steps: float) -> None:
+        with self._changed:
+            self._steps += steps
+            self._changed.notify_all()
+
+    def pass_through(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._steps > 0, 20), "nobody opened the gate"
+            self._steps -= 1
+
+
 class GatedRunner(FakeRunner):
-    """A fake whose steps wait while the gate is shut."""
+    """A fake whose steps wait at a gate, which is open at first."""
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        self.gate = threading.Event()
-        self.gate.set()
+        self.gate = Gate()
 
     def submit(self, plan: Plan) -> Done:
-        assert self.gate.wait(20), "nobody opened the gate"
+        self.gate.pass_through()
         return super().submit(plan)
 
 
@@ -179,7 +204,7 @@ def threaded(
     try:
         yield engine
     finally:
-        inner.runner.gate.set()
+        inner.runner.gate.open()
         engine.close()
     assert not engine._thread.is_alive(), "the thread outlives its engine"
     if not dies:

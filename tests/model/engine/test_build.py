@@ -1,4 +1,4 @@
-"""From a folder to an engine: what is chosen, how large it is, when its fingerprint changes, and that it speaks as it should."""
+"""From a folder to an engine: what is chosen, how large it is, when its fingerprint changes, and what it says."""
 
 import asyncio
 from contextlib import aclosing
@@ -20,6 +20,9 @@ CONFIG = tiny_config()
 BLOCK = CONFIG.kv_bytes_per_token(4) * 16
 """Bytes of one block of 16 tokens in float32."""
 OPTIONS = EngineOptions(device="cpu", dtype="float32", num_threads=1, kv_cache_memory=65 * BLOCK)
+
+NATIVE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+needs_units = pytest.mark.skipif(not NATIVE, reason="this CPU has no units for bfloat16, so nothing is packed")
 
 
 def sized(memory_blocks: int, **options):
@@ -45,7 +48,7 @@ def folder(tmp_path_factory):
 
 def test_cuda_without_a_device_is_an_error_and_never_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SettingError, match="^device is cuda, but"):
+    with pytest.raises(SettingError, match=r"^device is cuda, but"):
         choose_device("cuda")
 
 
@@ -65,6 +68,17 @@ def test_auto_takes_the_gpu_that_is_there(monkeypatch, there, wanted, chosen):
 def test_auto_is_bfloat16_where_it_is_native(monkeypatch, native, device, dtype):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
     assert dtype == choose_dtype("auto", device)
+
+
+def no_such_operator():
+    raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_is_mkldnn_bf16_supported'")
+
+
+def test_auto_is_float32_where_torch_comes_without_onednn(monkeypatch):
+    """As on Apple's CPUs, where the operator that is asked does not exist."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", no_such_operator)
+    assert torch.float32 == choose_dtype("auto", "cpu")
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
@@ -99,7 +113,7 @@ def test_a_context_beyond_the_models_positions_is_refused_by_name():
 
 def test_a_context_beyond_the_cache_is_refused_by_name():
     """What was asked for is never lowered in silence."""
-    with pytest.raises(SettingError, match="^max_model_len is 49 tokens, but the KV cache holds 48: raise kv_cache_memory"):
+    with pytest.raises(SettingError, match=r"^max_model_len is 49 tokens, but the KV cache holds 48: raise kv_cache_memory"):
         sized(4, max_model_len=49)
     assert 48 == sized(4, max_model_len=48).max_model_len
 
@@ -199,6 +213,7 @@ def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path):
         build_engine(tmp_path, OPTIONS)
 
 
+@needs_units
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_a_packed_linear_is_the_linear(bias, rows):
@@ -209,6 +224,7 @@ def test_a_packed_linear_is_the_linear(bias, rows):
         torch.testing.assert_close(linear(x), PackedLinear(linear)(x), rtol=2e-2, atol=2e-2)
 
 
+@needs_units
 def test_packing_replaces_every_linear_of_a_bfloat16_decoder_and_keeps_its_embedding():
     """Also the head that shares its weight with the embedding."""
     net = tiny_decoder(CONFIG).bfloat16()

@@ -12,7 +12,7 @@ from model.engine.loop import AsyncEngine
 from model.engine.request import EngineStats, FinishReason, Output
 from model.engine.scheduler import Scheduler
 from model.errors import ContextTooLong, EngineFailed, Overloaded, Unavailable
-from tests.model.engine.machines import Clock, FakeRunner, ask, fake_answer, info, sizes, threaded, told, until
+from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
 """Of an engine of the usual size with nothing to do."""
@@ -36,16 +36,16 @@ def expected(requests) -> dict:
     return {request.request_id: fake_answer(request) for request in requests}
 
 
-def gate(engine: AsyncEngine) -> threading.Event:
+def gate(engine: AsyncEngine) -> Gate:
     return engine._engine.runner.gate
 
 
 async def begun(engine: AsyncEngine, *requests):
-    """A stream whose requests run and have brought something, its engine held before the next step."""
+    """A stream whose requests have had one step and its outputs; the engine is held before the next."""
+    gate(engine).shut()
     stream = engine.generate(requests)
-    first = await anext(stream)
-    gate(engine).clear()
-    return stream, first
+    gate(engine).allow(1)
+    return stream, await anext(stream)
 
 
 async def in_flight(engine: AsyncEngine, *names: str) -> asyncio.Task:
@@ -82,7 +82,7 @@ def test_closing_the_iterator_aborts_the_request_and_frees_its_blocks():
     async def leave(engine):
         stream, _ = await begun(engine, ask("a", max_tokens=200), ask("b", max_tokens=200))
         await stream.aclose()
-        gate(engine).set()
+        gate(engine).open()
         await until(lambda: engine.stats() == IDLE)
 
     with threaded() as engine:
@@ -91,12 +91,14 @@ def test_closing_the_iterator_aborts_the_request_and_frees_its_blocks():
 
 def test_a_cancelled_reader_aborts_its_request():
     async def leave(engine):
-        gate(engine).clear()
+        gate(engine).shut()
         task = await in_flight(engine, "a")
+        gate(engine).allow(1)
+        await until(lambda: engine.stats().num_running == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert {} == engine._streams
-        gate(engine).set()
+        gate(engine).open()
         await until(lambda: engine.stats() == IDLE)
 
     with threaded() as engine:
@@ -108,7 +110,7 @@ def test_closing_one_stream_leaves_the_others_undisturbed():
         stream, _ = await begun(engine, ask("a", max_tokens=200))
         rest = await in_flight(engine, "b", "c")
         await stream.aclose()
-        gate(engine).set()
+        gate(engine).open()
         return await rest
 
     with threaded() as engine:
@@ -121,7 +123,7 @@ def test_an_abort_with_a_reason_reaches_the_reader(reason):
         stream, first = await begun(engine, ask("a", max_tokens=200), ask("b", max_tokens=5))
         engine.abort("a", reason)
         engine.abort("nobody", reason)
-        gate(engine).set()
+        gate(engine).open()
         async for batch in stream:
             first += batch
         return [told([o for o in first if o.request_id == name]) for name in "ab"]
@@ -137,7 +139,7 @@ def test_a_full_queue_refuses_without_a_trace():
     """One too many is refused whole, also when a part of it would have found a place."""
 
     async def crowd(engine):
-        gate(engine).clear()
+        gate(engine).shut()
         running = [await in_flight(engine, name) for name in "abc"]
         before = set(engine._streams)
         with pytest.raises(Overloaded, match="4 is the limit") as caught:
@@ -147,7 +149,7 @@ def test_a_full_queue_refuses_without_a_trace():
         running.append(await in_flight(engine, "d"))
         with pytest.raises(Overloaded):
             await collect(engine, [ask("e")])
-        gate(engine).set()
+        gate(engine).open()
         return [await task for task in running]
 
     with threaded(max_queued_requests=2, max_batch_requests=2) as engine:
@@ -170,14 +172,14 @@ def test_a_request_that_can_never_fit_refuses_its_call_without_a_trace():
 
 def test_draining_refuses_the_new_and_lets_the_running_end():
     async def drain(engine):
-        gate(engine).clear()
+        gate(engine).shut()
         running = await in_flight(engine, "a", "b")
         draining = asyncio.create_task(engine.drain(30))
         await until(lambda: engine.draining)
         with pytest.raises(Unavailable):
             await collect(engine, [ask("late")])
         assert not draining.done()
-        gate(engine).set()
+        gate(engine).open()
         await draining
         return await running
 
@@ -192,7 +194,7 @@ def test_a_drain_whose_time_is_up_aborts_the_rest():
         await until(lambda: engine.draining)
         clock.now += 31
         await until(lambda: engine._commands or not engine._streams)
-        gate(engine).set()
+        gate(engine).open()
         async for batch in stream:
             first += batch
         await draining
@@ -203,35 +205,23 @@ def test_a_drain_whose_time_is_up_aborts_the_rest():
         assert FinishReason.ABORT is asyncio.run(drain(engine, clock))[1]
 
 
-def test_an_engine_closed_after_its_drain_leaves_no_reader_waiting():
-    """Every accepted request ends with a reason, also when the end of the process is near."""
+@pytest.mark.parametrize("drained", [True, False])
+def test_an_engine_that_is_closed_leaves_no_reader_waiting(drained):
+    """Every accepted request ends with a reason, also the one that a drain without patience has just aborted."""
 
     async def stop(engine):
-        gate(engine).clear()
-        running = await in_flight(engine, "a", "b")
-        await engine.drain(0)
-        threading.Timer(0.01, gate(engine).set).start()
+        gate(engine).shut()
+        running, queued = await in_flight(engine, "a", "b"), await in_flight(engine, "c")
+        if drained:
+            await engine.drain(0)
+        threading.Timer(0.01, gate(engine).allow, [1]).start()
         engine.close()
         async with asyncio.timeout(2):
-            return await running
+            return (await running) | (await queued)
 
     with threaded() as engine:
         found = asyncio.run(stop(engine))
-    assert {FinishReason.ABORT} == {reason for _, reason in found.values()}
-
-
-def test_closing_without_a_drain_leaves_no_reader_waiting():
-    async def stop(engine):
-        stream, first = await begun(engine, ask("a", max_tokens=200))
-        threading.Timer(0.01, gate(engine).set).start()
-        engine.close()
-        async with asyncio.timeout(2):
-            async for batch in stream:
-                first += batch
-        return told(first)
-
-    with threaded() as engine:
-        assert FinishReason.ABORT is asyncio.run(stop(engine))[1]
+    assert dict.fromkeys("abc", FinishReason.ABORT) == {name: reason for name, (_, reason) in found.items()}
 
 
 def break_down(engine: AsyncEngine) -> None:
@@ -246,10 +236,10 @@ def break_down(engine: AsyncEngine) -> None:
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_dead_thread_fails_every_stream(calls):
     async def die(engine):
-        gate(engine).clear()
+        gate(engine).shut()
         tasks = [await in_flight(engine, f"{call}a", f"{call}b") for call in range(calls)]
         break_down(engine)
-        gate(engine).set()
+        gate(engine).open()
         failures = await asyncio.gather(*tasks, return_exceptions=True)
         assert [(EngineFailed, "the engine stopped: MemoryError")] * calls == [(type(e), str(e)) for e in failures]
         await until(lambda: not engine._thread.is_alive())
@@ -309,12 +299,12 @@ def test_the_heart_beats_while_idle(monkeypatch):
 
 def test_the_heart_stands_still_while_a_step_hangs():
     async def hang(engine, clock):
-        gate(engine).clear()
+        gate(engine).shut()
         task = await in_flight(engine, "a")
         await until(lambda: engine._commands == [])
         clock.now += 60
         age = engine.heartbeat_age()
-        gate(engine).set()
+        gate(engine).open()
         await task
         return age
 
@@ -327,7 +317,7 @@ def test_a_slow_reader_finds_all_that_came_in_one_list():
     async def dawdle(engine):
         request = ask("a", max_tokens=30)
         stream, first = await begun(engine, request)
-        gate(engine).set()
+        gate(engine).open()
         await until(lambda: engine.stats() == IDLE)
         rest = [batch async for batch in stream]
         assert 1 == len(rest)
@@ -344,7 +334,7 @@ def test_requests_that_nobody_has_picked_up_count_as_waiting():
         await until(lambda: engine.stats().num_running == 1)
         task = await in_flight(engine, "b", "c")
         assert (1, 2) == (engine.stats().num_running, engine.stats().num_waiting)
-        gate(engine).set()
+        gate(engine).open()
         await stream.aclose()
         await task
 
@@ -358,22 +348,23 @@ def test_event_loops_in_two_threads_do_not_mix():
     def serve(engine, side):
         requests = [ask(f"{side}{at}", [at], 20, seed=side) for at in range(6)]
 
-        async def check_thread():
-            here = threading.get_ident()
+        async def read():
             async with aclosing(engine.generate(requests)) as stream:
                 outputs = []
                 async for batch in stream:
                     outputs += batch
                     problems.extend(o for o in batch if not o.request_id.startswith(str(side)))
-                    problems.extend([side] * (here != threading.get_ident()))
             return {r.request_id: told([o for o in outputs if o.request_id == r.request_id]) for r in requests}
 
-        found[side] = (expected(requests), asyncio.run(check_thread()))
+        found[side] = (expected(requests), asyncio.run(read()))
 
     with threaded(max_batch_requests=5) as engine:
+        gate(engine).shut()
         threads = [threading.Thread(target=serve, args=(engine, side)) for side in (1, 2)]
         for thread in threads:
             thread.start()
+        asyncio.run(until(lambda: len(engine._streams) == 12))
+        gate(engine).open()
         for thread in threads:
             thread.join(20)
     assert [] == problems

@@ -37,7 +37,8 @@ def free(scheduler: Scheduler) -> bool:
 @pytest.mark.parametrize("name", ["request", "blocks", "scheduler"])
 def test_the_scheduler_is_plain_python(name):
     """Imported into a fresh interpreter, it brings no tensor and no network library with it."""
-    code = f"import sys, model.engine.{name}; print([m for m in ('torch', 'ray', 'grpc', 'fastapi', 'numpy') if m in sys.modules])"
+    heavy = ("torch", "ray", "grpc", "fastapi", "numpy")
+    code = f"import sys, model.engine.{name}; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]\n" == found.stdout
 
@@ -51,7 +52,7 @@ def test_without_requests_the_plan_is_empty():
 def test_a_request_computes_its_prompt_at_once_and_then_token_by_token():
     scheduler, runner = machine()
     scheduler.add(ask("a", [5, 6, 7], max_tokens=3))
-    assert [[("a", 0, 3)], [("a", 3, 1)], [("a", 4, 1)], []] == plans(scheduler, runner, 3) + [shown(scheduler.schedule())]
+    assert [[("a", 0, 3)], [("a", 3, 1)], [("a", 4, 1)], []] == [*plans(scheduler, runner, 3), shown(scheduler.schedule())]
     assert free(scheduler)
 
 
@@ -146,7 +147,7 @@ def test_what_can_never_fit_is_refused_by_name(prompt, max_tokens, field):
 
 def test_an_empty_prompt_is_refused():
     scheduler, _ = machine()
-    with pytest.raises(InvalidRequest, match="^prompt must hold at least one token") as caught:
+    with pytest.raises(InvalidRequest, match=r"^prompt must hold at least one token") as caught:
         scheduler.add(ask("a", []))
     assert "prompt" == caught.value.field
     assert 0 == scheduler.num_waiting

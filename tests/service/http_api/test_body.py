@@ -1,0 +1,200 @@
+"""A body is strict JSON, bounded in size and depth, and what is wrong with it is said in a sentence, quickly."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import InvalidRequest
+from service.http_api.body import MAX_BYTES, MAX_DEPTH, parse
+from tests.fakes import build_server
+
+JSON = {"content-type": "application/json"}
+scalars = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+trees = st.recursive(
+    scalars | texts, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.dictionaries(texts, trees, max_size=5), st.booleans())
+def test_whatever_json_can_say_is_read_back(document, ascii_only):
+    assert parse(json.dumps(document, ensure_ascii=ascii_only).encode()) == document
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.binary(max_size=40) | st.text('{}[]":,\\u0d8 1eE-', max_size=40).map(str.encode))
+def test_any_other_bytes_are_refused_in_a_sentence_and_never_crash(data):
+    try:
+        document = parse(data)
+    except InvalidRequest as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 200
+    else:
+        assert document == json.loads(data)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"  \n", "not valid JSON"),
+        (b"42", "must be a JSON object"),
+        (b"[1]", "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b'{"a": 1', "not valid JSON"),
+        (b"{'a': 1}", "not valid JSON"),
+        (b'{"a": 1,}', "not valid JSON"),
+        (b'{"a": 1} {}', "not valid JSON"),
+        (b'{"a": 01}', "not valid JSON"),
+        (b'{"a": +1}', "not valid JSON"),
+        (b'{"a": 0x10}', "not valid JSON"),
+        (b'{"a": 1 /* one */}', "not valid JSON"),
+        (b'{"a": "\n"}', "not valid JSON"),
+        (b'{"a": "\\x41"}', "not valid JSON"),
+        (b'\xef\xbb\xbf{"a": 1}', "byte order mark"),
+        ('{"a": 1}'.encode("utf-16"), "UTF-8"),
+        (b'{"a": "\xff"}', "UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', "UTF-8"),
+        (b'{"a": "\xc0\x80"}', "UTF-8"),
+        (b'{"a": 1, "a": 1}', "'a' twice"),
+        (b'{"b": {"a": 1, "c": 2, "a": 3}}', "'a' twice"),
+        (b'{"a": 1, "\\u0061": 1}', "'a' twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": Infinity}', "Infinity"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": 1e999}', "out of range"),
+        (b'{"a": -1e999}', "out of range"),
+        (b'{"a": ' + b"9" * 401 + b"}", "out of range"),
+        (b'{"a": ' + b"9" * 100_000 + b"}", "out of range"),
+        (b'{"a": "\\ud800"}', "lone surrogate"),
+        (b'{"a": "x\\udc00y"}', "lone surrogate"),
+        (b'{"a": ["b", {"c": "\\udfff"}]}', "lone surrogate"),
+        (b'{"\\ud800": 1}', "lone surrogate"),
+        (b'{"a": "\\ude00\\ud83d"}', "lone surrogate"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused_with_the_reason(body, words):
+    with pytest.raises(InvalidRequest) as caught:
+        parse(body)
+    assert words in str(caught.value)
+
+
+def test_a_duplicate_key_is_the_field_of_its_error():
+    with pytest.raises(InvalidRequest) as caught:
+        parse(b'{"seed": 1, "n": 2, "seed": 3}')
+    assert caught.value.field == "seed"
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b'{"a": "\\u0000"}', "\0"),
+        (b'{"a": "\\ud83d\\ude00"}', "😀"),
+        ('{"a": "😀"}'.encode(), "😀"),
+        (b'{"a": 9007199254740993}', 2**53 + 1),
+        (b'{"a": ' + b"9" * 400 + b"}", int("9" * 400)),
+        (b'{"a": -0.0}', 0.0),
+        (b'{"a": 1e-999}', 0.0),
+        (b'{"a": 1e2}', 100.0),
+        (b'\r\n\t {"a": ""} \n', ""),
+    ],
+)
+def test_what_json_allows_is_read_as_it_is(body, value):
+    assert parse(body) == {"a": value}
+
+
+def nested(depth: int, opening: bytes, closing: bytes) -> bytes:
+    return b'{"a":' + opening * (depth - 1) + b"1" + closing * (depth - 1) + b"}"
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"k":', b"}")])
+def test_thirty_two_levels_are_read_and_thirty_three_are_not(opening, closing):
+    assert "a" in parse(nested(MAX_DEPTH, opening, closing))
+    with pytest.raises(InvalidRequest, match="deeper than 32"):
+        parse(nested(MAX_DEPTH + 1, opening, closing))
+
+
+@pytest.mark.parametrize("body", [nested(100_000, b"[", b"]"), b"[" * MAX_BYTES, b'{"a":' * 200_000, b'{"":[' * 200_000])
+def test_depth_is_refused_before_anything_recurses(body):
+    with pytest.raises(InvalidRequest, match="deeper than 32"):
+        parse(body)
+
+
+@pytest.mark.parametrize("text", ["[" * 100, '\\"[{' * 100, "]" * 100 + "[" * 100, "\\\\", '\\\\\\"' + "[" * 50])
+def test_brackets_inside_strings_do_not_count(text):
+    body = b'{"a": "' + text.encode() + b'", "b": [1]}'
+    assert parse(body) == json.loads(body)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "unit",
+    [b'"', b"\\", b'\\"', b'"\\', b"a", b'a"', b'""', b'","', b"\\\\", b"\\u0041", b" ", b"1", b"-", b"1e", b"]", b"}[", b":"],
+)
+@pytest.mark.parametrize("start", [b"", b'{"a": "', b'{"a": '])
+def test_the_time_to_refuse_a_mebibyte_does_not_grow_with_its_square(start, unit):
+    """Quadratic reading of one of these takes minutes; the time-out is all that measures."""
+    body = start + unit * (MAX_BYTES // len(unit))
+    with pytest.raises(InvalidRequest):
+        parse(body)
+
+
+@pytest.mark.timeout(20)
+def test_many_keys_of_which_the_last_stands_twice_are_refused_in_time():
+    keys = [f'"{number:x}":1' for number in range(90_000)]
+    with pytest.raises(InvalidRequest, match="'last' twice"):
+        parse(("{" + ",".join([*keys, '"last":1', '"last":2']) + "}").encode())
+
+
+def padded(size: int) -> bytes:
+    body = b'{"prompt":"a","max_tokens":1}'
+    return body + b" " * (size - len(body))
+
+
+def test_a_body_of_the_limit_is_read_and_one_byte_more_is_413():
+    assert build_server().post(padded(MAX_BYTES)).status_code == 200
+    answer = build_server().post(padded(MAX_BYTES + 1))
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+    assert "1048576 bytes" in answer.json()["error"]["message"]
+
+
+def test_the_limit_holds_without_a_content_length_and_against_a_false_one():
+    async def pieces(size):
+        for start in range(0, size, 1 << 16):
+            yield padded(size)[start : start + (1 << 16)]
+
+    for size, status in ((MAX_BYTES, 200), (MAX_BYTES + 1, 413)):
+        assert build_server().post(pieces(size)).status_code == status
+    assert build_server().post(b"{}", headers={"content-length": str(MAX_BYTES + 1)}).status_code == 413
+    assert build_server().post(padded(MAX_BYTES + 1), headers={"content-length": "2"}).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/json;charset=UTF-8", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("application/jsonp", 415),
+        ("", 415),
+    ],
+)
+def test_only_json_is_taken_for_json(kind, status):
+    answer = build_server().post(padded(40), headers={"content-type": kind})
+    assert answer.status_code == status
+    if status == 415:
+        assert "Content-Type" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "zstd", "gzip, identity"])
+def test_a_compressed_body_is_refused_unread(coding):
+    answer = build_server().post(b"\x1f\x8b", headers={"content-encoding": coding})
+    assert answer.status_code == 415
+    assert "Content-Encoding" in answer.json()["error"]["message"]
+    assert build_server().post(padded(40), headers={"content-encoding": "identity"}).status_code == 200

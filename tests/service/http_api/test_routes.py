@@ -1,0 +1,428 @@
+"""The routes: whole answers and streams, errors in OpenAI's shape with a real status, and what OpenAI's own client sees."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+from types import SimpleNamespace
+
+import openai
+import pytest
+import uvicorn
+
+from model.errors import EngineFailed, Overloaded, Unavailable
+from service.http_api.routes import STALE_SECONDS
+from tests.fakes import FakeEngine, Server, build_server, says, until
+
+ROUTE = ("http", "/v1/completions")
+
+
+def events(text: str) -> list[dict]:
+    """The objects of a stream that ends as it must."""
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def get(server: Server, path: str, method: str = "GET", **more):
+    async def call():
+        async with server.http() as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(call())
+
+
+def test_a_whole_answer_is_one_object():
+    server = build_server(FakeEngine(says("café 😀")))
+    answer = server.post({"prompt": "abc", "max_tokens": 50, "seed": 3, "model": "fake"})
+    document = answer.json()
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert document["choices"] == [
+        {"index": 0, "text": "café 😀", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+    assert document["usage"] == {"prompt_tokens": 3, "completion_tokens": 11, "total_tokens": 14}
+    assert (document["model"], document["seed"], document["system_fingerprint"]) == ("fake", 3, "fp_fake")
+    assert server.outcomes() == {(*ROUTE, "stop"): 1}
+
+
+def test_the_bytes_of_a_stream_are_golden():
+    body = {"prompt": "a", "max_tokens": 2, "stream": True, "seed": 7, "stream_options": {"include_usage": True}}
+    answer = build_server().post(body, headers={"x-request-id": "r1"})
+    created = re.search(r'"created":(\d+)', answer.text)[1]
+    head = f'data: {{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"fake","system_fingerprint":"fp_fake",'
+    assert answer.text == (
+        f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],"seed":7}}\n\n'
+        f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],"seed":7}}\n\n'
+        f'{head}"choices":[],"usage":{{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}}}\n\n'
+        "data: [DONE]\n\n"
+    )
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["x-accel-buffering"] == "no"
+
+
+def test_a_stream_put_together_is_the_whole_answer():
+    body = {"prompt": ["a", "k"], "n": 2, "max_tokens": 5, "seed": 1, "stop": ["d"], "return_token_ids": True}
+    whole = build_server().post(body).json()
+    streamed = events(build_server(FakeEngine(burst=2)).post(body | {"stream": True}).text)
+    choices = [choice for event in streamed for choice in event["choices"]]
+    for expected in whole["choices"]:
+        mine = [choice for choice in choices if choice["index"] == expected["index"]]
+        assert "".join(choice["text"] for choice in mine) == expected["text"]
+        assert sum((choice["token_ids"] for choice in mine), []) == expected["token_ids"]
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + [expected["finish_reason"]]
+        assert mine[-1]["stop_reason"] == expected["stop_reason"]
+    assert {event["id"] for event in streamed} == {streamed[0]["id"]}
+
+
+def test_a_character_is_never_split_over_events():
+    streamed = events(build_server(FakeEngine(says("é😀日"))).post({"prompt": "a", "stream": True}).text)
+    assert [event["choices"][0]["text"] for event in streamed if event["choices"][0]["text"]] == ["é", "😀", "日"]
+
+
+def test_continuous_usage_stands_in_every_chunk_and_grows():
+    options = {"continuous_usage_stats": True}
+    streamed = events(build_server().post({"prompt": "ab", "max_tokens": 3, "stream": True, "stream_options": options}).text)
+    assert [event["usage"]["completion_tokens"] for event in streamed] == [1, 2, 3]
+    assert {event["usage"]["prompt_tokens"] for event in streamed} == {2}
+
+
+def test_usage_is_absent_unless_asked_for():
+    for options in (None, {}, {"include_usage": False}):
+        streamed = events(build_server().post({"prompt": "a", "stream": True, "stream_options": options}).text)
+        assert not any("usage" in event for event in streamed)
+
+
+REFUSALS = [
+    (Overloaded("the queue is full", 7), 429, "rejected", {"retry-after": "7"}),
+    (Unavailable("draining"), 503, "rejected", {"retry-after": "1"}),
+    (EngineFailed("SecretError"), 500, "error", {}),
+    (ZeroDivisionError("SecretError"), 500, "error", {}),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status", "outcome", "headers"), REFUSALS)
+def test_a_failure_before_the_first_token_has_a_status_of_its_own(error, status, outcome, headers, stream):
+    engine = FakeEngine()
+    engine.refusal = error
+    server = build_server(engine)
+    answer = server.post({"prompt": "a", "stream": stream})
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert headers.items() <= answer.headers.items()
+    assert "Secret" not in answer.text
+    assert server.outcomes() == {(*ROUTE, outcome): 1}
+
+
+def test_a_deadline_before_the_first_token_is_504_and_not_to_be_retried():
+    server = build_server(FakeEngine(held=True))
+    answer = server.post({"prompt": "a", "deadline_ms": 1, "stream": True})
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert server.outcomes() == {(*ROUTE, "deadline"): 1}
+
+
+def breaks(request) -> int:
+    if len(request.output) == 2:
+        raise ZeroDivisionError("SecretError")
+    return ord("x")
+
+
+@pytest.mark.parametrize("how", ["a request", "a bug"])
+def test_a_failure_in_the_stream_is_an_error_event_and_then_done(how):
+    engine = FakeEngine(breaks if how == "a bug" else says("xxxx"))
+    engine.broken_after = 2 if how == "a request" else None
+    server = build_server(engine)
+    answer = server.post({"prompt": "a", "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, last = events(answer.text)
+    assert (answer.status_code, len(chunks), set(last)) == (200, 2, {"error"})
+    assert last["error"]["message"] == f"internal error; request id {answer.headers['x-request-id']}"
+    assert "Secret" not in answer.text
+    assert server.outcomes() == {(*ROUTE, "error"): 1}
+
+
+def test_a_drain_ends_a_stream_with_its_reason():
+    engine = FakeEngine(held=True)
+    server = build_server(engine)
+
+    async def run() -> str:
+        async with server.http() as client:
+            call = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a", "stream": True}))
+            await until(lambda: engine.open)
+            engine.release()
+            await until(lambda: server.value("attend_generation_tokens_total"))
+            engine.drain()
+            return (await call).text
+
+    assert [event["choices"][0]["finish_reason"] for event in events(asyncio.run(run()))] == [None, "abort"]
+    assert server.outcomes() == {(*ROUTE, "abort"): 1}
+
+
+def raw_call(server: Server, *messages: dict, then=None) -> list[dict]:
+    """Call the application as a server does; `then()` decides when the caller leaves."""
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.3"}, "http_version": "1.1", "method": "POST", "path": "/v1/completions",
+        "raw_path": b"/v1/completions", "query_string": b"", "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+    sent: list[dict] = []
+    coming = list(messages)
+
+    async def receive() -> dict:
+        if coming:
+            return coming.pop(0)
+        await until(then or (lambda: False))
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    asyncio.run(server.app(scope, receive, send))
+    return sent
+
+
+def test_a_caller_who_leaves_a_stream_frees_its_requests_and_is_an_abort():
+    engine = FakeEngine(held=True)
+    server = build_server(engine)
+    engine.release()
+    body = json.dumps({"prompt": "a", "n": 2, "stream": True}).encode()
+    sent = raw_call(
+        server,
+        {"type": "http.request", "body": body, "more_body": False},
+        then=lambda: server.value("attend_generation_tokens_total"),
+    )
+    assert sent[0]["status"] == 200
+    assert not engine.open
+    assert len(engine.aborted) == 2
+    assert server.outcomes() == {(*ROUTE, "abort"): 1}
+
+
+def test_a_caller_who_leaves_before_the_end_of_the_body_is_an_abort_and_no_bug(caplog):
+    server = build_server()
+    raw_call(
+        server, {"type": "http.request", "body": b'{"prompt"', "more_body": True}, {"type": "http.disconnect"}, then=lambda: True
+    )
+    assert server.outcomes() == {(*ROUTE, "abort"): 1}
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+BAD = [
+    (b"", 400, "JSON"),
+    (b"[]", 400, "object"),
+    (b'{"prompt":"a","prompt":"b"}', 400, "prompt"),
+    (b'{"prompt":"a","temperature":NaN}', 400, "NaN"),
+    (b'\xef\xbb\xbf{"prompt":"a"}', 400, "byte order mark"),
+    (b'{"prompt":"\\ud800"}', 400, "surrogate"),
+    (b"[" * 100, 400, "deeper than 32"),
+    ({}, 400, "prompt is required"),
+    ({"prompt": None}, 400, "prompt is required"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": [[]]}, 400, "prompt"),
+    ({"prompt": [257]}, 400, "from 0 to 256"),
+    ({"prompt": [-1]}, 400, "from 0 to 256"),
+    ({"prompt": ["a", 1]}, 400, "prompt"),
+    ({"prompt": "a" * 200}, 400, "maximum context length is 128 tokens"),
+    ({"prompt": "a", "max_tokens": 128}, 400, "maximum context length is 128 tokens"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 3.0}, 400, "max_tokens must be an integer"),
+    ({"prompt": "a", "max_tokens": 10**399}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens must be an integer"),
+    ({"prompt": "a", "min_tokens": 17}, 400, "min_tokens"),
+    ({"prompt": "a", "temperature": 2.1}, 400, "temperature"),
+    ({"prompt": "a", "temperature": -0.1}, 400, "temperature"),
+    ({"prompt": "a", "temperature": "1"}, 400, "temperature"),
+    ({"prompt": "a", "temperature": 10**399}, 400, "temperature"),
+    ({"prompt": "a", "top_p": 0}, 400, "top_p"),
+    ({"prompt": "a", "top_p": 1.01}, 400, "top_p"),
+    ({"prompt": "a", "top_k": -2}, 400, "top_k"),
+    ({"prompt": "a", "min_p": 1.5}, 400, "min_p"),
+    ({"prompt": "a", "seed": 2**63}, 400, "seed"),
+    ({"prompt": "a", "n": 0}, 400, "n must"),
+    ({"prompt": "a", "n": 9}, 400, "n must"),
+    ({"prompt": ["a"] * 65, "n": 2}, 400, "128"),
+    ({"prompt": "a", "best_of": 3}, 400, "best_of"),
+    ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
+    ({"prompt": "a", "stop": ""}, 400, "stop"),
+    ({"prompt": "a", "stop": "x" * 257}, 400, "stop"),
+    ({"prompt": "a", "stop_token_ids": [257]}, 400, "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": [1] * 301}, 400, "stop_token_ids"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ({"prompt": "a", "deadline_ms": 0}, 400, "deadline_ms"),
+    ({"prompt": "a", "request_id": "x" * 129}, 400, "request_id"),
+    ({"prompt": "a", "request_id": "two words"}, 400, "request_id"),
+    ({"prompt": "a", "echo": True}, 400, "echo is not supported yet"),
+    ({"prompt": "a", "logprobs": 1}, 400, "logprobs is not supported yet"),
+    ({"prompt": "a", "tools": []}, 400, "tools is not a field"),
+    ({"prompt": "a", "model": "gpt-4"}, 404, "gpt-4"),
+    (b'{"prompt":"' + b"a" * (1 << 20) + b'"}', 413, "1048576"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "status", "words"), BAD)
+def test_a_bad_body_is_refused_in_openais_shape_and_counted_as_invalid(body, status, words, stream):
+    engine = FakeEngine()
+    server = build_server(engine)
+    answer = server.post(body | {"stream": stream} if isinstance(body, dict) and "stream_options" not in body else body)
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] is None or error["param"] in error["message"] or error["param"] == "model"
+    assert server.outcomes() == {(*ROUTE, "invalid"): 1}
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded"])
+def test_a_too_long_prompt_has_openais_code(code):
+    assert build_server().post({"prompt": "a" * 128}).json()["error"]["code"] == code
+
+
+def test_the_served_model_is_listed_and_found_and_no_other():
+    server = build_server()
+    (listed,) = get(server, "/v1/models").json()["data"]
+    assert listed == get(server, "/v1/models/fake").json()
+    assert (listed["id"], listed["object"], listed["owned_by"], listed["max_model_len"]) == ("fake", "model", "attend", 128)
+    for name in ("other", "org/other", "fake/"):
+        missing = get(server, f"/v1/models/{name}")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+        assert missing.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/health"])
+def test_health_is_the_step_threads_heartbeat(path):
+    server = build_server()
+    server.engine.age = STALE_SECONDS - 0.1
+    assert get(server, path).status_code == 200
+    server.engine.age = STALE_SECONDS
+    assert get(server, path).status_code == 503
+    server.engine.age = float("inf")
+    assert get(server, path).status_code == 503
+
+
+def test_a_draining_replica_is_alive_but_not_ready_and_refuses():
+    server = build_server()
+    assert get(server, "/readyz").status_code == 200
+    server.engine.drain()
+    assert get(server, "/readyz").status_code == 503
+    assert get(server, "/healthz").status_code == 200
+    refused = server.post({"prompt": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_a_full_queue_is_429_and_not_unready():
+    server = build_server()
+    server.engine.refusal = Overloaded("the queue is full")
+    assert server.post({"prompt": "a"}).status_code == 429
+    assert get(server, "/readyz").status_code == 200
+
+
+def test_version_and_metrics_tell_what_runs():
+    server = build_server()
+    version = get(server, "/version").json()
+    assert (version["version"], version["model"], version["system_fingerprint"]) == ("1.2.3", "fake", "fp_fake")
+    metrics = get(server, "/metrics")
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "attend_requests_total{" in metrics.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("POST", "/v1/chat/completion", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models/fake", 405),
+        ("POST", "/healthz", 405),
+    ],
+)
+def test_the_routers_own_errors_have_openais_shape(method, path, status):
+    answer = get(build_server(), path, method)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert path in answer.json()["error"]["message"]
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_the_docs_are_off_together():
+    for path in ("/openapi.json", "/docs"):
+        assert get(build_server(), path).status_code == 200
+        assert get(build_server(expose_docs=False), path).status_code == 404
+
+
+def test_a_request_without_an_id_gets_a_new_one_that_its_answer_carries():
+    server = build_server()
+    one, two = server.post({"prompt": "a"}), server.post({"prompt": "a"})
+    assert one.headers["x-request-id"] != two.headers["x-request-id"]
+    assert one.json()["id"] == f"cmpl-{one.headers['x-request-id']}"
+    assert get(server, "/nothing").headers["x-request-id"]
+    assert server.post(b"").headers["x-request-id"]
+
+
+def test_a_given_id_is_used_and_left_to_serve_to_send_back():
+    answer = build_server().post({"prompt": "a"}, headers={"x-request-id": "mine-7"})
+    assert answer.json()["id"] == "cmpl-mine-7"
+    assert "x-request-id" not in answer.headers
+    assert build_server().post({"prompt": "a", "request_id": "body-8"}).json()["id"] == "cmpl-body-8"
+
+
+@pytest.mark.parametrize("given", ["", "two words", "x" * 129, "a\tb", "é".encode()])
+def test_an_id_that_is_not_plain_is_not_used(given):
+    assert re.fullmatch(r"cmpl-[0-9a-f]{32}", build_server().post({"prompt": "a"}, headers={"x-request-id": given}).json()["id"])
+
+
+@pytest.fixture(scope="module")
+def client():
+    """OpenAI's client against the application behind a real HTTP server on a free loopback port."""
+    engine = FakeEngine(says("hello, world"))
+    config = uvicorn.Config(build_server(engine).app, log_level="error", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as made:
+            yield SimpleNamespace(openai=made, engine=engine)
+        server.should_exit = True
+        thread.join()
+
+
+def test_openais_client_reads_a_whole_answer(client):
+    answer = client.openai.completions.create(model="fake", prompt="a", max_tokens=50, stop=["wor"], seed=1)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("hello, ", "stop")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 10)
+    assert answer._request_id in answer.id
+
+
+def test_openais_client_reads_a_stream(client):
+    options = {"include_usage": True}
+    stream = client.openai.completions.create(model="fake", prompt="a", max_tokens=50, stream=True, stream_options=options)
+    *chunks, last = stream
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "hello, world"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+    assert (last.choices, last.usage.total_tokens) == ([], 14)
+
+
+def test_openais_client_raises_its_own_errors(client):
+    with pytest.raises(openai.BadRequestError, match="n must be") as caught:
+        client.openai.completions.create(model="fake", prompt="a", n=9)
+    assert (caught.value.param, caught.value.code) == ("n", "invalid_value")
+    with pytest.raises(openai.NotFoundError, match="gpt-4"):
+        client.openai.completions.create(model="gpt-4", prompt="a")
+    client.engine.refusal = Overloaded("the queue is full")
+    with pytest.raises(openai.RateLimitError, match="full"):
+        client.openai.completions.create(model="fake", prompt="a")
+    client.engine.refusal, client.engine.broken_after = None, 3
+    with pytest.raises(openai.APIError, match="internal error; request id"):
+        list(client.openai.completions.create(model="fake", prompt="a", stream=True))
+    client.engine.broken_after = None
+
+
+def test_openais_client_lists_the_model(client):
+    assert [model.id for model in client.openai.models.list()] == ["fake"]
+    assert client.openai.models.retrieve("fake").id == "fake"

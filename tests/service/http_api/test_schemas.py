@@ -1,0 +1,136 @@
+"""The fields of /v1/completions: their JSON types, strictly, and what this build refuses by name."""
+
+import pytest
+
+from model.errors import InvalidRequest, NotSupported
+from service.http_api.openai import to_command
+from service.http_api.schemas import OFF, CompletionRequest, read_completion
+
+INTEGERS = ["max_tokens", "n", "best_of", "seed", "top_k", "min_tokens", "deadline_ms"]
+NUMBERS = ["temperature", "top_p", "min_p"]
+BOOLEANS = ["stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_token_ids"]
+STRINGS = ["model", "user", "request_id"]
+WRONG = (
+    [(name, value) for name in INTEGERS for value in (3.0, 1e2, 1.5, "3", True, False, [], [3], {})]
+    + [(name, value) for name in NUMBERS for value in ("0.5", True, False, [], {})]
+    + [(name, value) for name in BOOLEANS for value in (0, 1, 1.0, "true", "", [], {})]
+    + [(name, value) for name in STRINGS for value in (0, 1.5, True, [], ["x"], {})]
+    + [("prompt", value) for value in (1, 1.5, True, {}, [1.5], ["a", 1], [1, "a"], [True], [[1.0]], [["a"]], [[[1]]], [None])]
+    + [("prompt", value) for value in ([[1], "a"], ["a", [1]], [1, [1]])]
+    + [("stop", value) for value in (1, True, {}, [1], ["a", None], [["a"]])]
+    + [("stop_token_ids", value) for value in (1, "1", {}, [1.0], ["1"], [True], [None], [[1]])]
+    + [("stream_options", value) for value in (1, True, "x", [])]
+)
+ON = {
+    "logprobs": [0, 5, True, "x"],
+    "echo": [True, 0, 0.0, "", []],
+    "presence_penalty": [0.5, -2, "0", False],
+    "frequency_penalty": [1, "", False],
+    "repetition_penalty": [1.1, 0, "1", True],
+    "logit_bias": [{"5": 1}, [], 0],
+    "suffix": [" end", 0, []],
+    "prompt_logprobs": [0, 1],
+    "truncate_prompt_tokens": [1, -1],
+    "cache_salt": ["s", 1],
+    "allowed_token_ids": [[1], 1],
+    "bad_words": [["x"], "x"],
+    "response_format": [{"type": "json_object"}, "text", {}],
+    "structured_outputs": [{"regex": "a"}, {}],
+    "timing": [True, 0, 0.0],
+    "resume_token_ids": [[1], 1],
+}
+
+
+def test_every_field_has_its_wrong_types_here():
+    assert {name for name, _ in WRONG} == set(CompletionRequest.model_fields)
+    assert set(ON) == set(OFF)
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_type_is_refused_with_the_field(name, value):
+    with pytest.raises(InvalidRequest) as caught:
+        read_completion({"prompt": "a", name: value})
+    assert caught.value.field == name
+    assert str(caught.value).startswith(f"{name} ")
+    assert "got" in str(caught.value)
+
+
+def test_a_wrong_type_inside_an_object_is_refused_with_the_path():
+    with pytest.raises(InvalidRequest, match=r"^stream_options.include_usage must be a boolean; got 1 \(integer\)") as caught:
+        read_completion({"stream_options": {"include_usage": 1}})
+    assert caught.value.field == "stream_options.include_usage"
+
+
+@pytest.mark.parametrize("name", sorted(CompletionRequest.model_fields))
+def test_null_is_as_good_as_absent(name):
+    document = {"prompt": "a", "seed": 1}
+    asked = {key: value for key, value in document.items() if key != name}
+    assert read_completion(asked | {name: None}) == read_completion(asked)
+
+
+@pytest.mark.parametrize("name", sorted(OFF))
+def test_null_switches_every_unbuilt_field_off(name):
+    assert read_completion({"prompt": "a", name: None}) == read_completion({"prompt": "a"})
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in OFF.items() for value in values])
+def test_a_value_that_asks_for_nothing_is_accepted(name, value):
+    assert read_completion({"prompt": "a", name: value}) == read_completion({"prompt": "a"})
+    if type(value) is int:
+        assert read_completion({"prompt": "a", name: float(value)}) == read_completion({"prompt": "a"})
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ON.items() for value in values])
+def test_a_value_that_asks_for_something_is_refused_by_name(name, value):
+    with pytest.raises(NotSupported, match=f"^{name} is not supported yet; got ") as caught:
+        read_completion({"prompt": "a", name: value})
+    assert caught.value.field == name
+
+
+def test_of_two_refused_fields_the_first_is_named():
+    with pytest.raises(NotSupported) as caught:
+        read_completion({"suffix": "x", "echo": True, "logprobs": 1, "timing": True})
+    assert caught.value.field == "suffix"
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"promt": "a"}, "promt"),
+        ({"Prompt": "a"}, "Prompt"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"messages": []}, "messages"),
+        ({"": 1}, ""),
+        ({"stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
+        ({"x" * 500: 1}, "x" * 64),
+    ],
+)
+def test_an_unknown_field_is_refused_by_name(document, field):
+    with pytest.raises(InvalidRequest, match="is not a field of this request") as caught:
+        read_completion({"prompt": "a"} | document)
+    assert caught.value.field == field
+    assert len(str(caught.value)) < 200
+
+
+def test_a_long_value_is_cut_short_in_the_message():
+    with pytest.raises(InvalidRequest) as caught:
+        read_completion({"prompt": "a", "n": "9" * 100_000})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("prompt", ["", "a", [], ["a", ""], [1, 2], [[1], [2, 3]], [[]], "\0", "😀"])
+def test_each_shape_of_prompt_has_its_type(prompt):
+    assert read_completion({"prompt": prompt}).prompt == prompt
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_may_be_an_integer(name):
+    assert getattr(to_command(read_completion({"prompt": "a", name: 1}), "id").sampling, name) == 1
+
+
+@pytest.mark.parametrize("name", NUMBERS + INTEGERS)
+@pytest.mark.parametrize("value", [10**399, -(10**399)])
+def test_a_number_beyond_all_bounds_is_a_mistake_like_any_other(name, value):
+    with pytest.raises(InvalidRequest) as caught:
+        to_command(read_completion({"prompt": "a", name: value}), "id")
+    assert caught.value.field == name

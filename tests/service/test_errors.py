@@ -1,0 +1,71 @@
+"""The table of errors: complete, one row a meaning, and silent about our insides."""
+
+import pytest
+from grpc import StatusCode
+
+from model import errors
+from model.errors import AttendError, EngineFailed, InvalidRequest, ModelNotFound
+from service.errors import INTERNAL, TABLE, field_of, sentence, wire
+
+
+def descendants(kind: type) -> set[type]:
+    return {kind} | {below for child in kind.__subclasses__() for below in descendants(child)}
+
+
+OURS = {kind for kind in descendants(AttendError) if kind.__module__ in ("model.errors", "service.errors")}
+INSIDE = {AttendError, EngineFailed, errors.CheckpointError, errors.SettingError}
+"""What no caller can cause or repair: they are told nothing."""
+
+
+@pytest.mark.parametrize("kind", sorted(OURS, key=lambda kind: kind.__name__))
+def test_each_error_has_a_row_or_an_ancestor_with_one_unless_it_is_ours_alone(kind):
+    assert (wire(kind("words")) is INTERNAL) == (kind in INSIDE)
+
+
+def test_each_row_has_a_code_of_its_own_and_never_422():
+    rows = [*TABLE.values(), INTERNAL]
+    assert len({row.code for row in rows}) == len(rows)
+    assert all(400 <= row.status < 600 and row.status != 422 for row in rows)
+    assert StatusCode.OK not in {row.grpc for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("InvalidRequest", 400, StatusCode.INVALID_ARGUMENT),
+        ("NotSupported", 400, StatusCode.INVALID_ARGUMENT),
+        ("ContextTooLong", 400, StatusCode.INVALID_ARGUMENT),
+        ("TooLarge", 413, StatusCode.RESOURCE_EXHAUSTED),
+        ("WrongMediaType", 415, StatusCode.INVALID_ARGUMENT),
+        ("ModelNotFound", 404, StatusCode.NOT_FOUND),
+        ("Overloaded", 429, StatusCode.RESOURCE_EXHAUSTED),
+        ("Unavailable", 503, StatusCode.UNAVAILABLE),
+        ("DeadlineExceeded", 504, StatusCode.DEADLINE_EXCEEDED),
+        ("EngineFailed", 500, StatusCode.INTERNAL),
+    ],
+)
+def test_the_codes_are_those_of_the_contract(kind, status, code):
+    row = wire(next(one for one in OURS if one.__name__ == kind)("words"))
+    assert (row.status, row.grpc) == (status, code)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("secret"), EngineFailed("secret"), KeyError("secret"), errors.CheckpointError("secret")]
+)
+def test_a_bug_says_its_request_id_and_nothing_else(error):
+    assert wire(error) is INTERNAL
+    assert sentence(error, "id-7") == "internal error; request id id-7"
+
+
+def test_a_mistake_is_told_in_our_words_with_its_field():
+    error = InvalidRequest("n must be small", "n")
+    assert (sentence(error, "id"), field_of(error)) == ("n must be small", "n")
+    assert field_of(ModelNotFound("none")) == "model"
+    assert field_of(ValueError("n")) is None
+
+
+def test_an_error_of_a_kind_that_is_not_in_the_table_is_treated_as_its_ancestor():
+    class Special(errors.ContextTooLong):
+        pass
+
+    assert wire(Special("words")) is TABLE[errors.ContextTooLong]

@@ -1,0 +1,122 @@
+"""Settings: a flag wins over a variable, a variable over the default, and a bad value names where it came from."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as law
+from hypothesis import strategies as st
+
+from model.errors import SettingError
+from service.settings import PREFIX, Settings, read_settings
+
+BAD = {
+    "port": ["0", "65536", "eighty", "80.5", "-1"],
+    "grpc_port": ["0", "70000"],
+    "device": ["gpu", "CUDA"],
+    "dtype": ["fp8"],
+    "max_model_len": ["0", "many"],
+    "max_batch_requests": ["0", "5000"],
+    "max_batch_tokens": ["0"],
+    "max_queued_requests": ["-1"],
+    "block_size": ["17"],
+    "kv_cache_memory": ["0", "4GB"],
+    "num_threads": ["-1"],
+    "request_timeout_seconds": ["0", "nan", "inf", "-3", "soon"],
+    "drain_seconds": ["-1", "nan", "inf"],
+    "replicas": ["0", "91"],
+    "proxy": ["nginx"],
+    "expose_docs": ["maybe"],
+    "log_level": ["loud"],
+    "log_format": ["xml"],
+}
+
+
+def test_without_flags_and_variables_everything_is_the_default():
+    assert read_settings({}, {}) == Settings()
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default():
+    environment = {"ATTEND_PORT": "1111", "ATTEND_GRPC_PORT": "2222"}
+    both = read_settings({"port": 3333}, environment)
+    assert (both.port, both.grpc_port, both.replicas) == (3333, 2222, Settings().replicas)
+
+
+def test_null_and_an_empty_variable_mean_the_default():
+    assert read_settings({"port": None}, {"ATTEND_PORT": "", "ATTEND_DEVICE": ""}) == Settings()
+    assert read_settings({"port": None}, {"ATTEND_PORT": "77"}).port == 77
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_bad_value_names_its_variable_or_its_flag_and_itself(name, value):
+    variable = PREFIX + name.upper()
+    with pytest.raises(SettingError) as caught:
+        read_settings({}, {variable: value})
+    assert str(caught.value).startswith(f"{variable} = {value!r} cannot be used: ")
+    with pytest.raises(SettingError) as caught:
+        read_settings({name: value}, {variable: "1"})
+    assert str(caught.value).startswith(f"{name} = {value!r} cannot be used: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_variable_under_a_good_flag_does_no_harm():
+    assert read_settings({"port": 80}, {"ATTEND_PORT": "eighty"}).port == 80
+
+
+def test_a_long_bad_value_is_cut_short():
+    with pytest.raises(SettingError) as caught:
+        read_settings({"device": "x" * 10_000}, {})
+    assert len(str(caught.value)) < 300
+
+
+def test_an_unknown_setting_is_refused_by_name():
+    with pytest.raises(SettingError, match="^prot = '80' cannot be used"):
+        read_settings({"prot": 80}, {})
+
+
+def test_each_setting_has_a_description_and_a_default_that_can_be_written_as_text():
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        if field.default not in (None, ""):
+            again = read_settings({}, {PREFIX + name.upper(): str(field.default)})
+            assert getattr(again, name) == field.default
+
+
+@law(derandomize=True, deadline=None, max_examples=50)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "model": st.text(),
+            "served_model_name": st.text(),
+            "port": st.integers(1, 65535),
+            "max_model_len": st.none() | st.integers(1),
+            "drain_seconds": st.floats(0, 86400),
+            "expose_docs": st.booleans(),
+            "block_size": st.sampled_from([8, 16, 32, 64, 128]),
+        },
+    )
+)
+def test_settings_survive_the_way_to_another_process(values):
+    try:
+        before = Settings(**values)
+        text = before.to_json()
+    except ValueError:  # a lone surrogate is no text
+        assert any("\ud800" <= letter <= "\udfff" for value in values.values() for letter in str(value))
+        return
+    assert Settings.from_json(text) == before
+    assert set(json.loads(text)) == set(Settings.model_fields)
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1
+
+
+def test_a_model_is_named_after_its_folder_unless_it_has_a_name(tmp_path):
+    assert Settings(model=str(tmp_path / "tiny")).name == "tiny"
+    assert Settings(model=f"{tmp_path}/tiny/").name == "tiny"
+    assert Settings(model=str(tmp_path), served_model_name="other").name == "other"
+    assert Settings().name == "attend-default"
+    assert Settings().folder.parts[-2:] == ("model", "default")
+    assert Settings(model=".").folder.is_absolute()

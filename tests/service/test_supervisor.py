@@ -1,0 +1,104 @@
+"""The parent of a server: what it tells Ray, and that it leaves no process behind."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from service.settings import Settings
+from service.supervisor import ray_environment
+
+SUBREAPER = """
+import ctypes, subprocess, sys
+from service.supervisor import PR_SET_CHILD_SUBREAPER, end_orphans
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+subprocess.run(["sh", "-c", sys.argv[1]], stdout=sys.stdout)
+end_orphans(float(sys.argv[2]))
+print("over")
+"""
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment in which the user has set nothing of Ray's."""
+    for name in tuple(os.environ):
+        if name.startswith(("RAY_", "OMP_")):
+            monkeypatch.delenv(name)
+
+
+def test_the_token_is_long_private_and_fresh(bare, tmp_path):
+    tokens = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        environment = ray_environment(Settings(), tmp_path / name)
+        path = tmp_path / name / "token"
+        assert environment["RAY_AUTH_TOKEN_PATH"] == str(path)
+        assert environment["RAY_AUTH_MODE"] == "token"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        tokens.add(path.read_text())
+    assert {len(token) for token in tokens} == {64}
+    assert len(tokens) == 2
+
+
+def test_the_token_is_private_under_any_umask(bare, tmp_path):
+    before = os.umask(0)
+    try:
+        ray_environment(Settings(), tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+
+
+def test_what_the_user_has_set_stays(bare, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "16")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    environment = ray_environment(Settings(), tmp_path)
+    assert environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "16"
+    assert environment["RAY_AUTH_MODE"] == "disabled"
+    assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_the_proxy_and_the_timeout_are_settings(bare, tmp_path):
+    fast = ray_environment(Settings(request_timeout_seconds=100.5), tmp_path)
+    plain = ray_environment(Settings(proxy="python"), tmp_path)
+    assert (fast["RAY_SERVE_ENABLE_HA_PROXY"], plain["RAY_SERVE_ENABLE_HA_PROXY"]) == ("1", "0")
+    assert int(fast["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 100
+    assert all(isinstance(value, str) for value in (fast | plain).values())
+
+
+def under_a_supervisor(command: str, seconds: float) -> list[str]:
+    """What `command`, whose own process ends at once, printed under a parent that then ends its orphans."""
+    words = [sys.executable, "-c", SUBREAPER, command, str(seconds)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def runs(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_orphans_that_will_not_go_are_killed_and_so_are_theirs():
+    stubborn = "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 600 & echo $!; wait' & echo $!; read line <&-"
+    *pids, over = under_a_supervisor(stubborn, 0.01)
+    assert over == "over"
+    assert len(pids) == 2
+    assert not any(map(runs, pids))
+
+
+def test_an_orphan_that_goes_by_itself_in_time_is_let_finish(tmp_path):
+    mark = tmp_path / "mark"
+    assert under_a_supervisor(f"(sleep 0.01; echo done > {mark}) & exit", 30) == ["over"]
+    assert mark.read_text() == "done\n"
+
+
+def test_without_orphans_nothing_is_waited_for():
+    started = time.monotonic()
+    assert under_a_supervisor("true", 600) == ["over"]
+    assert time.monotonic() - started < 60
