@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from itertools import chain
 
 import pytest
 
@@ -233,7 +234,7 @@ def test_a_deadline_before_the_first_token_is_an_error():
 
 def test_after_the_first_token_the_deadline_ends_each_answer_with_what_there_is():
     _, seen = held(command(n=2, deadline_ms=50_000, max_tokens=50), 2, ring)
-    assert [(chunk.text, chunk.finish_reason) for chunk in whole(sum(seen, []))] == [("bc", FinishReason.DEADLINE)] * 2
+    assert [(chunk.text, chunk.finish_reason) for chunk in whole(chain(*seen))] == [("bc", FinishReason.DEADLINE)] * 2
 
 
 def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it():
@@ -244,13 +245,13 @@ def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it
         ring(engine)
 
     _, seen = held(command(max_tokens=50, deadline_ms=50_000), 0, both)
-    (chunk,) = whole(sum(seen, []))
+    (chunk,) = whole(chain(*seen))
     assert (chunk.text, chunk.finish_reason) == ("b", FinishReason.DEADLINE)
 
 
 def test_a_drain_ends_started_answers_with_abort_and_refuses_the_others():
     _, seen = held(command(max_tokens=50), 3, FakeEngine.drain)
-    (chunk,) = whole(sum(seen, []))
+    (chunk,) = whole(chain(*seen))
     assert (chunk.text, chunk.finish_reason) == ("bcd", FinishReason.ABORT)
     with pytest.raises(Unavailable):
         held(command(), 0, FakeEngine.drain)

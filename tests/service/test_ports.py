@@ -9,14 +9,16 @@ from model.errors import SettingError
 from service import ports
 from service.ports import Ports, claim, is_free
 
+SHIPPED = ports.HTTP_START, ports.GRPC_START, ports.SLOTS
+
 
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path, monkeypatch):
-    """Locks of their own, and a few slots where no server of this machine has its ports."""
+    """Locks of their own, and a few slots where neither a server of this machine nor Ray's workers have ports."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(ports, "HTTP_START", 14000)
-    monkeypatch.setattr(ports, "GRPC_START", 16000)
-    monkeypatch.setattr(ports, "SLOTS", 20)
+    monkeypatch.setattr(ports, "HTTP_START", 7000)
+    monkeypatch.setattr(ports, "GRPC_START", 7500)
+    monkeypatch.setattr(ports, "SLOTS", 5)
     return tmp_path
 
 
@@ -115,7 +117,7 @@ def test_a_lock_file_that_cannot_be_opened_is_somebody_elses_slot(own_locks):
 
 @pytest.mark.parametrize("public", ["HTTP_START", "GRPC_START"])
 def test_the_public_ports_are_never_inside_the_slot(public):
-    inside = getattr(ports, public)  # port 14000 % 20 slots is slot 0, which begins there
+    inside = getattr(ports, public)  # port 7000 % 5 slots is slot 0, which begins there
     other = free_ports(1)[0]
     for http, grpc in ((inside, other), (other, inside + other % ports.SLOTS * ports.WIDTH)):
         found, lock = claim(http, grpc)
@@ -137,8 +139,6 @@ def test_rays_ports_are_distinct_and_inside_the_slot(slot):
 
 
 def test_the_shipped_slots_lie_below_the_ports_of_outgoing_connections():
-    import importlib
-
-    shipped = importlib.reload(ports)
-    assert shipped.HTTP_START + shipped.SLOTS * shipped.WIDTH <= shipped.GRPC_START
-    assert shipped.GRPC_START + shipped.SLOTS * shipped.WIDTH <= 32768
+    http_start, grpc_start, slots = SHIPPED
+    assert http_start + slots * ports.WIDTH <= grpc_start
+    assert grpc_start + slots * ports.WIDTH <= 32768

@@ -70,7 +70,7 @@ def test_a_long_bad_value_is_cut_short():
 
 
 def test_an_unknown_setting_is_refused_by_name():
-    with pytest.raises(SettingError, match="^prot = '80' cannot be used"):
+    with pytest.raises(SettingError, match=r"^prot = '80' cannot be used"):
         read_settings({"prot": 80}, {})
 
 

@@ -1,0 +1,292 @@
+"""The gRPC methods over a real channel: codes, deltas, the end of a call that nobody waits for, and health."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from model.engine.request import FinishReason
+from model.errors import EngineFailed, Overloaded, Unavailable
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.grpc_api import servicer
+from tests.fakes import FakeEngine, Server, build_server, grpc_channel, says, until
+
+PATH = "/attend.v1.GenerationService/"
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@asynccontextmanager
+async def stub(server: Server):
+    async with grpc_channel(server) as channel:
+        yield GenerationServiceStub(channel)
+
+
+def generate(server: Server, request: pb.GenerateRequest) -> pb.GenerateResponse:
+    async def run() -> pb.GenerateResponse:
+        async with stub(server) as service:
+            return await service.Generate(request)
+
+    return asyncio.run(run())
+
+
+def stream(server: Server, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
+    async def run() -> list[pb.GenerateResponse]:
+        async with stub(server) as service:
+            return [response async for response in service.GenerateStream(request)]
+
+    return asyncio.run(run())
+
+
+def refused(call, server: Server, request: pb.GenerateRequest) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        call(server, request)
+    return caught.value.code(), caught.value.details()
+
+
+def test_generate_returns_the_whole_answer():
+    server = build_server(FakeEngine(says("café 😀")))
+    request = pb.GenerateRequest(text="abc", max_tokens=50, sampling=pb.SamplingParameters(n=2, seed=4))
+    response = generate(server, request)
+    assert [(output.index, output.text, output.num_tokens) for output in response.outputs] == [
+        (0, "café 😀", 11),
+        (1, "café 😀", 11),
+    ]
+    assert {output.finish_info.finish_reason for output in response.outputs} == {pb.FINISH_REASON_STOP}
+    assert (response.prompt_info.num_prompt_tokens, response.seed, response.system_fingerprint) == (3, 4, "fp_fake")
+    assert server.outcomes() == {("grpc", "Generate", "stop"): 1}
+
+
+def test_a_stream_holds_deltas_and_totals_the_prompt_first_and_the_end_last():
+    server = build_server()
+    request = pb.GenerateRequest(text="ab", max_tokens=3, response=pb.ResponseOptions(output_token_ids=True))
+    responses = stream(server, request)
+    outputs = [response.outputs[0] for response in responses]
+    assert [(output.text, output.num_tokens, list(output.token_ids)) for output in outputs] == [
+        ("c", 1, [99]),
+        ("d", 2, [100]),
+        ("e", 3, [101]),
+    ]
+    assert [response.HasField("prompt_info") for response in responses] == [True, False, False]
+    assert [output.HasField("finish_info") for output in outputs] == [False, False, True]
+    assert (outputs[-1].finish_info.finish_reason, outputs[-1].finish_info.num_output_tokens) == (pb.FINISH_REASON_LENGTH, 3)
+    assert server.outcomes() == {("grpc", "GenerateStream", "length"): 1}
+
+
+def test_a_stream_put_together_is_the_whole_answer():
+    request = pb.GenerateRequest(
+        text="a", max_tokens=9, sampling=pb.SamplingParameters(n=3, seed=1), stopping=pb.StoppingCriteria(stop_strings=["ef"])
+    )
+    whole = generate(build_server(), request)
+    pieces = [output for response in stream(build_server(FakeEngine(burst=2)), request) for output in response.outputs]
+    for expected in whole.outputs:
+        mine = [piece for piece in pieces if piece.index == expected.index]
+        assert "".join(piece.text for piece in mine) == expected.text == "bcd"
+        assert mine[-1].finish_info == expected.finish_info
+        assert [piece.HasField("finish_info") for piece in mine].count(True) == 1
+
+
+BOTH = pytest.mark.parametrize(("call", "route"), [(generate, "Generate"), (stream, "GenerateStream")])
+BIG = 2**62
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "input is required"),
+        ({"token_ids": pb.TokenIds()}, "at least one token id"),
+        ({"token_ids": pb.TokenIds(ids=[BIG])}, f"from 0 to 256; got {BIG}"),
+        ({"token_ids": pb.TokenIds(ids=[-1])}, "from 0 to 256; got -1"),
+        ({"text": "a", "max_tokens": BIG}, f"max_tokens must be an integer from 1 to 2147483647; got {BIG}"),
+        ({"text": "a", "max_tokens": 2**32 + 1}, "max_tokens"),
+        ({"text": "a", "temperature": float("nan")}, "temperature must be a number from 0 to 2; got nan"),
+        ({"text": "a", "temperature": float("inf")}, "temperature"),
+        ({"text": "a", "sampling": pb.SamplingParameters(top_p=float("nan"))}, "top_p"),
+        ({"text": "a", "sampling": pb.SamplingParameters(min_p=-0.5)}, "min_p"),
+        ({"text": "a", "sampling": pb.SamplingParameters(top_k=BIG)}, "top_k"),
+        ({"text": "a", "sampling": pb.SamplingParameters(n=2**32 + 1)}, "n must"),
+        ({"text": "a", "stopping": pb.StoppingCriteria(min_tokens=-1)}, "min_tokens"),
+        ({"text": "a", "stopping": pb.StoppingCriteria(stop_token_ids=[BIG])}, "stop_token_ids"),
+        ({"text": "a", "deadline_ms": BIG}, "deadline_ms"),
+        ({"text": "a", "request_id": "two words"}, "request_id"),
+        ({"text": "a", "response": pb.ResponseOptions(echo=True)}, "echo is not supported yet"),
+    ],
+)
+def test_a_mistake_is_invalid_argument_and_names_the_field(call, route, fields, words):
+    server = build_server()
+    code, details = refused(call, server, pb.GenerateRequest(**fields))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in details
+    assert server.outcomes() == {("grpc", route, "invalid"): 1}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("error", "code", "outcome"),
+    [
+        (Overloaded("the queue is full"), grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected"),
+        (Unavailable("draining"), grpc.StatusCode.UNAVAILABLE, "rejected"),
+        (EngineFailed("SecretError"), grpc.StatusCode.INTERNAL, "error"),
+        (ZeroDivisionError("SecretError"), grpc.StatusCode.INTERNAL, "error"),
+    ],
+)
+def test_each_refusal_has_its_code_and_bugs_say_nothing(call, route, error, code, outcome):
+    engine = FakeEngine()
+    engine.refusal = error
+    server = build_server(engine)
+    found, details = refused(call, server, pb.GenerateRequest(text="a", request_id="id-1"))
+    assert found is code
+    assert details == ("internal error; request id id-1" if outcome == "error" else str(error))
+    assert server.outcomes() == {("grpc", route, outcome): 1}
+
+
+@BOTH
+def test_an_unknown_model_is_not_found(call, route):
+    code, details = refused(call, build_server(), pb.GenerateRequest(text="a", model="gpt-4"))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert "'gpt-4'" in details
+
+
+@BOTH
+def test_a_deadline_before_the_first_token_is_deadline_exceeded(call, route):
+    server = build_server(FakeEngine(held=True))
+    code, details = refused(call, server, pb.GenerateRequest(text="a", deadline_ms=1))
+    assert (code, details) == (grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the first token")
+    assert server.outcomes() == {("grpc", route, "deadline"): 1}
+
+
+def test_a_failure_in_the_stream_keeps_what_was_sent_and_has_its_code():
+    engine = FakeEngine()
+    engine.broken_after = 2
+    server = build_server(engine)
+
+    async def run() -> None:
+        async with stub(server) as service:
+            async for response in service.GenerateStream(pb.GenerateRequest(text="a", request_id="id-2")):
+                texts.append(response.outputs[0].text)
+
+    texts: list[str] = []
+    with pytest.raises(grpc.aio.AioRpcError, match="internal error; request id id-2") as caught:
+        asyncio.run(run())
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert texts == ["b", "c"]
+    assert server.outcomes() == {("grpc", "GenerateStream", "error"): 1}
+
+
+def test_a_request_without_an_id_gets_one_in_its_error():
+    engine = FakeEngine()
+    engine.refusal = EngineFailed("x")
+    _, one = refused(generate, build_server(engine), pb.GenerateRequest(text="a"))
+    _, two = refused(generate, build_server(engine), pb.GenerateRequest(text="a"))
+    assert one.startswith("internal error; request id ")
+    assert one != two
+
+
+GARBAGE = [b"\xff", b"\x0a\xff", b"\x1a\x02\xff\xfe", b"\x0a\x01\x80", b"\x00", b"\x3a\x02\x08"]
+
+
+@pytest.mark.parametrize("data", GARBAGE)
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_bytes_that_are_no_message_are_invalid_argument(method, data):
+    """Cut fields, bad tags, and text that is not UTF-8; never UNKNOWN with a Python exception."""
+    server = build_server()
+
+    async def run() -> None:
+        async with grpc_channel(server) as channel:
+            if method == "Generate":
+                await channel.unary_unary(PATH + method)(data)
+            else:
+                [answer async for answer in channel.unary_stream(PATH + method)(data)]
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        asyncio.run(run())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "the bytes sent are not a valid GenerateRequest"
+    assert server.outcomes() == {("grpc", method, "invalid"): 1}
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+def test_a_caller_who_goes_frees_its_requests_and_is_an_abort(method, how):
+    engine = FakeEngine(held=True)
+    server = build_server(engine)
+
+    async def run() -> None:
+        async with stub(server) as service:
+            request = pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(n=2))
+            call = getattr(service, method)(request, timeout=0.3 if how == "timeout" else None)
+            waiting = asyncio.ensure_future(call.read() if method == "GenerateStream" else call)
+            await until(lambda: engine.requests)
+            if how == "cancel":
+                call.cancel()
+            await asyncio.wait([waiting])
+            await until(lambda: server.outcomes())
+            assert waiting.cancelled() or waiting.exception() is not None
+
+    asyncio.run(run())
+    assert [reason for _, reason in engine.aborted] == [FinishReason.ABORT] * 2
+    assert not engine.open
+    assert server.outcomes() == {("grpc", method, "abort"): 1}
+
+
+def test_a_drain_ends_a_stream_with_its_reason():
+    engine = FakeEngine(held=True)
+    server = build_server(engine)
+
+    async def run() -> list[int]:
+        reasons = []
+        async with stub(server) as service:
+            engine.release()
+            async for response in service.GenerateStream(pb.GenerateRequest(text="a", max_tokens=50)):
+                reasons.append(response.outputs[0].finish_info.finish_reason)
+                engine.drain()
+        return reasons
+
+    assert asyncio.run(run()) == [pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_ABORT]
+    assert server.outcomes() == {("grpc", "GenerateStream", "abort"): 1}
+
+
+@pytest.mark.parametrize("method", ["Tokenize", "Detokenize", "GetServerInfo"])
+def test_what_is_not_built_yet_says_so_by_name(method):
+    async def run() -> None:
+        async with stub(build_server()) as service:
+            await getattr(service, method)(getattr(pb, f"{method}Request")())
+
+    with pytest.raises(grpc.aio.AioRpcError, match=f"{method} is not supported yet") as caught:
+        asyncio.run(run())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_health_follows_the_drain_and_a_watch_ends_with_it(monkeypatch):
+    monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
+    server = build_server()
+
+    async def run() -> list[int]:
+        async with grpc_channel(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            assert (await health.Check(request)).status == SERVING
+            told = []
+            async for answer in health.Watch(request):
+                told.append(answer.status)
+                server.engine.drain()
+            assert (await health.Check(request)).status == NOT_SERVING
+            return told
+
+    assert asyncio.run(run()) == [SERVING, NOT_SERVING]
+
+
+def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
+    monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
+    server = build_server()
+    server.engine.drain()
+
+    async def run() -> list[int]:
+        async with grpc_channel(server) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            return [answer.status async for answer in watch]
+
+    assert asyncio.run(run()) == [NOT_SERVING]

@@ -1,0 +1,188 @@
+"""The command: what it tells a person who asks, one JSON object for a program, and a sentence for a mistake."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from service import cli
+from service.settings import PREFIX, Settings
+from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint
+
+LETTERS = "".join(map(chr, range(32, 127)))  # 95 printable characters, and <|endoftext|>
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny checkpoint with a token for each printable character."""
+    folder = write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny")
+    raw = RawTokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS)}, []))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.decoder = decoders.Fuse()
+    raw.add_special_tokens(["<|endoftext|>"])
+    assert raw.get_vocab_size() == VOCAB
+    raw.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def attend(monkeypatch, capfd):
+    """Run the command here: (status, standard output, standard error)."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attend", *map(str, words)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0, *capfd.readouterr()
+        return 0, *capfd.readouterr()
+
+    return run
+
+
+def test_help_lists_every_command(attend):
+    status, out, _ = attend("--help")
+    assert status == 0
+    assert all(command in out for command in ("serve", "generate", "train"))
+
+
+def test_serve_help_lists_every_setting_with_its_variable_and_default(attend):
+    status, out, _ = attend("serve", "--help")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert status == 0
+    for name, field in Settings.model_fields.items():
+        (line,) = [line for line in lines if f"--{name.replace('_', '-')} " in line]
+        assert PREFIX + name.upper() in line
+        assert field.description in line
+        if field.default not in (None, ""):
+            assert f"(default {field.default})" in line
+
+
+def test_help_is_instant_because_it_loads_no_model_code():
+    code = "import sys, service.cli; print(sorted({'torch', 'ray', 'grpc', 'fastapi'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("port", "eighty"), ("block_size", "17"), ("device", "tpu"), ("drain_seconds", "nan")]
+)
+def test_a_bad_variable_stops_the_start_with_a_sentence_that_names_it(attend, monkeypatch, command, name, value):
+    monkeypatch.setenv(PREFIX + name.upper(), value)
+    status, out, err = attend(command)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"attend: {PREFIX}{name.upper()} = {value!r} cannot be used: ")
+    assert err.count("\n") == 1
+
+
+def test_a_bad_flag_is_named_and_wins_over_a_good_variable(attend, monkeypatch):
+    monkeypatch.setenv("ATTEND_PORT", "8000")
+    status, out, err = attend("serve", "--port", "eighty")
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: port = 'eighty' cannot be used: ")
+
+
+def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve", "--grpc-port", "70000"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("attend: grpc_port = '70000' cannot be used: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
+    words = ("generate", "hello", "--model", folder, "--max-tokens", "5", "--json", "--return-token-ids", "--ignore-eos",
+             "--dtype", "float32", "--n", "2", "--seed", "3")  # fmt: skip
+    status, out, _ = attend(*words)
+    document = json.loads(out)
+    assert status == 0
+    assert (document["object"], document["model"], document["seed"]) == ("text_completion", "tiny", 3)
+    assert document["usage"] == {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
+    assert [choice["index"] for choice in document["choices"]] == [0, 1]
+    for choice in document["choices"]:
+        assert len(choice["token_ids"]) == 5
+        assert choice["text"] == "".join(LETTERS[token] for token in choice["token_ids"] if token < len(LETTERS))
+    assert json.loads(attend(*words)[1])["choices"] == document["choices"]
+
+
+def test_generate_streams_the_same_text_to_a_person(attend, folder):
+    words = ("generate", "--prompt-token-ids", "40,41", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
+    document = json.loads(attend(*words, "--json")[1])
+    status, out, _ = attend(*words)
+    assert (status, out) == (0, document["choices"][0]["text"] + "\n")
+    assert document["usage"]["prompt_tokens"] == 2
+
+
+def test_generate_takes_its_model_and_dtype_from_the_variables_too(attend, monkeypatch, folder, tmp_path):
+    """A setting comes from a flag, else from its variable, else from its default."""
+    monkeypatch.setenv("ATTEND_MODEL", str(tmp_path / "absent"))
+    status, _, err = attend("generate", "hello")
+    assert status == 2
+    assert str(tmp_path / "absent") in err
+    monkeypatch.setenv("ATTEND_DTYPE", "float8")
+    status, _, err = attend("generate", "hello", "--model", folder)
+    assert status == 2
+    assert "ATTEND_DTYPE" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--n", "9"), "n must be an integer from 1 to 8"),
+        (("--temperature", "3"), "temperature must be a number from 0 to 2"),
+        (("--max-tokens", "1000"), "maximum context length is 128 tokens"),
+        (("--stop-token-ids", "1,x"), "--stop-token-ids must be integers"),
+        (("--prompt-token-ids", "1;2"), "--prompt-token-ids must be integers"),
+        (("--prompt-token-ids", "96"), "from 0 to 95; got 96"),
+    ],
+)
+def test_a_mistake_in_generate_is_a_sentence_and_no_output(attend, folder, words, told):
+    status, out, err = attend("generate", "hello", "--model", folder, "--json", *words)
+    assert (status, out) == (2, "")
+    assert told in err
+    assert err.startswith("attend: ")
+    assert "Traceback" not in err
+
+
+def test_a_missing_folder_is_named(attend, tmp_path):
+    status, out, err = attend("generate", "hello", "--model", tmp_path / "nowhere")
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ")
+    assert str(tmp_path / "nowhere") in err
+    assert "Traceback" not in err
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGE = [
+    (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    (lambda folder: edit_config(folder, model_type="mamba"), "mamba"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+    (cut, "model.safetensors"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+    (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer.json"),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGE)
+def test_a_damaged_checkpoint_stops_generate_with_the_file_named(attend, folder, tmp_path, damage, named):
+    for source in folder.iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    damage(tmp_path)
+    status, out, err = attend("generate", "hello", "--model", tmp_path)
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ")
+    assert named in err
+    assert "Traceback" not in err

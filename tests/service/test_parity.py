@@ -1,0 +1,241 @@
+"""One table of cases on both transports: the same texts, ends and counts, or the same words; only the wire differs."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from model.errors import EngineFailed, Overloaded, Unavailable
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.errors import INTERNAL, TABLE
+from tests.fakes import FakeEngine, Server, build_server, grpc_channel, says, seeded
+
+PLACES = {
+    "sampling": ("n", "top_k", "top_p", "min_p", "seed"),
+    "stopping": ("stop_strings", "stop_token_ids", "min_tokens", "include_stop_string", "ignore_eos"),
+    "decoding": (
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+    ),
+    "response": ("prompt_logprobs", "output_token_ids", "echo", "skip_special_tokens", "timing"),
+}  # fmt: skip
+"""Where the fields stand in a GenerateRequest; the others stand at its top."""
+NAMES = {"stop": "stop_strings", "include_stop_str_in_output": "include_stop_string", "return_token_ids": "output_token_ids"}
+"""Fields whose name in the proto is not OpenAI's."""
+
+
+def to_message(body: dict[str, Any]) -> pb.GenerateRequest:
+    """The same call as a message."""
+    request = pb.GenerateRequest()
+    for name, value in body.items():
+        field = NAMES.get(name, name)
+        group = next((getattr(request, place) for place, fields in PLACES.items() if field in fields), request)
+        if name == "prompt":
+            if isinstance(value, str):
+                request.text = value
+            else:
+                request.token_ids.SetInParent()
+                request.token_ids.ids.extend(value)
+        elif isinstance(value, list):
+            getattr(group, field).extend(value)
+        elif isinstance(value, dict):
+            getattr(group, field).update({int(key): item for key, item in value.items()})
+        else:
+            setattr(group, field, value)
+    return request
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to, in the words of neither transport."""
+
+    answers: tuple[tuple[Any, ...], ...] = ()
+    prompt_tokens: int = 0
+    seed: int | None = None
+    fingerprint: str = ""
+    status: int = 200
+    message: str = ""
+
+
+def joined(pieces: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Pieces (index, text, ids, reason, stop) of all answers as one (text, ids, reason, stop) for each."""
+    answers = []
+    for index in sorted({piece[0] for piece in pieces}):
+        mine = [piece for piece in pieces if piece[0] == index]
+        text, ids = "".join(piece[1] for piece in mine), tuple(token for piece in mine for token in piece[2])
+        answers.append((text, ids, *mine[-1][3:]))
+    return tuple(answers)
+
+
+def over_http(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
+    more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer: httpx.Response = server.post(body | more)
+    if answer.status_code != 200:
+        return Outcome(status=answer.status_code, message=answer.json()["error"]["message"])
+    events = [answer.json()] if not stream else [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
+    pieces = [
+        (choice["index"], choice["text"], choice["token_ids"], choice["finish_reason"], choice["stop_reason"])
+        for event in events
+        for choice in event["choices"]
+    ]
+    usage = events[-1]["usage"]
+    assert usage["completion_tokens"] == sum(len(piece[2]) for piece in pieces)
+    return Outcome(joined(pieces), usage["prompt_tokens"], events[0]["seed"], events[0]["system_fingerprint"])
+
+
+def over_grpc(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
+    async def run() -> list[pb.GenerateResponse]:
+        async with grpc_channel(server) as channel:
+            service = GenerationServiceStub(channel)
+            if stream:
+                return [response async for response in service.GenerateStream(to_message(body))]
+            return [await service.Generate(to_message(body))]
+
+    try:
+        responses = asyncio.run(run())
+    except grpc.aio.AioRpcError as error:
+        status = {row.code: row.status for row in [*TABLE.values(), INTERNAL]}
+        by_code = {row.grpc: status[row.code] for row in [*TABLE.values(), INTERNAL] if row.status not in (413, 415)}
+        return Outcome(status=by_code[error.code()], message=error.details())
+    pieces = []
+    for output in (output for response in responses for output in response.outputs):
+        end = output.finish_info
+        reason = pb.FinishReason.Name(end.finish_reason).removeprefix("FINISH_REASON_").lower()
+        stop = getattr(end, end.WhichOneof("stop")) if end.WhichOneof("stop") else None
+        pieces.append((output.index, output.text, output.token_ids, reason if output.HasField("finish_info") else None, stop))
+    first = responses[0]
+    return Outcome(joined(pieces), first.prompt_info.num_prompt_tokens, first.seed, first.system_fingerprint)
+
+
+VALID: list[dict[str, Any]] = [
+    {"prompt": "a"},
+    {"prompt": ""},
+    {"prompt": "naïve café 😀"},
+    {"prompt": "\0"},
+    {"prompt": [1, 2, 256]},
+    {"prompt": "a", "max_tokens": 1},
+    {"prompt": "a", "max_tokens": 127},
+    {"prompt": "a", "n": 8},
+    {"prompt": "a", "temperature": 0.0},
+    {"prompt": "a", "temperature": 2.0, "top_p": 0.5, "top_k": 3, "min_p": 1.0},
+    {"prompt": "a", "top_k": -1},
+    {"prompt": "a", "top_k": 2**31 - 1},
+    {"prompt": "a", "seed": -(2**63)},
+    {"prompt": "a", "seed": 2**63 - 1, "n": 2},
+    {"prompt": "a", "stop": ["d"]},
+    {"prompt": "a", "stop": ["efg", "cd"], "n": 2},
+    {"prompt": "a", "stop": ["cd"], "include_stop_str_in_output": True},
+    {"prompt": "a", "stop": ["never"]},
+    {"prompt": "a", "stop": ["b"], "min_tokens": 3},
+    {"prompt": "a", "stop_token_ids": [100]},
+    {"prompt": "a", "stop_token_ids": [100], "include_stop_str_in_output": True},
+    {"prompt": "a", "stop_token_ids": [99, 105], "min_tokens": 4},
+    {"prompt": [253]},
+    {"prompt": [253], "ignore_eos": True},
+    {"prompt": [253], "ignore_eos": True, "skip_special_tokens": False},
+    {"prompt": "a", "deadline_ms": 60_000},
+    {"prompt": "a", "request_id": "mine.7"},
+    {"prompt": "a", "model": "fake"},
+    {"prompt": "a", "model": ""},
+    {"prompt": "a", "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+    {"prompt": "a", "echo": False, "timing": False},
+]
+INVALID: list[dict[str, Any]] = [  # an empty list is left out: HTTP cannot tell of which kind it is
+    {"prompt": [257]},
+    {"prompt": [-1]},
+    {"prompt": "a" * 128},
+    {"prompt": "a", "max_tokens": 128},
+    {"prompt": "a", "max_tokens": 0},
+    {"prompt": "a", "max_tokens": -(2**62)},
+    {"prompt": "a", "max_tokens": 2**62},
+    {"prompt": "a", "n": 0},
+    {"prompt": "a", "n": 9},
+    {"prompt": "a", "temperature": -0.5},
+    {"prompt": "a", "temperature": 2.5},
+    {"prompt": "a", "top_p": 0.0},
+    {"prompt": "a", "top_p": 1.5},
+    {"prompt": "a", "top_k": -2},
+    {"prompt": "a", "min_p": -0.5},
+    {"prompt": "a", "min_tokens": 17},
+    {"prompt": "a", "min_tokens": -1},
+    {"prompt": "a", "stop": ["a", "b", "c", "d", "e"]},
+    {"prompt": "a", "stop": [""]},
+    {"prompt": "a", "stop": ["x" * 257]},
+    {"prompt": "a", "stop_token_ids": [257]},
+    {"prompt": "a", "stop_token_ids": [1] * 301},
+    {"prompt": "a", "deadline_ms": 0},
+    {"prompt": "a", "deadline_ms": 2**40},
+    {"prompt": "a", "request_id": "x" * 129},
+    {"prompt": "a", "request_id": "two words"},
+    {"prompt": "a", "request_id": "two\nlines"},
+    {"prompt": "a", "model": "gpt-4"},
+    {"prompt": "a", "model": "m" * 500},
+    {"prompt": "a", "presence_penalty": 0.5},
+    {"prompt": "a", "frequency_penalty": -0.5},
+    {"prompt": "a", "repetition_penalty": 1.5},
+    {"prompt": "a", "allowed_token_ids": [1, 2]},
+    {"prompt": "a", "bad_words": ["x", "y"]},
+    {"prompt": "a", "truncate_prompt_tokens": 4},
+    {"prompt": "a", "cache_salt": "salt"},
+    {"prompt": "a", "prompt_logprobs": 1},
+    {"prompt": "a", "echo": True},
+    {"prompt": "a", "timing": True},
+]
+SEED = {"seed": 12, "return_token_ids": True}
+ids = [json.dumps(case)[:60] for case in VALID + INVALID]
+
+
+def four(body: dict[str, Any], make_engine) -> list[Outcome]:
+    """The outcome whole and streamed, over HTTP and over gRPC, each on a server of its own."""
+    calls = (over_http, over_grpc)
+    return [call(build_server(make_engine()), body, stream=stream) for call in calls for stream in (False, True)]
+
+
+@pytest.mark.parametrize("body", VALID, ids=ids[: len(VALID)])
+def test_a_call_gives_the_same_answer_on_both_transports_whole_and_streamed(body):
+    for make_engine in (FakeEngine, lambda: FakeEngine(seeded, burst=3)):
+        http, *others = four(SEED | body, make_engine)
+        assert http.status == 200, http.message
+        assert len(http.answers) == body.get("n", 1)
+        assert all(reason in ("stop", "length") for _, _, reason, _ in http.answers)
+        assert others == [http] * 3
+
+
+@pytest.mark.parametrize("body", INVALID, ids=ids[len(VALID) :])
+def test_a_mistake_is_told_in_the_same_words_on_both_transports(body):
+    http, *others = four(body, FakeEngine)
+    assert http.status in (400, 404)
+    assert http.message
+    assert others == [http] * 3
+
+
+@pytest.mark.parametrize("text", ["naïve café 日本語 😀", "", "x"])
+def test_text_is_the_same_on_both_transports(text):
+    http, *others = four({"prompt": "a", "max_tokens": 60} | SEED, lambda: FakeEngine(says(text)))
+    assert http.answers == ((text, (*text.encode(), 256), "stop", None),)
+    assert others == [http] * 3
+
+
+@pytest.mark.parametrize(
+    "error", [Overloaded("the queue is full"), Unavailable("draining"), EngineFailed("secret"), ZeroDivisionError("secret")]
+)
+def test_a_refusal_is_told_in_the_same_words_on_both_transports(error):
+    def make_engine() -> FakeEngine:
+        engine = FakeEngine()
+        engine.refusal = error
+        return engine
+
+    outcomes = four({"prompt": "a", "request_id": "mine"}, make_engine)
+    assert {outcome.status for outcome in outcomes} == {TABLE.get(type(error), INTERNAL).status}
+    # Over HTTP the id of a failed call is that of its header, which Serve sends back.
+    assert len({outcome.message.partition("; request id")[0] for outcome in outcomes}) == 1
+
+
+def test_a_deadline_before_the_first_token_is_told_in_the_same_words():
+    http, *others = four({"prompt": "a", "deadline_ms": 1}, lambda: FakeEngine(held=True))
+    assert http.status == 504
+    assert others == [http] * 3
