@@ -67,7 +67,7 @@ def serve(settings: Settings) -> None:
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
-    model: Annotated[str, typer.Option(help="Checkpoint folder; empty is the shipped default model.")] = "",
+    model: Annotated[str | None, typer.Option(help="Checkpoint folder; default: ATTEND_MODEL, or the shipped model.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw among the k likeliest tokens; 0 means all.")] = 0,
@@ -83,8 +83,10 @@ def generate(
     skip_special_tokens: Annotated[bool, typer.Option(help="Show no special tokens.")] = True,
     prompt_token_ids: Annotated[str, typer.Option(help="The prompt as token ids, as 1,2,3.")] = "",
     return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
 ) -> None:
     """Continue a prompt in the terminal, streamed, without Ray."""

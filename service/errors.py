@@ -24,6 +24,10 @@ class WrongMediaType(InvalidRequest):
     """A body that does not say that it is JSON, or is compressed."""
 
 
+class ClientGone(AttendError):
+    """The caller left; nobody reads the answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
     """An error's HTTP status, gRPC code, OpenAI type, and OpenAI code."""
@@ -41,6 +45,7 @@ TABLE: dict[type[AttendError], Wire] = {
     TooLarge: Wire(413, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
+    ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),
     Overloaded: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "overloaded_error", "queue_full"),
     Unavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "shutting_down"),
     DeadlineExceeded: Wire(504, StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded"),

@@ -54,7 +54,7 @@ class GenerationService:
             try:
                 async with aclosing(self.engine.generate(requests)) as outputs:
                     async for batch in outputs:
-                        chunks = [c for output in batch for c in self._advance(answers[output.request_id], output, record)]
+                        chunks = [chunk for output in batch for chunk in self._advance(answers, output, record)]
                         if chunks:
                             record.delivered(chunks, command.n)
                             yield chunks
@@ -102,9 +102,11 @@ class GenerationService:
             if not prompt:
                 raise InvalidRequest("prompt must hold at least one token id; got an empty list", "prompt")
             return list(token_ids("prompt", prompt, self.engine.info.vocab_size))
-        if len(prompt) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self.tokenizer.encode, prompt)
-        return self.tokenizer.encode(prompt) or self._start_of_text()
+        in_thread = len(prompt) > INLINE_CHARACTERS
+        tokens = await asyncio.to_thread(self.tokenizer.encode, prompt) if in_thread else self.tokenizer.encode(prompt)
+        if tokens and max(tokens) >= self.engine.info.vocab_size:  # a tokenizer may know more than the model does
+            raise InvalidRequest(f"prompt has the token {max(tokens)}, which this model does not know", "prompt")
+        return tokens or self._start_of_text()
 
     def _start_of_text(self) -> list[int]:
         for token in (self.tokenizer.bos_token_id, self.engine.info.bos_token_id, *self.engine.info.eos_token_ids):
@@ -112,14 +114,15 @@ class GenerationService:
                 return [token]
         raise InvalidRequest("prompt is empty, and this model has no start-of-text token to begin from", "prompt")
 
-    def _advance(self, answer: Answer, output: Output, record: RequestRecord) -> Iterator[Chunk]:
-        """The chunk that an engine output makes of an answer; none where the answer has ended already."""
+    def _advance(self, answers: dict[str, Answer], output: Output, record: RequestRecord) -> Iterator[Chunk]:
+        """The chunk that an engine output makes of its answer; none where the answer has ended already."""
+        answer = answers[output.request_id]
         if answer.finish_reason is not None:
             return
         if output.finish_reason is FinishReason.ERROR:
             log.error("a request failed in the engine: %s", output.error)
             raise EngineFailed("internal error")
-        if not output.token_ids and not record.started:
+        if not output.token_ids and not any(other.num_tokens for other in answers.values()):
             self._raise_unstarted(output.finish_reason)
         chunk = answer.take(output)
         if chunk.finish_reason is not output.finish_reason:  # a stop string, of which the engine knows nothing

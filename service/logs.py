@@ -1,10 +1,9 @@
 """Log lines as text for a person or as JSON for a collector. Prompts and answers are never logged."""
 
+import json
 import logging
 import sys
 import time
-
-import orjson
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -23,7 +22,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(document).decode()
+        return json.dumps(document)  # orjson refuses the lone surrogates of a file name that is not UTF-8
 
 
 def configure(level: str, style: str) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
 from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound
+from service.errors import ClientGone
 from service.records import Chunk
 
 log = logging.getLogger("attend.requests")
@@ -133,13 +134,12 @@ class RequestRecord:
         self._last: dict[int, float] = {}
         self._first: dict[int, float] = {}
         self._reasons: dict[int, FinishReason | None] = {}
+        self._prompts: dict[int, int] = {}
+        self._counted = (0, 0)
         self._closed = False
+        self.at_once = False
+        """Whether the caller is given the whole answer at the end, or nothing if it fails."""
         self.num_tokens = 0
-
-    @property
-    def started(self) -> bool:
-        """Whether the caller has been given a token."""
-        return self.num_tokens > 0
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -161,6 +161,7 @@ class RequestRecord:
         """Count the call when the block ends, however it ends."""
         with self.errors():
             yield
+        self._count_tokens()
         self._close(min((reason or FinishReason.ABORT for reason in self._reasons.values()), key=OUTCOMES.index))
 
     def delivered(self, chunks: Sequence[Chunk], n: int) -> None:
@@ -168,25 +169,33 @@ class RequestRecord:
         now = self._metrics.clock()
         for chunk in chunks:
             self._reasons[chunk.index] = chunk.finish_reason
+            if chunk.index // n not in self._prompts:
+                self._prompts[chunk.index // n] = chunk.num_prompt_tokens
+                self._metrics.prompt_length.observe(chunk.num_prompt_tokens)
             if chunk.token_ids:
-                self._tokens(chunk, first_of_prompt=chunk.index % n == 0, now=now)
+                self._tokens(chunk, now)
             if chunk.finish_reason is not None:
                 self._ended(chunk, now)
+        if not self.at_once:
+            self._count_tokens()
 
-    def _tokens(self, chunk: Chunk, *, first_of_prompt: bool, now: float) -> None:
+    def _count_tokens(self) -> None:
+        """Bring the counters up to what the caller has been given."""
+        prompts, answers = sum(self._prompts.values()), self.num_tokens
+        self._metrics.prompt_tokens.inc(prompts - self._counted[0])
+        self._metrics.generation_tokens.inc(answers - self._counted[1])
+        self._counted = (prompts, answers)
+
+    def _tokens(self, chunk: Chunk, now: float) -> None:
         metrics, new = self._metrics, len(chunk.token_ids)
-        if not self.started:
+        if not self.num_tokens:
             metrics.first_token.observe(now - self._arrived)
         if chunk.index in self._last:
             metrics.inter_token.observe((now - self._last[chunk.index]) / new)
         else:
             self._first[chunk.index] = now
-            if first_of_prompt:
-                metrics.prompt_length.observe(chunk.num_prompt_tokens)
-                metrics.prompt_tokens.inc(chunk.num_prompt_tokens)
         self._last[chunk.index] = now
         self.num_tokens += new
-        metrics.generation_tokens.inc(new)
 
     def engine_times(self, times: Times) -> None:
         """How long an answer waited, worked on its prompt, and on its output."""
@@ -214,4 +223,6 @@ def outcome_of(error: AttendError) -> str:
         return "invalid"
     if isinstance(error, DeadlineExceeded):
         return "deadline"
+    if isinstance(error, ClientGone):
+        return "abort"
     return "error" if isinstance(error, EngineFailed) else "rejected"

@@ -61,9 +61,11 @@ def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
             raise SettingError(f"{name} {port} is taken: another process listens on it")
     for step in range(SLOTS):
         ports = Ports(http, grpc, (http + step) % SLOTS)
-        lock = _lock(ports.slot)
-        if lock is not None and all(is_free(port) for port in ports.inner):
+        if {http, grpc} & set(ports.inner) or (lock := _lock(ports.slot)) is None:
+            continue
+        if all(is_free(port) for port in ports.inner):
             return ports, lock
+        lock.close()
     raise SettingError(f"all {SLOTS} ranges of inner ports from {HTTP_START} on are taken")
 
 
@@ -79,7 +81,10 @@ def is_free(port: int) -> bool:
 
 
 def _lock(slot: int) -> IO[str] | None:
-    file = (Path(tempfile.gettempdir()) / f"attend-ports-{slot}.lock").open("a")
+    try:
+        file = (Path(tempfile.gettempdir()) / f"attend-ports-{slot}.lock").open("a")
+    except OSError:  # another user's
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,12 +1,15 @@
 """What passes between a transport and the service: no word of HTTP or of protobuf."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from model.engine.request import FinishReason
 from model.errors import InvalidRequest
-from model.params import MAX_CHOICES, MAX_CHOICES_TIMES_PROMPTS, SamplingParams, StopRules, integer
+from model.params import MAX_CHOICES, MAX_CHOICES_TIMES_PROMPTS, SamplingParams, StopRules, describe, integer
 
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+"""An id goes into headers and log lines, so it holds neither spaces nor line ends."""
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 Prompt = str | tuple[int, ...]
 
@@ -26,6 +29,9 @@ class Command:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        if not REQUEST_ID.fullmatch(self.request_id):
+            wanted = "1 to 128 letters, digits and . _ : / + = @ -"
+            raise InvalidRequest(f"request_id must be {wanted}; got {describe(self.request_id)}", "request_id")
         integer("n", self.n, 1, MAX_CHOICES)
         if self.deadline_ms is not None:
             integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)

@@ -25,7 +25,7 @@ async def over_replicas() -> str:
     done, late = await asyncio.wait(tasks, timeout=SECONDS)
     for task in late:
         task.cancel()
-    pages = [task.result() for task in done if task.exception() is None]
+    pages = [task.result() for task in done if not task.cancelled() and task.exception() is None]
     return merge(pages) + counted(len(calls), len(pages))
 
 
@@ -50,11 +50,15 @@ def merge(pages: Iterable[tuple[str, str]]) -> str:
             lines = samples.setdefault(name, [])
             lines += [_line(s.name, [("replica", replica), *s.labels.items()], s.value) for s in family.samples]
     return "".join(
-        f"# HELP {name} {text}\n# TYPE {name} {kind}\n" + "".join(samples[name]) for name, (text, kind) in heads.items()
+        f"# HELP {name} {_escaped(text)}\n# TYPE {name} {kind}\n" + "".join(samples[name])
+        for name, (text, kind) in heads.items()
     )
 
 
 def _line(name: str, labels: Sequence[tuple[str, str]], value: float) -> str:
-    escaped = ((key, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, text in labels)
-    inside = ",".join(f'{key}="{text}"' for key, text in escaped)
+    inside = ",".join(f'{key}="{_escaped(text).replace(chr(34), chr(92) + chr(34))}"' for key, text in labels)
     return f"{name}{{{inside}}} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")

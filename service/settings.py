@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from model.errors import SettingError
 
 PREFIX = "ATTEND_"
 Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _whole(value: Any) -> Any:
+    """A variable is text; a Literal of numbers takes none."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 class Settings(BaseModel):
@@ -38,7 +43,7 @@ class Settings(BaseModel):
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         256, description="requests that may wait; more are refused with 429"
     )
-    block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="tokens in a KV block")
+    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(16, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")

@@ -8,7 +8,7 @@ class TextStream:
     """Text of one answer. Holds back only what may still turn out to belong to a stop string.
 
     Law: the pieces put together are the decoded tokens, cut before (or, with include_stop, after) the first stop
-    string that ends at or after token `min_tokens`.
+    string that ends after token `min_tokens`.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: StopRules, *, skip_special_tokens: bool) -> None:
@@ -29,9 +29,10 @@ class TextStream:
     def _show(self, piece: str, *, last: bool) -> tuple[str, str | None]:
         text = self._held + piece
         if self._num_tokens > self._stops.min_tokens:
-            found = [(text.find(stop), stop) for stop in self._stops.stop if stop in text]
-            if found:
-                at, stop = min(found)
+            # What is held holds no whole stop string, but for one that came within min_tokens and is text for good.
+            found = [(text.find(stop, max(0, len(self._held) + 1 - len(stop))), stop) for stop in self._stops.stop]
+            at, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
+            if stop:
                 return text[: at + len(stop) if self._stops.include_stop else at], stop
         keep = 0 if last else longest_overlap(text, self._stops.stop)
         self._held = text[len(text) - keep :]

@@ -1,6 +1,9 @@
 """Protobuf to a Command and chunks to protobuf. Ranges are checked in `model/params.py`, after decoding."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from google.protobuf.message import Message
 
 from model.engine.request import FinishReason
 from model.errors import InvalidRequest, NotSupported
@@ -59,7 +62,7 @@ def to_command(request: pb.GenerateRequest, request_id: str) -> Command:
         ),
         n=sampling.n if sampling.HasField("n") else 1,
         model=request.model,
-        request_id=request_id,
+        request_id=request.request_id or request_id,
         deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
         skip_special_tokens=skip,
     )
@@ -85,7 +88,16 @@ def refuse_unbuilt(request: pb.GenerateRequest) -> None:
         for descriptor, value in message.ListFields():
             name = group + descriptor.name
             if name in OFF and value not in OFF[name]:
-                raise NotSupported(f"{descriptor.name} is not supported yet; got {describe(value)}", descriptor.name)
+                raise NotSupported(f"{descriptor.name} is not supported yet; got {describe(plain(value))}", descriptor.name)
+
+
+def plain(value: Any) -> Any:
+    """A protobuf value as Python's own, so that a message about it says what JSON would."""
+    if isinstance(value, Message):
+        return {descriptor.name: plain(item) for descriptor, item in value.ListFields()}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def to_response(chunks: list[Chunk], request: pb.GenerateRequest, fingerprint: str, *, first: bool) -> pb.GenerateResponse:

@@ -17,7 +17,7 @@ from service.generation import GenerationService
 from service.grpc_api.convert import to_command, to_response
 from service.grpc_api.register import Malformed
 from service.metrics import Metrics
-from service.records import whole
+from service.records import REQUEST_ID, whole
 
 log = logging.getLogger("attend.grpc")
 
@@ -51,6 +51,7 @@ class GrpcMethods:
         """The whole answer at once."""
         request_id = id_of(request)
         record = self.metrics.open("grpc", "Generate", request_id)
+        record.at_once = True
         try:
             with record.errors():
                 batches = self.service.generate(to_command(decoded(request), request_id), record)
@@ -110,9 +111,9 @@ class GrpcMethods:
 
 
 def id_of(request: pb.GenerateRequest | Malformed) -> str:
-    """The caller's id for the request, or a new one."""
+    """The caller's id for the request where it is plain, or a new one."""
     given = "" if isinstance(request, Malformed) else request.request_id
-    return given or secrets.token_hex(16)
+    return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def decoded(request: pb.GenerateRequest | Malformed) -> pb.GenerateRequest:

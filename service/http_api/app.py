@@ -1,6 +1,5 @@
 """The ASGI application: routes, errors in one shape, and a request id on everything."""
 
-import re
 import secrets
 
 from fastapi import FastAPI
@@ -8,8 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http_api import problems
 from service.http_api.routes import Site, build_router
-
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+from service.records import REQUEST_ID
 
 
 def build_app(site: Site, *, expose_docs: bool = True) -> ASGIApp:
@@ -35,7 +33,8 @@ class RequestIds:
             await self.app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
-        request_id = given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        plain = given is not None and REQUEST_ID.fullmatch(given.decode("latin-1")) is not None
+        request_id = given if given is not None and plain else secrets.token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def stamped(message: Message) -> None:

@@ -3,18 +3,20 @@
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from model.errors import InvalidRequest
-from service.errors import TooLarge, WrongMediaType
+from service.errors import ClientGone, TooLarge, WrongMediaType
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_DIGITS = 400
 """Longer numbers cannot be meant, and Python refuses to read integers of over 4300 digits."""
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+# The closing quote is optional: an unfinished string is then read once, not once more from each quote inside it.
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -33,10 +35,13 @@ async def _read(request: Request) -> bytes:
     if length.isdecimal() and int(length) > MAX_BYTES:
         raise TooLarge(f"the body must be at most {MAX_BYTES} bytes; got {length}")
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BYTES:
-            raise TooLarge(f"the body must be at most {MAX_BYTES} bytes")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BYTES:
+                raise TooLarge(f"the body must be at most {MAX_BYTES} bytes")
+    except ClientDisconnect as error:
+        raise ClientGone("the caller left before the end of the body") from error
     return bytes(body)
 
 
@@ -72,8 +77,7 @@ def _check_depth(body: bytes) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise InvalidRequest(f"the body has the key {twice[:64]!r} twice", twice[:64])
     return document
 

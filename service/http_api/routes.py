@@ -65,6 +65,7 @@ def build_router(site: Site) -> APIRouter:
             command = to_command(body, request_id)
             writer = CompletionWriter(body, request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n))
             batches = service.generate(command, record)
+            record.at_once = not body.stream
             if not body.stream:
                 chunks = [chunk async for batch in batches for chunk in batch]
                 writer.usage.add(chunks)

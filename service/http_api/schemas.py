@@ -4,9 +4,9 @@ null means absent everywhere. A field of the contract that this build does not c
 that mean "off"; any other value is refused by name, never ignored.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from model.errors import InvalidRequest, NotSupported
 from model.params import describe
@@ -70,7 +70,7 @@ class CompletionRequest(BaseModel):
     min_tokens: StrictInt | None = None
     skip_special_tokens: StrictBool | None = None
     return_token_ids: StrictBool | None = None
-    request_id: Annotated[StrictStr, Field(max_length=128)] | None = None
+    request_id: StrictStr | None = None
     deadline_ms: StrictInt | None = None
 
 
@@ -85,12 +85,18 @@ def read_completion(document: dict[str, Any]) -> CompletionRequest:
 
 def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
     """`document` without the fields of OFF. Raises NotSupported where one asks for something."""
-    for name in OFF.keys() & document.keys():
-        value = document[name]
-        means_off = value is None or any(type(value) in (type(off), float) and value == off for off in OFF[name])
+    for name, value in document.items():
+        if name not in OFF:
+            continue
+        means_off = value is None or any(_kind(value) is _kind(off) and value == off for off in OFF[name])
         if not means_off:
             raise NotSupported(f"{name} is not supported yet; got {describe(value)}", name)
     return {name: value for name, value in document.items() if name not in OFF}
+
+
+def _kind(value: Any) -> type:
+    """1 and 1.0 are one kind: a number. true is not."""
+    return float if type(value) is int else type(value)
 
 
 def _explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
@@ -100,12 +106,18 @@ def _explained(error: ValidationError, document: dict[str, Any]) -> InvalidReque
     if first["type"] == "extra_forbidden":
         path = ".".join(str(part) for part in first["loc"])
         return InvalidRequest(f"{path[:64]} is not a field of this request", path[:64])
+    value = document.get(name)
+    inner = str(first["loc"][-1])
+    if isinstance(value, dict) and inner in value:
+        name, value = f"{name}.{inner}", value[inner]
     wanted = "; or ".join(
         dict.fromkeys(
-            _wanted(item["type"], item["msg"]) for item in error.errors(include_context=False) if item["loc"][0] == name
+            _wanted(item["type"], item["msg"])
+            for item in error.errors(include_context=False)
+            if item["loc"][0] == first["loc"][0]
         )
     )
-    return InvalidRequest(f"{name} must be {wanted}; got {describe(document.get(name))}", name)
+    return InvalidRequest(f"{name} must be {wanted}; got {describe(value)}", name)
 
 
 def _wanted(kind: str, message: str) -> str:
