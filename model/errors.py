@@ -4,8 +4,10 @@
     ├── InvalidRequest          the caller sent something that can never work; names the field
     │   ├── ContextTooLong      prompt plus max_tokens exceed what one request may hold
     │   └── NotSupported        a field of the contract that this build does not carry out yet
+    ├── Unauthenticated         no API key, or one that is not known
     ├── ModelNotFound           the request names a model that is not the served one
     ├── Overloaded              the queue is full; try again after `retry_after` seconds
+    │   └── RateLimited         the caller's own limit is reached
     ├── Unavailable             loading or draining; try again elsewhere
     ├── DeadlineExceeded        the deadline passed before the first token
     ├── EngineFailed            our bug: the request cannot be finished
@@ -36,6 +38,10 @@ class NotSupported(InvalidRequest):
     """A known field with a value that this build refuses rather than ignores."""
 
 
+class Unauthenticated(AttendError):
+    """No API key, or one that is not known. The message never repeats it."""
+
+
 class ModelNotFound(AttendError):
     """The request names a model other than the served one."""
 
@@ -46,6 +52,10 @@ class Overloaded(AttendError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RateLimited(Overloaded):
+    """A limit of the caller's API key is reached."""
 
 
 class Unavailable(AttendError):

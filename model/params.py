@@ -49,7 +49,9 @@ def number(name: str, value: Any, low: float, high: float, *, above_low: bool = 
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> tuple[int, ...]:
     """`values` if each is a token id of the served model."""
     for value in values:
-        integer(name, value, 0, vocab_size - 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+            known = f"token ids of the vocabulary, integers from 0 to {vocab_size - 1}"
+            raise InvalidRequest(f"{name} must hold {known}; got {describe(value)}", name)
     return tuple(values)
 
 
@@ -70,7 +72,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         number("temperature", self.temperature, 0, 2)
-        integer("top_k", self.top_k, -1, 2**31 - 1)
+        integer("top_k", self.top_k, -1, 2**63 - 1)
         number("top_p", self.top_p, 0, 1, above_low=True)
         number("min_p", self.min_p, 0, 1)
         if self.seed is not None:

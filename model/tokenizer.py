@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -30,6 +31,11 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
         return cls(raw, _start_token(folder, raw))
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token: no text has fewer tokens than its bytes divided by this."""
+        return max(len(token.encode()) for token in self.raw.get_vocab(with_added_tokens=True))
 
     @property
     def size(self) -> int:

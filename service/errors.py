@@ -12,6 +12,8 @@ from model.errors import (
     ModelNotFound,
     NotSupported,
     Overloaded,
+    RateLimited,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -46,6 +48,8 @@ TABLE: dict[type[AttendError], Wire] = {
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
     ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),
+    Unauthenticated: Wire(401, StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key"),
+    RateLimited: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "rate_limit_exceeded"),
     Overloaded: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "overloaded_error", "queue_full"),
     Unavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "shutting_down"),
     DeadlineExceeded: Wire(504, StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded"),

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from model.engine.request import FinishReason, Output, Request, TokenEngine
-from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
+from model.errors import ContextTooLong, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
 from model.params import describe, token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
@@ -20,6 +20,8 @@ log = logging.getLogger("attend.service")
 
 INLINE_CHARACTERS = 4096
 """Longer prompts are tokenized in a thread, so that the event loop goes on serving streams."""
+SLACK = 4
+"""A prompt with so many times more characters than its context could hold is refused before it costs anything."""
 SEED_BITS = 48
 """Server-chosen seeds survive a JSON reader that keeps numbers as doubles."""
 
@@ -102,6 +104,12 @@ class GenerationService:
             if not prompt:
                 raise InvalidRequest("prompt must hold at least one token id; got an empty list", "prompt")
             return list(token_ids("prompt", prompt, self.engine.info.vocab_size))
+        limit = self.engine.info.max_model_len
+        if len(prompt) > SLACK * limit * self.tokenizer.longest:
+            raise ContextTooLong(
+                f"prompt: this model's maximum context length is {limit} tokens, which {len(prompt)} characters cannot fit",
+                "prompt",
+            )
         in_thread = len(prompt) > INLINE_CHARACTERS
         tokens = await asyncio.to_thread(self.tokenizer.encode, prompt) if in_thread else self.tokenizer.encode(prompt)
         if tokens and max(tokens) >= self.engine.info.vocab_size:  # a tokenizer may know more than the model does

@@ -22,9 +22,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 async def read_json(request: Request) -> dict[str, Any]:
     """The JSON object that a request brings. Raises InvalidRequest, TooLarge or WrongMediaType."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise WrongMediaType(f"Content-Type must be application/json; got {media_type[:64]!r}")
+    content_type = request.headers.get("content-type", "").lower()
+    media_type, _, parameters = content_type.partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
+    if media_type.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
+        raise WrongMediaType(f"Content-Type must be application/json, in UTF-8; got {content_type[:64]!r}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise WrongMediaType("Content-Encoding is not supported: send the body as it is")
     return parse(await _read(request))
@@ -60,8 +62,12 @@ def parse(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
-    if b"\\u" in body:
-        _check_surrogates(document)
+    escaped = b"\\u" in body  # the only way in for a lone surrogate
+    for name, value in document.items():
+        _check(value, name, surrogates=escaped)
+    _check(dict.fromkeys(document, None), "", surrogates=escaped)
+    if isinstance(document, _Doubled):
+        raise InvalidRequest(f"the body has the duplicate key {document.key!r}", _plain(document.key))
     return document
 
 
@@ -74,12 +80,19 @@ def _check_depth(body: bytes) -> None:
             raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
+class _Doubled(dict[str, Any]):
+    """An object in which a key stands twice; the parser does not know yet which field it belongs to."""
+
+    key: str
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
-    if len(document) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InvalidRequest(f"the body has the key {twice[:64]!r} twice", twice[:64])
-    return document
+    if len(document) == len(pairs):
+        return document
+    doubled = _Doubled(document)
+    doubled.key = Counter(name for name, _ in pairs).most_common(1)[0][0][:64]
+    return doubled
 
 
 def _constant(text: str) -> float:
@@ -99,15 +112,27 @@ def _int(text: str) -> int:
     return int(text)
 
 
-def _check_surrogates(value: Any) -> None:
-    """A lone surrogate is half a character: no tokenizer, and no UTF-8 answer, can hold it."""
+def _check(value: Any, field: str, *, surrogates: bool) -> None:
+    """Refuse duplicate keys and lone surrogates anywhere in a field, by the field's name.
+
+    A lone surrogate is half a character: no tokenizer, and no UTF-8 answer, can hold it.
+    """
+    where = f"{field[:64]}: " if field else ""
     if isinstance(value, str):
-        if _SURROGATE.search(value):
-            raise InvalidRequest("the body holds a lone surrogate (\\ud800 to \\udfff), which is no character")
+        if surrogates and _SURROGATE.search(value):
+            text = "the body holds a lone surrogate (\\ud800 to \\udfff), which is no character"
+            raise InvalidRequest(where + text, _plain(field))
     elif isinstance(value, dict):
+        if isinstance(value, _Doubled):
+            raise InvalidRequest(f"{where}the body has the duplicate key {value.key!r}", _plain(field))
         for key, item in value.items():
-            _check_surrogates(key)
-            _check_surrogates(item)
+            _check(key, field, surrogates=surrogates)
+            _check(item, field, surrogates=surrogates)
     elif isinstance(value, list):
         for item in value:
-            _check_surrogates(item)
+            _check(item, field, surrogates=surrogates)
+
+
+def _plain(field: str) -> str | None:
+    """A field's name as an answer may hold it."""
+    return None if not field or _SURROGATE.search(field) else field[:64]

@@ -4,9 +4,9 @@ null means absent everywhere. A field of the contract that this build does not c
 that mean "off"; any other value is refused by name, never ignored.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from model.errors import InvalidRequest, NotSupported
 from model.params import describe
@@ -61,7 +61,7 @@ class CompletionRequest(BaseModel):
     stream_options: StreamOptions | None = None
     stop: StrictStr | list[StrictStr] | None = None
     seed: StrictInt | None = None
-    user: StrictStr | None = None
+    user: Annotated[StrictStr, Field(max_length=256)] | None = None
     top_k: StrictInt | None = None
     min_p: Number | None = None
     stop_token_ids: TokenIds | None = None

@@ -14,7 +14,7 @@ INTEGERS = ("top_k", "seed", "max_tokens", "min_tokens")
 
 ACCEPTED = {
     "temperature": (0, 0.0, ABOVE_0, 1, 2, 2.0),
-    "top_k": (-1, 0, 1, LARGEST),
+    "top_k": (-1, 0, 1, LARGEST, SEED_HIGH),
     "top_p": (ABOVE_0, 0.5, 1, 1.0),
     "min_p": (0, 0.0, 0.5, 1, 1.0),
     "seed": (None, SEED_LOW, -1, 0, SEED_HIGH),
@@ -25,7 +25,7 @@ ACCEPTED = {
 }
 REFUSED = {
     "temperature": (BELOW_0, -1, ABOVE_2, 3),
-    "top_k": (-2, LARGEST + 1),
+    "top_k": (-2, SEED_HIGH + 1),
     "top_p": (0, 0.0, -0.5, ABOVE_1, 2),
     "min_p": (BELOW_0, -1, ABOVE_1, 2),
     "seed": (SEED_LOW - 1, SEED_HIGH + 1),
@@ -138,6 +138,8 @@ def test_token_ids_of_the_vocabulary_come_back_as_a_tuple(ids):
 
 @pytest.mark.parametrize("wrong", [-1, 96, 2**31, 2**63, 1.0, True, "1", None, math.nan, [1]], ids=str)
 def test_one_token_id_outside_the_vocabulary_refuses_them_all(wrong):
-    with pytest.raises(InvalidRequest, match=r"^prompt must be an integer from 0 to 95; got ") as caught:
+    with pytest.raises(
+        InvalidRequest, match=r"^prompt must hold token ids of the vocabulary, integers from 0 to 95; got "
+    ) as caught:
         token_ids("prompt", [0, wrong], 96)
     assert "prompt" == caught.value.field

@@ -106,7 +106,7 @@ BIG = 2**62
         ({"text": "a", "temperature": float("inf")}, "temperature"),
         ({"text": "a", "sampling": pb.SamplingParameters(top_p=float("nan"))}, "top_p"),
         ({"text": "a", "sampling": pb.SamplingParameters(min_p=-0.5)}, "min_p"),
-        ({"text": "a", "sampling": pb.SamplingParameters(top_k=BIG)}, "top_k"),
+        ({"text": "a", "sampling": pb.SamplingParameters(top_k=-2)}, "top_k"),
         ({"text": "a", "sampling": pb.SamplingParameters(n=2**32 + 1)}, "n must"),
         ({"text": "a", "stopping": pb.StoppingCriteria(min_tokens=-1)}, "min_tokens"),
         ({"text": "a", "stopping": pb.StoppingCriteria(stop_token_ids=[BIG])}, "stop_token_ids"),
