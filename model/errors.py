@@ -3,7 +3,8 @@
     AttendError
     ├── InvalidRequest          the caller sent something that can never work; names the field
     │   ├── ContextTooLong      prompt plus max_tokens exceed what one request may hold
-    │   └── NotSupported        a field of the contract that this build does not carry out yet
+    │   ├── NotSupported        a field of the contract that this build does not carry out yet
+    │   └── NoChatTemplate      a chat for a checkpoint that has no chat template
     ├── Unauthenticated         no API key, or one that is not known
     ├── ModelNotFound           the request names a model that is not the served one
     ├── Overloaded              the queue is full; try again after `retry_after` seconds
@@ -36,6 +37,10 @@ class ContextTooLong(InvalidRequest):
 
 class NotSupported(InvalidRequest):
     """A known field with a value that this build refuses rather than ignores."""
+
+
+class NoChatTemplate(InvalidRequest):
+    """The checkpoint says nothing of how messages become a prompt."""
 
 
 class Unauthenticated(AttendError):

@@ -1,7 +1,7 @@
 """What a caller may ask of the engine. The one validator of both transports: types and ranges, with the field named."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from model.errors import InvalidRequest
@@ -11,6 +11,9 @@ MAX_CHOICES_TIMES_PROMPTS = 128
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 300
+MAX_BIASES = 300
+MAX_BAD_WORDS = 64
+MAX_LOGPROBS = 20
 SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object", type(None): "null"}
 _SHOWN = 64
@@ -44,6 +47,12 @@ def number(name: str, value: Any, low: float, high: float, *, above_low: bool = 
         start = f"above {low:g} and at most" if above_low else f"from {low:g} to"
         raise InvalidRequest(f"{name} must be a number {start} {high:g}; got {describe(value)}", name)
     return float(value)
+
+
+def at_most(name: str, values: Collection[Any], limit: int, what: str) -> None:
+    """Refuse a collection that is too long."""
+    if len(values) > limit:
+        raise InvalidRequest(f"{name} may hold at most {limit} {what}; got {len(values)}", name)
 
 
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> tuple[int, ...]:
@@ -80,10 +89,45 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingParams:
+    """How the model's scores are changed before a token is drawn: allowed, bias, repetition, frequency, presence, in turn."""
+
+    presence_penalty: float = 0.0
+    """Taken from the score of every token that the answer holds already."""
+    frequency_penalty: float = 0.0
+    """Taken from it once for each time that it holds it."""
+    repetition_penalty: float = 1.0
+    """Divides the positive, and multiplies the negative, scores of tokens of the prompt and the answer (Keskar et al. 2019)."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the scores of these tokens."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose tokens never follow each other in the answer."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these may be drawn; empty means all."""
+
+    def __post_init__(self) -> None:
+        number("presence_penalty", self.presence_penalty, -2, 2)
+        number("frequency_penalty", self.frequency_penalty, -2, 2)
+        number("repetition_penalty", self.repetition_penalty, 0, 2, above_low=True)
+        at_most("logit_bias", self.logit_bias, MAX_BIASES, "entries")
+        for token, bias in self.logit_bias.items():
+            number(f"logit_bias[{token}]", bias, -100, 100)
+        at_most("bad_words", self.bad_words, MAX_BAD_WORDS, "strings")
+        for text in self.bad_words:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+                limits = f"strings of 1 to {MAX_STOP_CHARACTERS} characters"
+                raise InvalidRequest(f"bad_words must hold {limits}; got {describe(text)}", "bad_words")
+
+
+NO_CHANGE = DecodingParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
     """When a choice ends."""
 
-    max_tokens: int = 16
+    max_tokens: int | None = 16
+    """None takes what the context has left; 0 computes the prompt alone, for its log probabilities or its echo."""
     min_tokens: int = 0
     """No stop token is drawn, and no stop string obeyed, before so many tokens."""
     stop: tuple[str, ...] = ()
@@ -93,16 +137,12 @@ class StopRules:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        integer("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings; got {len(self.stop)}", "stop")
+        most = 2**31 - 1 if self.max_tokens is None else integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        integer("min_tokens", self.min_tokens, 0, most)
+        at_most("stop", self.stop, MAX_STOP_STRINGS, "strings")
         for text in self.stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
                 raise InvalidRequest(
                     f"stop must hold strings of 1 to {MAX_STOP_CHARACTERS} characters; got {describe(text)}", "stop"
                 )
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise InvalidRequest(
-                f"stop_token_ids may hold at most {MAX_STOP_TOKENS} ids; got {len(self.stop_token_ids)}", "stop_token_ids"
-            )
+        at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS, "ids")

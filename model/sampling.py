@@ -12,10 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from model.params import SamplingParams
+from model.params import NO_CHANGE, DecodingParams, SamplingParams
 
 _MASK = (1 << 64) - 1
 
@@ -32,22 +34,72 @@ class Draw:
     """Index of the drawn token in prompt + output."""
     banned: tuple[int, ...] = ()
     """Token ids that must not be drawn."""
+    decoding: DecodingParams = NO_CHANGE
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
+    """What the penalties look at."""
+    mask: NDArray[np.bool_] | None = None
+    """Tokens that a grammar allows, bool [V]."""
 
 
 def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids int64 [R]; -1 where a row holds NaN, or no token is left."""
     scores_RV = logits_RV.float()
-    if any(draw.banned for draw in draws):
+    changed = [row for row, draw in enumerate(draws) if draw.banned or draw.mask is not None or draw.decoding is not NO_CHANGE]
+    if changed:
         scores_RV = scores_RV.clone()  # float() gives float32 logits back as they are, and they are the caller's
-    for row, draw in enumerate(draws):
-        if draw.banned:
-            scores_RV[row, list(draw.banned)] = -math.inf
+    for row in changed:
+        change_scores(scores_RV[row], draws[row])
     best_R, tokens_R = scores_RV.max(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
     if random_rows:
         picked = torch.tensor(random_rows, device=scores_RV.device)
         tokens_R = tokens_R.index_copy(0, picked, draw_tokens(scores_RV[picked], [draws[row] for row in random_rows]))
     return tokens_R.masked_fill(~best_R.isfinite(), -1)
+
+
+def change_scores(scores_V: Tensor, draw: Draw) -> None:
+    """Apply a row's decoding parameters and bans, in place."""
+    decoding, device = draw.decoding, scores_V.device
+    if decoding.allowed_token_ids:
+        refused_V = torch.ones_like(scores_V, dtype=torch.bool)
+        refused_V[list(decoding.allowed_token_ids)] = False
+        scores_V.masked_fill_(refused_V, -math.inf)
+    if decoding.logit_bias:
+        scores_V[list(decoding.logit_bias)] += torch.tensor(list(decoding.logit_bias.values()), device=device)
+    if decoding.repetition_penalty != 1:
+        seen = torch.tensor([*draw.prompt, *draw.output], dtype=torch.int64, device=device).unique()
+        scores = scores_V[seen]
+        scores_V[seen] = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
+    if draw.output and (decoding.frequency_penalty or decoding.presence_penalty):
+        tokens, counts = torch.tensor(draw.output, device=device).unique(return_counts=True)
+        scores_V[tokens] -= decoding.frequency_penalty * counts + decoding.presence_penalty
+    if draw.mask is not None:
+        scores_V.masked_fill_(torch.from_numpy(~draw.mask).to(device), -math.inf)
+    if draw.banned:
+        known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
+        scores_V[known] = -math.inf
+
+
+def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:
+    """For each row: the log probability of its token, and the `top` likeliest tokens with theirs.
+
+    They are the model's own, before any parameter changed the scores.
+    """
+    scores_RV = logits_RV.float().log_softmax(dim=-1)
+    chosen = scores_RV.gather(1, tokens_R[:, None])[:, 0].tolist()
+    best = scores_RV.topk(min(max(top), scores_RV.shape[1]), dim=-1)
+    ids, values = best.indices.tolist(), best.values.tolist()
+    return [(chosen[row], list(zip(ids[row][:k], values[row][:k], strict=True))) for row, k in enumerate(top)]
+
+
+def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that would complete one of `bad_words` after `tokens`."""
+    return tuple(
+        word[-1]
+        for word in bad_words
+        if len(word) == 1 or (len(tokens) >= len(word) - 1 and [*tokens[1 - len(word) :]] == [*word[:-1]])
+    )
 
 
 def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:

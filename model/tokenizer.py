@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
@@ -16,9 +17,11 @@ REPLACEMENT = "\ufffd"
 class Tokenizer:
     """A thin, typed face of one `tokenizer.json`. Safe to call from several threads."""
 
-    def __init__(self, raw: RawTokenizer, bos_token_id: int | None = None) -> None:
+    def __init__(self, raw: RawTokenizer, bos_token_id: int | None = None, facts: dict[str, Any] | None = None) -> None:
         self.raw = raw
         self.bos_token_id = bos_token_id
+        self.facts = facts or {}
+        """tokenizer_config.json, where there is one."""
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -30,7 +33,10 @@ class Tokenizer:
             raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
-        return cls(raw, _start_token(folder, raw))
+        facts = _read_facts(folder)
+        token = facts.get("bos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        return cls(raw, raw.token_to_id(text) if isinstance(text, str) else None, facts)
 
     @cached_property
     def longest(self) -> int:
@@ -42,25 +48,26 @@ class Tokenizer:
         """Number of token ids that the tokenizer knows."""
         return self.raw.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the special tokens that the checkpoint's post-processor adds."""
-        return self.raw.encode(text).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, by default with the special tokens that the checkpoint's post-processor adds."""
+        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
 
-def _start_token(folder: Path, raw: RawTokenizer) -> int | None:
+def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     if not path.is_file():
-        return None
+        return {}
     try:
-        token = json.loads(path.read_text(encoding="utf-8")).get("bos_token")
-    except (ValueError, AttributeError) as error:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a JSON object: {error}") from error
-    text = token.get("content") if isinstance(token, dict) else token
-    return raw.token_to_id(text) if isinstance(text, str) else None
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return facts
 
 
 class StreamDecoder:

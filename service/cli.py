@@ -10,6 +10,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from model.errors import AttendError
+from service.keys_cli import app as keys_app
 from service.settings import PREFIX, Settings, allowed, read_settings
 
 app = typer.Typer(
@@ -18,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import ray
 from ray import serve
 from starlette.types import ASGIApp
 
+from model.chat import ChatTemplate
 from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed, SettingError
 from model.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from service.generation import GenerationService
 from service.grpc_api.servicer import GrpcMethods
 from service.http_api.app import build_app
 from service.http_api.routes import STALE_SECONDS, Site
+from service.keys import KeyRing
 from service.metrics import Metrics
 from service.settings import Settings, read_settings
 
@@ -41,12 +43,14 @@ class Attend(GrpcMethods):
         self.service = GenerationService(
             self.engine, tokenizer, model_name=settings.name, request_timeout=settings.request_timeout_seconds
         )
+        self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
         self.metrics = Metrics(self.engine, settings.name)
         self.engine.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        site = Site(self.service, self.metrics, version("attend"), scrape.over_replicas, self.is_draining)
-        return build_app(site, expose_docs=self.settings.expose_docs)
+        template = ChatTemplate.load(self.settings.folder)
+        facts = (version("attend"), scrape.over_replicas, self.is_draining, template, self.keys)
+        return build_app(Site(self.service, self.metrics, *facts), expose_docs=self.settings.expose_docs and self.keys is None)
 
     def is_draining(self) -> bool:
         """Whether new requests are refused."""

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from ray.serve.exceptions import RayServeException
 from model.errors import AttendError, CheckpointError
 from model.net.checkpoint import inspect
 from service.deployment import build
+from service.keys import load_keys
 from service.settings import Settings
 
 APP = "default"
@@ -35,6 +37,8 @@ async def main(settings: Settings) -> int:
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
     inspect(settings.folder)
+    if settings.api_keys_file:
+        load_keys(Path(settings.api_keys_file))
     say(f"Starting Ray for {settings.name} ...")
     ray.init(
         address="local",

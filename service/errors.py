@@ -10,6 +10,7 @@ from model.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
+    NoChatTemplate,
     NotSupported,
     Overloaded,
     RateLimited,
@@ -43,6 +44,7 @@ class Wire:
 TABLE: dict[type[AttendError], Wire] = {
     InvalidRequest: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "invalid_value"),
     NotSupported: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_value"),
+    NoChatTemplate: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "no_chat_template"),
     ContextTooLong: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "context_length_exceeded"),
     TooLarge: Wire(413, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),

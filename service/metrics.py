@@ -13,13 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
-from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound
+from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unauthenticated
 from service.errors import ClientGone
 from service.records import Chunk
 
 log = logging.getLogger("attend.requests")
 
-ROUTES = {"http": ("/v1/completions",), "grpc": ("Generate", "GenerateStream")}
+ROUTES = {"http": ("/v1/completions", "/v1/chat/completions"), "grpc": ("Generate", "GenerateStream")}
 """The routes that generate: each of their calls counts once in attend_requests_total."""
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
@@ -219,7 +219,7 @@ class RequestRecord:
 
 def outcome_of(error: AttendError) -> str:
     """The outcome of a call that ended in this error."""
-    if isinstance(error, (InvalidRequest, ModelNotFound)):
+    if isinstance(error, (InvalidRequest, ModelNotFound, Unauthenticated)):
         return "invalid"
     if isinstance(error, DeadlineExceeded):
         return "deadline"

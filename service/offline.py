@@ -41,7 +41,9 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
         chunks += batch
         if not as_json:
             print("".join(chunk.text for chunk in batch if chunk.index == 0), end="", flush=True)
-    writer = CompletionWriter(body, command.request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n))
+    writer = CompletionWriter(
+        body, command.request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n), service.tokenizer
+    )
     writer.usage.add(chunks)
     document = writer.whole(chunks)
     if as_json:

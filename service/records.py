@@ -4,13 +4,26 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from model.engine.request import FinishReason
+from model.engine.request import FinishReason, Times, TokenLogprob
 from model.errors import InvalidRequest
-from model.params import MAX_CHOICES, MAX_CHOICES_TIMES_PROMPTS, SamplingParams, StopRules, describe, integer
+from model.grammar import GrammarSpec
+from model.params import (
+    MAX_CHOICES,
+    MAX_CHOICES_TIMES_PROMPTS,
+    MAX_LOGPROBS,
+    NO_CHANGE,
+    DecodingParams,
+    SamplingParams,
+    StopRules,
+    describe,
+    integer,
+)
+from service.keys import Key
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
 MAX_DEADLINE_MS = 24 * 3600 * 1000
+MAX_SALT = 128
 Prompt = str | tuple[int, ...]
 
 
@@ -25,10 +38,42 @@ class Command:
     model: str = ""
     """Empty means the served one."""
     request_id: str
+    key: Key | None = None
+    """The caller's API key, whose limits count; None where no keys are set."""
     deadline_ms: int | None = None
     skip_special_tokens: bool = True
+    decoding: DecodingParams = NO_CHANGE
+    logprobs: int | None = None
+    """Alternatives to report with each token; 0 reports the drawn token alone, None nothing."""
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    """Each answer begins with its prompt."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only so many tokens from the prompt's end."""
+    cache_salt: str = ""
+    """Callers share cached prefixes only within one salt; there is no prefix cache yet, so nothing is shared."""
+    grammar: GrammarSpec | None = None
+    """What each answer must look like."""
+    resume_token_ids: tuple[int, ...] = ()
+    """Tokens of the answer that the caller has already: the answer goes on after them."""
 
     def __post_init__(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                integer(name, value, 0, MAX_LOGPROBS)
+        if self.truncate_prompt_tokens is not None:
+            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+        if len(self.cache_salt) > MAX_SALT:
+            raise InvalidRequest(f"cache_salt may hold at most {MAX_SALT} characters; got {len(self.cache_salt)}", "cache_salt")
+        if self.stops.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise InvalidRequest("max_tokens must be at least 1 without echo or prompt_logprobs; got 0 (integer)", "max_tokens")
+        if self.grammar is not None and self.stops.min_tokens:
+            raise InvalidRequest(
+                "min_tokens cannot be combined with structured output, which ends where it is complete", "min_tokens"
+            )
+        if self.resume_token_ids and (self.n > 1 or len(self.prompts) > 1):
+            raise InvalidRequest("resume_token_ids needs a single prompt and n = 1", "resume_token_ids")
         if not REQUEST_ID.fullmatch(self.request_id):
             wanted = "1 to 128 letters, digits and . _ : / + = @ -"
             raise InvalidRequest(f"request_id must be {wanted}; got {describe(self.request_id)}", "request_id")
@@ -40,6 +85,17 @@ class Command:
         if self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What the first chunk of an answer tells of its prompt."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    """Of the tokens from the second on; empty where not asked for."""
+    text: str
+    """To be shown before the answer; empty without echo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +111,12 @@ class Chunk:
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
     """The stop string or stop token that ended the answer; None for the model's own end-of-text token."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token id, where asked for."""
+    prompt: PromptPart | None = None
+    """With the first chunk of an answer."""
+    times: Times | None = None
+    """With the last chunk of an answer."""
 
 
 def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -77,6 +139,9 @@ def joined(pieces: list[Chunk]) -> Chunk:
         seed=last.seed,
         finish_reason=last.finish_reason,
         stop=last.stop,
+        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        prompt=pieces[0].prompt,
+        times=last.times,
     )
 
 

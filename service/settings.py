@@ -50,6 +50,7 @@ class Settings(BaseModel):
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(30.0, description="how long a stop waits for streams")
     replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model")
     proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
+    api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     expose_docs: bool = Field(True, description="serve /docs and /openapi.json")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     log_format: Literal["text", "json"] = Field("text", description="how a log line is written")

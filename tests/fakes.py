@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from model.config import EngineConfig
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
 from model.engine.scheduler import check_fits
 from model.errors import EngineFailed, Unavailable
 from model.tokenizer import Tokenizer
@@ -46,6 +46,7 @@ INFO = EngineInfo(
     vocab_size=VOCAB,
     max_model_len=CONTEXT,
     max_batch_requests=64,
+    max_queued_requests=256,
     block_size=16,
     num_blocks=64,
     bos_token_id=None,
@@ -83,6 +84,12 @@ def says(text: str) -> Rule:
 def seeded(request: Request) -> int:
     """A token that depends on the seed, the choice and the place, as a drawn one does."""
     return (request.seed * 31 + request.choice * 7 + len(request.output)) % 26 + ord("a")
+
+
+def scored(token: int, top: int | None) -> tuple[TokenLogprob, ...]:
+    """What the engine says of a token where `top` is not None: every id is a tenth less likely than the one before it."""
+    best = tuple((other, 0.0 - other / 10) for other in range(top or 0))
+    return () if top is None else (TokenLogprob(token, 0.0 - token / 10, best),)
 
 
 class FakeEngine:
@@ -198,16 +205,21 @@ class FakeEngine:
     def _step(self, request: Request) -> Output:
         if self.broken_after == len(request.output):
             return self._end(request, FinishReason.ERROR, error="SecretError in row 3")
+        first, request.first_token_at = request.first_token_at is None, 0.0
+        of_prompt = [one for token in request.prompt[1:] for one in scored(token, request.prompt_logprobs)] if first else []
+        if not request.max_tokens:
+            return self._end(request, FinishReason.LENGTH, prompt_logprobs=tuple(of_prompt))
         token = self.rule(request)
         request.output.append(token)
+        scores: dict[str, Any] = {"logprobs": scored(token, request.logprobs), "prompt_logprobs": tuple(of_prompt)}
         if token in request.stop_token_ids and len(request.output) > request.min_tokens:
-            return self._end(request, FinishReason.STOP, token)
+            return self._end(request, FinishReason.STOP, token, **scores)
         if len(request.output) >= request.max_tokens:
-            return self._end(request, FinishReason.LENGTH, token)
-        return Output(request.request_id, (token,))
+            return self._end(request, FinishReason.LENGTH, token, **scores)
+        return Output(request.request_id, (token,), **scores)
 
-    def _end(self, request: Request, reason: FinishReason, *tokens: int, error: str | None = None) -> Output:
-        return Output(request.request_id, tokens, reason, Times(0.25, 0.5, 1.0), error)
+    def _end(self, request: Request, reason: FinishReason, *tokens: int, **more: Any) -> Output:
+        return Output(request.request_id, tokens, reason, Times(0.25, 0.5, 1.0), **more)
 
 
 @dataclass

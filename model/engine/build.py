@@ -66,6 +66,7 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
         vocab_size=config.vocab_size,
         max_model_len=engine_config.max_model_len,
         max_batch_requests=engine_config.max_batch_requests,
+        max_queued_requests=options.max_queued_requests,
         block_size=engine_config.block_size,
         num_blocks=engine_config.num_blocks,
         bos_token_id=config.bos_token_id,

@@ -3,9 +3,12 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from model.params import SamplingParams
+from model.params import NO_CHANGE, DecodingParams, SamplingParams
+
+if TYPE_CHECKING:
+    from model.grammar import Grammar
 
 
 class FinishReason(StrEnum):
@@ -16,6 +19,16 @@ class FinishReason(StrEnum):
     DEADLINE = "deadline"
     ABORT = "abort"
     ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model itself found a token, before any parameter changed the scores; natural logarithms."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log probability) of the likeliest tokens, as many as were asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +46,20 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the request; the token itself is part of the output."""
     min_tokens: int = 0
+    decoding: DecodingParams = NO_CHANGE
+    bad_words: Sequence[Sequence[int]] = ()
+    """The token ids of each bad word."""
+    grammar: "Grammar | None" = None
+    """What the output must look like; advanced with each token that is committed."""
+    logprobs: int | None = None
+    """Alternatives to report with each token; 0 reports the drawn token alone, None nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     output: list[int] = field(default_factory=list)
+    """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are computed."""
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     blocks: list[int] = field(default_factory=list)
@@ -80,6 +105,10 @@ class Output:
     """With the finish reason only."""
     error: str | None = None
     """For the log, with FinishReason.ERROR only."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token, where asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first output only, where asked for: of the prompt's tokens from the second on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +123,7 @@ class EngineInfo:
     vocab_size: int
     max_model_len: int
     max_batch_requests: int
+    max_queued_requests: int
     block_size: int
     num_blocks: int
     bos_token_id: int | None

@@ -1,24 +1,33 @@
 """Turns a plan into tensors, runs the decoder, draws tokens. The only part of the engine that sees torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from model.engine.request import Request
+from model.engine.request import Request, TokenLogprob
 from model.engine.scheduler import Plan, Scheduled, StepResult
+from model.errors import EngineFailed
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Row, paged
 from model.net.transformer import Decoder
-from model.sampling import Draw, sample
+from model.sampling import Draw, completing, logprobs, sample
+
+NO_SCORE = "the model's scores are not finite, or no token was left to draw"
+SCORED_AT_ONCE = 256
+"""Prompt tokens whose logits live at the same time: a vocabulary of 128k makes that 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
     """A step that the device may still be busy with."""
 
-    drawing: Sequence[Request]
-    tokens_R: Tensor | None
+    drawing: Sequence[Request] = ()
+    tokens_R: Tensor | None = None
+    logits_RV: Tensor | None = None
+    prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Of requests whose grammar failed before anything was drawn."""
 
     def result(self) -> StepResult:
         """Wait for the device. A row without a finite score is an error of its own request."""
@@ -26,8 +35,18 @@ class PendingStep:
         pairs = list(zip((request.request_id for request in self.drawing), tokens, strict=True))
         return StepResult(
             tokens={name: token for name, token in pairs if token >= 0},
-            errors={name: "the model's scores are not finite" for name, token in pairs if token < 0},
+            errors={**self.errors, **{name: NO_SCORE for name, token in pairs if token < 0}},
+            logprobs=self._logprobs(tokens),
+            prompt_logprobs=self.prompt_logprobs,
         )
+
+    def _logprobs(self, tokens: Sequence[int]) -> dict[str, TokenLogprob]:
+        rows = [row for row, request in enumerate(self.drawing) if request.logprobs is not None and tokens[row] >= 0]
+        if not rows:
+            return {}
+        assert self.logits_RV is not None
+        scored = _scored(self.logits_RV[rows], [tokens[row] for row in rows], [self.drawing[row].logprobs or 0 for row in rows])
+        return {self.drawing[row].request_id: each for row, each in zip(rows, scored, strict=True)}
 
 
 class ModelRunner:
@@ -49,24 +68,60 @@ class ModelRunner:
         tokens = [token for item in items for token in item.request.tokens(item.start, item.count)]
         tokens_T = torch.tensor(tokens, device=self.device)
         hidden_TE = self.net(tokens_T, layout.positions_T, paged(self.backend, self.cache, layout))
-        drawing, last = _last_rows(items)
+        prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
+        drawing, draws, last, errors = _draws(items)
         if not drawing:
-            return PendingStep((), None)
+            return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
         logits_RV = self.net.logits(hidden_TE[torch.tensor(last, device=self.device)])
-        return PendingStep(drawing, sample(logits_RV, [_draw(request) for request in drawing]))
+        return PendingStep(drawing, sample(logits_RV, draws), logits_RV, prompt_logprobs, errors)
+
+    def _prompt_logprobs(self, items: Sequence[Scheduled], hidden_TE: Tensor) -> dict[str, list[TokenLogprob]]:
+        """Scores of the prompt tokens that follow a token of this step, but those scored before a preemption."""
+        found, begin = {}, 0
+        for item in items:
+            request = item.request
+            first = max(item.start, len(request.prompt_scores)) + 1
+            end = min(item.start + item.count + 1, len(request.prompt))
+            if request.prompt_logprobs is not None and first < end:
+                hidden = hidden_TE[begin + first - 1 - item.start : begin + end - 1 - item.start]
+                found[request.request_id] = self._score(hidden, request.prompt[first:end], request.prompt_logprobs)
+            begin += item.count
+        return found
+
+    def _score(self, hidden_TE: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+        scored: list[TokenLogprob] = []
+        for start in range(0, len(tokens), SCORED_AT_ONCE):
+            some = tokens[start : start + SCORED_AT_ONCE]
+            scored += _scored(self.net.logits(hidden_TE[start : start + SCORED_AT_ONCE]), some, [top] * len(some))
+        return scored
 
 
-def _last_rows(items: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
-    """The requests that draw a token in this step, and the row of each one's last token."""
-    drawing, rows, end = [], [], 0
+def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:
+    tokens_R = torch.tensor(tokens, device=logits_RV.device)
+    rows = zip(tokens, logprobs(logits_RV, tokens_R, top), strict=True)
+    return [TokenLogprob(token, value, tuple(best)) for token, (value, best) in rows]
+
+
+def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[int], dict[str, str]]:
+    """The requests that draw a token in this step, how, from the row of which token, and whose grammar failed."""
+    drawing, draws, rows, errors, end = [], [], [], {}, 0
     for item in items:
         end += item.count
-        if item.draws:
-            drawing.append(item.request)
-            rows.append(end - 1)
-    return drawing, rows
+        if not item.draws:
+            continue
+        try:
+            draws.append(_draw(item.request))
+        except EngineFailed as error:
+            errors[item.request.request_id] = str(error)
+            continue
+        drawing.append(item.request)
+        rows.append(end - 1)
+    return drawing, draws, rows, errors
 
 
 def _draw(request: Request) -> Draw:
-    banned = tuple(request.stop_token_ids) if len(request.output) < request.min_tokens else ()
-    return Draw(request.sampling, request.seed, request.choice, request.num_tokens, banned)
+    early = request.stop_token_ids if len(request.output) < request.min_tokens else ()
+    banned = (*early, *completing(request.bad_words, request.output))
+    mask = None if request.grammar is None else request.grammar.mask()
+    place = (request.sampling, request.seed, request.choice, request.num_tokens)
+    return Draw(*place, banned, request.decoding, request.prompt, request.output, mask)

@@ -6,13 +6,13 @@ after a preemption. Older requests go first, always: the oldest one can take eve
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model.config import EngineConfig
 from model.engine.blocks import BlockPool
-from model.engine.request import FinishReason, Output, Request, Times
-from model.errors import ContextTooLong, InvalidRequest
+from model.engine.request import FinishReason, Output, Request, Times, TokenLogprob
+from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,14 @@ class Scheduled:
     count: int
 
     @property
-    def draws(self) -> bool:
-        """Whether the counters meet after this step, so that the next token can be drawn."""
+    def completes(self) -> bool:
+        """Whether the counters meet after this step."""
         return self.start + self.count == self.request.num_tokens
+
+    @property
+    def draws(self) -> bool:
+        """Whether the next token is drawn after this step."""
+        return self.completes and self.request.max_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,18 @@ class StepResult:
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
+    """Of the prompt tokens that this step has scored."""
 
 
 def check_fits(request: Request, config: EngineConfig) -> None:
-    """Refuse what can never run to its end: an empty prompt, or more tokens than a request may hold."""
+    """Refuse what can never run to its end: no prompt, an answer that is there already, more tokens than a request may hold."""
     if not request.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
+    if request.output and len(request.output) >= request.max_tokens:
+        text = f"resume_token_ids must hold fewer tokens than the answer may have, which is {request.max_tokens}"
+        raise InvalidRequest(f"{text}; got {len(request.output)}", "resume_token_ids")
     limit = config.max_model_len
     if request.max_total_tokens > limit:
         field_name = "prompt" if len(request.prompt) >= limit else "max_tokens"
@@ -127,10 +138,14 @@ class Scheduler:
             if request.request_id in result.errors:
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[request.request_id]))
                 continue
-            draws = item.draws
+            completes, draws = item.completes, item.draws
             request.num_computed = item.start + item.count
+            request.prompt_scores += result.prompt_logprobs.get(request.request_id, ())
             if draws:
-                outputs.append(self._take(request, result.tokens[request.request_id]))
+                scores = (result.logprobs[request.request_id],) if request.logprobs is not None else ()
+                outputs.append(self._take(request, result.tokens[request.request_id], scores))
+            elif completes:
+                outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
         return outputs
 
     def check_integrity(self) -> None:
@@ -183,16 +198,34 @@ class Scheduler:
         self.pool.free(request.blocks)
         request.blocks.clear()
 
-    def _take(self, request: Request, token: int) -> Output:
+    def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> Output:
+        first = request.first_token_at is None
         request.output.append(token)
+        stopped = token in request.stop_token_ids and len(request.output) > request.min_tokens
+        if request.grammar is not None and not stopped:
+            try:
+                request.grammar.advance(token)
+            except EngineFailed as error:
+                return self._finish(request, FinishReason.ERROR, error=str(error))
+            stopped = request.grammar.finished
         if request.first_token_at is None:
             request.first_token_at = self._clock()
-        stopped = token in request.stop_token_ids and len(request.output) > request.min_tokens
+        prompt_scores = tuple(request.prompt_scores) if first else ()
         if stopped or len(request.output) >= request.max_tokens:
-            return self._finish(request, FinishReason.STOP if stopped else FinishReason.LENGTH, token)
-        return Output(request.request_id, (token,))
+            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            return self._finish(request, reason, (token,), logprobs=scores, prompt_logprobs=prompt_scores)
+        return Output(request.request_id, (token,), logprobs=scores, prompt_logprobs=prompt_scores)
 
-    def _finish(self, request: Request, reason: FinishReason, *tokens: int, error: str | None = None) -> Output:
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        tokens: tuple[int, ...] = (),
+        *,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        prompt_logprobs: tuple[TokenLogprob, ...] = (),
+        error: str | None = None,
+    ) -> Output:
         del self._by_id[request.request_id]
         if request.blocks:
             self._release(request)
@@ -203,4 +236,4 @@ class Scheduler:
         scheduled = now if request.scheduled_at is None else request.scheduled_at
         first = now if request.first_token_at is None else request.first_token_at
         times = Times(scheduled - request.arrived_at, first - scheduled, now - first)
-        return Output(request.request_id, tokens, reason, times, error)
+        return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -1,15 +1,15 @@
 """Protobuf to a Command and chunks to protobuf. Ranges are checked in `model/params.py`, after decoding."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.message import Message
-
-from model.engine.request import FinishReason
-from model.errors import InvalidRequest, NotSupported
-from model.params import SamplingParams, StopRules, describe
+from model.engine.request import FinishReason, TokenLogprob
+from model.errors import InvalidRequest
+from model.grammar import GrammarSpec
+from model.params import MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
 from protos.attend.v1 import generation_pb2 as pb
-from service.records import Chunk, Command, Prompt
+from service.records import Chunk, Command, Prompt, PromptPart
 
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -19,36 +19,11 @@ REASONS = {
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
 
-OFF: dict[str, tuple[Any, ...]] = {
-    "decoding.presence_penalty": (0.0,),
-    "decoding.frequency_penalty": (0.0,),
-    "decoding.repetition_penalty": (1.0,),
-    "decoding.logit_bias": (),
-    "decoding.allowed_token_ids": (),
-    "decoding.bad_words": (),
-    "decoding.json_schema": (),
-    "decoding.regex": (),
-    "decoding.choice": (),
-    "decoding.grammar": (),
-    "decoding.json_object": (False,),
-    "response.prompt_token_ids": (),
-    "response.prompt_logprobs": (),
-    "response.logprobs": (),
-    "response.top_logprobs": (),
-    "response.echo": (),
-    "response.timing": (),
-    "truncate_prompt_tokens": (),
-    "cache_salt": (),
-    "resume_token_ids": (),
-}
-"""Fields that this build does not carry out, and their values, beside absent, that ask for nothing."""
-
 
 def to_command(request: pb.GenerateRequest, request_id: str) -> Command:
     """What the message asks for. Raises InvalidRequest with the field named."""
-    refuse_unbuilt(request)
-    sampling, stopping = request.sampling, request.stopping
-    skip = request.response.skip_special_tokens if request.response.HasField("skip_special_tokens") else True
+    sampling, stopping, response = request.sampling, request.stopping, request.response
+    skip = response.skip_special_tokens if response.HasField("skip_special_tokens") else True
     return Command(
         prompts=(prompt(request),),
         sampling=SamplingParams(**given(request, "temperature"), **given(sampling, "top_k", "top_p", "min_p", "seed")),
@@ -65,7 +40,47 @@ def to_command(request: pb.GenerateRequest, request_id: str) -> Command:
         request_id=request.request_id or request_id,
         deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
         skip_special_tokens=skip,
+        decoding=decoding_of(request.decoding),
+        grammar=grammar_of(request.decoding),
+        echo=response.echo,
+        truncate_prompt_tokens=request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None,
+        cache_salt=request.cache_salt,
+        resume_token_ids=tuple(request.resume_token_ids.ids),
+        logprobs=logprobs_of(response),
+        prompt_logprobs=response.prompt_logprobs if response.HasField("prompt_logprobs") else None,
     )
+
+
+def logprobs_of(response: pb.ResponseOptions) -> int | None:
+    """Alternatives to report with each token of the answer."""
+    if not response.HasField("top_logprobs"):
+        return 0 if response.logprobs else None
+    if not response.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    return integer("top_logprobs", response.top_logprobs, 0, MAX_LOGPROBS)
+
+
+def grammar_of(decoding: pb.DecodingParameters) -> GrammarSpec | None:
+    """What the answer must look like; None for anything."""
+    kind = decoding.WhichOneof("structured_output")
+    if kind is None or (kind == "json_object" and not decoding.json_object):
+        return None
+    if kind == "json_object":
+        return GrammarSpec("json_object", "")
+    if kind == "choice":
+        return GrammarSpec("choice", json.dumps(list(decoding.choice.choices)))
+    return GrammarSpec(kind, getattr(decoding, kind))
+
+
+def decoding_of(decoding: pb.DecodingParameters) -> DecodingParams:
+    """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
+    params = DecodingParams(
+        **given(decoding, "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        allowed_token_ids=tuple(decoding.allowed_token_ids),
+        bad_words=tuple(decoding.bad_words),
+        logit_bias=dict(decoding.logit_bias),
+    )
+    return NO_CHANGE if params == NO_CHANGE else params
 
 
 def prompt(request: pb.GenerateRequest) -> Prompt:
@@ -82,35 +97,49 @@ def given(message: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-def refuse_unbuilt(request: pb.GenerateRequest) -> None:
-    """Raise NotSupported where a field of OFF asks for something."""
-    for group, message in (("", request), ("decoding.", request.decoding), ("response.", request.response)):
-        for descriptor, value in message.ListFields():
-            name = group + descriptor.name
-            if name in OFF and value not in OFF[name]:
-                raise NotSupported(f"{descriptor.name} is not supported yet; got {describe(plain(value))}", descriptor.name)
+def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
+    """One message; that with the first chunk of the first answer also tells of the prompt."""
+    prompt = next((chunk.prompt for chunk in chunks if chunk.index == 0), None)
+    info = None if prompt is None else _prompt_info(prompt, request.response)
+    outputs = [_output(chunk, request.response) for chunk in chunks]
+    timing = _timing(chunks) if request.response.timing else None
+    return pb.GenerateResponse(
+        prompt_info=info, outputs=outputs, seed=chunks[0].seed, system_fingerprint=fingerprint, timing=timing
+    )
 
 
-def plain(value: Any) -> Any:
-    """A protobuf value as Python's own, so that a message about it says what JSON would."""
-    if isinstance(value, Message):
-        return {descriptor.name: plain(item) for descriptor, item in value.ListFields()}
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+def _prompt_info(prompt: PromptPart, options: pb.ResponseOptions) -> pb.PromptInfo:
+    info = pb.PromptInfo(num_prompt_tokens=len(prompt.token_ids))
+    if options.prompt_token_ids:
+        info.token_ids.extend(prompt.token_ids)
+    if options.HasField("prompt_logprobs"):
+        info.logprobs.extend([0.0, *(scored.logprob for scored in prompt.logprobs)])
+        info.top_logprobs.extend([pb.TopLogprobs(), *map(_top, prompt.logprobs)])
+    return info
 
 
-def to_response(chunks: list[Chunk], request: pb.GenerateRequest, fingerprint: str, *, first: bool) -> pb.GenerateResponse:
-    """One message; the first of an answer also tells of the prompt."""
-    info = pb.PromptInfo(num_prompt_tokens=chunks[0].num_prompt_tokens) if first else None
-    outputs = [_output(chunk, with_tokens=request.response.output_token_ids) for chunk in chunks]
-    return pb.GenerateResponse(prompt_info=info, outputs=outputs, seed=chunks[0].seed, system_fingerprint=fingerprint)
+def _top(scored: TokenLogprob) -> pb.TopLogprobs:
+    return pb.TopLogprobs(token_ids=[token for token, _ in scored.top], logprobs=[value for _, value in scored.top])
 
 
-def _output(chunk: Chunk, *, with_tokens: bool) -> pb.Output:
-    output = pb.Output(index=chunk.index, text=chunk.text, num_tokens=chunk.num_tokens)
-    if with_tokens:
+def _timing(chunks: Sequence[Chunk]) -> pb.Timing | None:
+    """Milliseconds of the slowest answer that ended."""
+    times = [chunk.times for chunk in chunks if chunk.times is not None]
+    if not times:
+        return None
+    return pb.Timing(
+        **{f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
+    )
+
+
+def _output(chunk: Chunk, options: pb.ResponseOptions) -> pb.Output:
+    text = chunk.text if chunk.prompt is None else chunk.prompt.text + chunk.text
+    output = pb.Output(index=chunk.index, text=text, num_tokens=chunk.num_tokens)
+    if options.output_token_ids:
         output.token_ids.extend(chunk.token_ids)
+    output.logprobs.extend(scored.logprob for scored in chunk.logprobs)
+    if options.top_logprobs:
+        output.top_logprobs.extend(map(_top, chunk.logprobs))
     if chunk.finish_reason is not None:
         output.finish_info.finish_reason = REASONS[chunk.finish_reason]
         output.finish_info.num_output_tokens = chunk.num_tokens

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, Protocol, TypeVar
 
-import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from model.errors import InvalidRequest
@@ -16,17 +18,23 @@ from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
 from service.grpc_api.convert import to_command, to_response
 from service.grpc_api.register import Malformed
+from service.keys import Key, KeyRing
 from service.metrics import Metrics
-from service.records import REQUEST_ID, whole
+from service.records import REQUEST_ID, Command, whole
 
 log = logging.getLogger("attend.grpc")
 
+M = TypeVar("M", bound=Message)
 WATCH_SECONDS = 0.5
 """How often a health watch looks for a change."""
 
 
 class Context(Protocol):
     """The part of Serve's gRPC context that is used."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        """What the caller sent beside the message."""
+        ...
 
     def set_code(self, code: Any) -> None:
         """The status of the call."""
@@ -42,6 +50,7 @@ class GrpcMethods:
 
     service: GenerationService
     metrics: Metrics
+    keys: KeyRing | None = None
 
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
@@ -54,9 +63,9 @@ class GrpcMethods:
         record.at_once = True
         try:
             with record.errors():
-                batches = self.service.generate(to_command(decoded(request), request_id), record)
+                batches = self.service.generate(self._command(request, request_id, grpc_context), record)
                 chunks = [chunk async for batch in batches for chunk in batch]
-                return to_response(whole(chunks), decoded(request), self.service.engine.info.fingerprint, first=True)
+                return to_response(whole(chunks), decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
         except Exception as error:
             _refuse(error, request_id, grpc_context)
             return pb.GenerateResponse()
@@ -67,30 +76,61 @@ class GrpcMethods:
         """The answer as it is made; each message holds what came together."""
         request_id = id_of(request)
         record = self.metrics.open("grpc", "GenerateStream", request_id)
-        first = True
         try:
             with record.errors():
-                async with aclosing(self.service.generate(to_command(decoded(request), request_id), record)) as batches:
+                async with aclosing(self.service.generate(self._command(request, request_id, grpc_context), record)) as batches:
                     async for chunks in batches:
-                        yield to_response(chunks, decoded(request), self.service.engine.info.fingerprint, first=first)
-                        first = False
+                        yield to_response(chunks, decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
         except Exception as error:
             _refuse(error, request_id, grpc_context)
 
-    async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
-        """Not carried out yet."""
-        _unimplemented("Tokenize", grpc_context)
-        return pb.TokenizeResponse()
+    async def Tokenize(self, request: pb.TokenizeRequest | Malformed, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """Text to token ids."""
+        try:
+            self._key(grpc_context)
+            ask = decoded(request, pb.TokenizeRequest)
+            self.service.check_model(ask.model)
+            special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
+            tokens = await self.service.tokenize(ask.text, add_special_tokens=special)
+            return pb.TokenizeResponse(token_ids=tokens, max_model_len=self.service.engine.info.max_model_len)
+        except Exception as error:
+            _refuse(error, "", grpc_context)
+            return pb.TokenizeResponse()
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
-        """Not carried out yet."""
-        _unimplemented("Detokenize", grpc_context)
-        return pb.DetokenizeResponse()
+    async def Detokenize(self, request: pb.DetokenizeRequest | Malformed, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+        """Token ids to text."""
+        try:
+            self._key(grpc_context)
+            ask = decoded(request, pb.DetokenizeRequest)
+            self.service.check_model(ask.model)
+            return pb.DetokenizeResponse(text=self.service.detokenize(ask.token_ids))
+        except Exception as error:
+            _refuse(error, "", grpc_context)
+            return pb.DetokenizeResponse()
 
-    async def GetServerInfo(self, request: pb.GetServerInfoRequest, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
-        """Not carried out yet."""
-        _unimplemented("GetServerInfo", grpc_context)
-        return pb.GetServerInfoResponse()
+    async def GetServerInfo(  # noqa: N802
+        self, request: pb.GetServerInfoRequest | Malformed, grpc_context: Context
+    ) -> pb.GetServerInfoResponse:
+        """The model, the limits, and the load of the replica that answers."""
+        try:
+            self._key(grpc_context)
+        except Exception as error:
+            _refuse(error, "", grpc_context)
+            return pb.GetServerInfoResponse()
+        info, stats = self.service.engine.info, self.service.engine.stats()
+        return pb.GetServerInfoResponse(
+            version=version("attend"),
+            model=self.service.model_name,
+            system_fingerprint=info.fingerprint,
+            max_model_len=info.max_model_len,
+            max_batch_requests=info.max_batch_requests,
+            max_queued_requests=info.max_queued_requests,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            num_free_blocks=stats.num_free_blocks,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+        )
 
     async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:  # noqa: N802
         """Health of the replica that answers."""
@@ -105,6 +145,18 @@ class GrpcMethods:
                 yield health_pb2.HealthCheckResponse(status=told)
             await asyncio.sleep(WATCH_SECONDS)
 
+    def _command(self, request: pb.GenerateRequest | Malformed, request_id: str, context: Context) -> Command:
+        """What a caller asks for, after a look at the caller's API key."""
+        key = self._key(context)
+        return replace(to_command(decoded(request, pb.GenerateRequest), request_id), key=key)
+
+    def _key(self, context: Context) -> Key | None:
+        """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none."""
+        if self.keys is None:
+            return None
+        given = [value for name, value in context.invocation_metadata() if name == "authorization"]
+        return self.keys.authenticate(given[0] if len(given) == 1 else None)
+
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse
         return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
@@ -116,16 +168,11 @@ def id_of(request: pb.GenerateRequest | Malformed) -> str:
     return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
-def decoded(request: pb.GenerateRequest | Malformed) -> pb.GenerateRequest:
+def decoded(request: M | Malformed, kind: type[M]) -> M:
     """`request`, unless its bytes were no message."""
     if isinstance(request, Malformed):
-        raise InvalidRequest(f"the bytes sent are not a valid {request.message_type}")
+        raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}")
     return request
-
-
-def _unimplemented(method: str, context: Context) -> None:
-    context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-    context.set_details(f"{method} is not supported yet")
 
 
 def _refuse(error: Exception, request_id: str, context: Context) -> None:

@@ -1,13 +1,20 @@
 """OpenAI's shapes: a completion request to a Command, chunks to completion objects."""
 
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from model.errors import InvalidRequest
-from model.params import SamplingParams, StopRules
-from service.http_api.schemas import CompletionRequest
+from model.params import MAX_BIASES, NO_CHANGE, DecodingParams, SamplingParams, StopRules, at_most, describe, integer
+from model.tokenizer import Tokenizer
+from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
+from service.http_api.schemas import CompletionRequest, StreamOptions
+from service.http_api.structured import grammar_of
 from service.records import Chunk, Command, Prompt, Usage, whole
+
+MAX_COMPLETION_LOGPROBS = 5
 
 
 def to_command(body: CompletionRequest, request_id: str) -> Command:
@@ -17,22 +24,67 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
         raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if body.logprobs is not None:
+        integer("logprobs", body.logprobs, 0, MAX_COMPLETION_LOGPROBS)
+    if body.echo and None not in (body.logprobs, body.prompt_logprobs) and body.logprobs != body.prompt_logprobs:
+        raise InvalidRequest(f"prompt_logprobs must equal logprobs, which is {body.logprobs}, with echo", "prompt_logprobs")
+    of_prompt = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
     return Command(
         prompts=prompts(body.prompt),
-        sampling=SamplingParams(**given(body, "temperature", "top_p", "top_k", "min_p", "seed")),
-        stops=StopRules(
-            **given(body, "max_tokens", "min_tokens", "ignore_eos"),
-            stop=tuple(stop),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            include_stop=bool(body.include_stop_str_in_output),
-        ),
+        sampling=sampling_of(body),
+        stops=stops_of(body),
         n=n,
         model=body.model or "",
         request_id=request_id,
         deadline_ms=body.deadline_ms,
         skip_special_tokens=body.skip_special_tokens is not False,
+        decoding=decoding_of(body),
+        logprobs=body.logprobs,
+        prompt_logprobs=of_prompt,
+        echo=bool(body.echo),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        cache_salt=body.cache_salt or "",
+        grammar=grammar_of(body.response_format, body.structured_outputs),
+        resume_token_ids=tuple(body.resume_token_ids or ()),
     )
+
+
+def sampling_of(body: CompletionRequest) -> SamplingParams:
+    """How tokens are to be drawn."""
+    return SamplingParams(**given(body, "temperature", "top_p", "top_k", "min_p", "seed"))
+
+
+def stops_of(body: CompletionRequest) -> StopRules:
+    """When answers are to end."""
+    return StopRules(
+        **given(body, "max_tokens", "min_tokens", "ignore_eos"),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+    )
+
+
+def decoding_of(body: CompletionRequest) -> DecodingParams:
+    """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
+    values = given(body, "presence_penalty", "frequency_penalty", "repetition_penalty")
+    if body.logit_bias:
+        at_most("logit_bias", body.logit_bias, MAX_BIASES, "entries")
+        values["logit_bias"] = {bias_token(key): bias for key, bias in body.logit_bias.items()}
+    if body.bad_words:
+        values["bad_words"] = tuple(body.bad_words)
+    if body.allowed_token_ids is not None:
+        if not body.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must hold at least one token id; got an empty list", "allowed_token_ids")
+        values["allowed_token_ids"] = tuple(body.allowed_token_ids)
+    decoding = DecodingParams(**values)
+    return NO_CHANGE if decoding == NO_CHANGE else decoding
+
+
+def bias_token(key: str) -> int:
+    """A key of logit_bias: JSON has no integer keys, so it is a token id in plain digits."""
+    if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key):
+        raise InvalidRequest(f"logit_bias must have token ids as keys, in digits; got {describe(key)}", "logit_bias")
+    return int(key)
 
 
 def given(body: CompletionRequest, *names: str) -> dict[str, Any]:
@@ -62,11 +114,22 @@ class CompletionWriter:
     model: str
     fingerprint: str
     usage: Usage
+    tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
+    _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+
+    @property
+    def stream_options(self) -> StreamOptions | None:
+        """What the stream carries beside the text."""
+        return self.body.stream_options
+
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """The streamed objects of a chunk: one."""
+        return [self.chunk(chunk)]
 
     def chunk(self, chunk: Chunk) -> dict[str, Any]:
         """One streamed object; its text and token ids are deltas."""
-        return self._object([self._choice(chunk)], chunk.seed)
+        return self._object([self._choice(chunk)], chunk.seed) | self._timing([chunk])
 
     def last_chunk(self) -> dict[str, Any]:
         """The object that a stream with include_usage ends with."""
@@ -74,8 +137,9 @@ class CompletionWriter:
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         """The object of a call that was not streamed."""
-        choices = [self._choice(answer) for answer in whole(chunks)]
-        return self._object(choices, chunks[-1].seed) | {"usage": self.usage_object()}
+        answers = whole(chunks)
+        choices = [self._choice(answer) for answer in answers]
+        return self._object(choices, chunks[-1].seed) | {"usage": self.usage_object()} | self._timing(answers)
 
     def usage_object(self) -> dict[str, Any]:
         """Token counts so far."""
@@ -93,12 +157,36 @@ class CompletionWriter:
             **({} if seed is None else {"seed": seed}),
         }
 
+    def _timing(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Milliseconds of the slowest answer that ended, where the caller wants to know."""
+        times = [chunk.times for chunk in chunks if chunk.times is not None]
+        if not self.body.timing or not times:
+            return {}
+        slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
+        return {"timing": slowest | {"cached_tokens": 0}}
+
     def _choice(self, chunk: Chunk) -> dict[str, Any]:
-        return {
+        body, prompt = self.body, chunk.prompt
+        choice: dict[str, Any] = {
             "index": chunk.index,
-            "text": chunk.text,
-            "logprobs": None,
+            "text": chunk.text if prompt is None else prompt.text + chunk.text,
+            "logprobs": None if body.logprobs is None else self._logprobs_of(chunk),
             "finish_reason": chunk.finish_reason,
             "stop_reason": chunk.stop,
-            **({"token_ids": list(chunk.token_ids)} if self.body.return_token_ids else {}),
         }
+        if body.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+            if prompt is not None:
+                choice["prompt_token_ids"] = list(prompt.token_ids)
+        if body.prompt_logprobs is not None and prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt, self.tokenizer)
+        return choice
+
+    def _logprobs_of(self, chunk: Chunk) -> dict[str, list[Any]]:
+        if chunk.index not in self._logprobs:
+            skip = self.body.skip_special_tokens is not False
+            echo = bool(self.body.echo)
+            lists = CompletionLogprobs(self.tokenizer, skip_special_tokens=skip, echo=echo)
+            lists.skip(self.body.resume_token_ids or ())
+            self._logprobs[chunk.index] = lists
+        return self._logprobs[chunk.index].of(chunk)

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from model.errors import AttendError, DeadlineExceeded, Overloaded, Unavailable
+from model.errors import AttendError, DeadlineExceeded, Overloaded, Unauthenticated, Unavailable
 from service.errors import INTERNAL, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
@@ -24,6 +24,8 @@ def error_response(error: BaseException, request_id: str) -> Response:
     headers = {}
     if isinstance(error, (Overloaded, Unavailable)):
         headers["Retry-After"] = str(getattr(error, "retry_after", 1))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
         headers["x-should-retry"] = "false"
     body = orjson.dumps(error_body(error, request_id))

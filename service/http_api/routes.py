@@ -1,23 +1,31 @@
 """Every HTTP route, in the order of the README. A handler parses, calls the service, and writes."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
-from model.errors import AttendError, ModelNotFound
+from model.chat import ChatTemplate
+from model.errors import AttendError, ModelNotFound, NoChatTemplate
 from model.params import describe
 from service.errors import sentence
 from service.generation import GenerationService
+from service.http_api import chat
 from service.http_api.body import read_json
+from service.http_api.logprobs import text_of
 from service.http_api.openai import CompletionWriter, to_command
 from service.http_api.problems import error_body
-from service.http_api.schemas import read_completion
-from service.metrics import Metrics
+from service.http_api.schemas import StreamOptions, read_completion
+from service.http_api.tokens import add_tokens
+from service.keys import KeyRing
+from service.metrics import Metrics, RequestRecord
 from service.records import Chunk, Usage
 
 log = logging.getLogger("attend.http")
@@ -38,6 +46,38 @@ class Site:
     scrape: Callable[[], Awaitable[str]]
     """The metrics page over all replicas."""
     is_draining: Callable[[], bool]
+    template: ChatTemplate | None = None
+    """How messages become a prompt, where the checkpoint says so."""
+    keys: KeyRing | None = None
+    """Who may call; None lets everybody."""
+
+
+class Writer(Protocol):
+    """Makes the objects of one call: `CompletionWriter` or `ChatWriter`."""
+
+    request_id: str
+    usage: Usage
+
+    @property
+    def stream_options(self) -> StreamOptions | None:
+        """What the stream carries beside the text."""
+        ...
+
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """The streamed objects of a chunk."""
+        ...
+
+    def last_chunk(self) -> dict[str, Any]:
+        """The object with the usage at the end of a stream."""
+        ...
+
+    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
+        """The object of a call that is not streamed."""
+        ...
+
+    def usage_object(self) -> dict[str, Any]:
+        """Token counts so far."""
+        ...
 
 
 class Json(Response):
@@ -51,27 +91,71 @@ class Json(Response):
 
 def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
+
+    async def authenticate(request: Request) -> None:
+        """A dependency of the routes, not a match on paths, which a forged Host header could move."""
+        request.state.key = site.keys and site.keys.authenticate(request.headers.get("authorization"))
+
+    guarded = APIRouter(dependencies=[Depends(authenticate)])
+    _add_generation(guarded, site)
+    _add_models(guarded, site.service)
+    add_tokens(guarded, site.service)
     router = APIRouter()
+    _add_operations(router, site)
+    router.include_router(guarded)
+    return router
+
+
+def _add_generation(router: APIRouter, site: Site) -> None:
+    """The routes that generate."""
     service = site.service
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        request_id: str = request.state.request_id
-        record = site.metrics.open("http", "/v1/completions", request_id)
+        record = site.metrics.open("http", "/v1/completions", request.state.request_id)
         with record.errors():
             body = read_completion(await read_json(request))
-            request_id = body.request_id or request_id
-            command = to_command(body, request_id)
-            writer = CompletionWriter(body, request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n))
-            batches = service.generate(command, record)
-            record.at_once = not body.stream
-            if not body.stream:
-                chunks = [chunk async for batch in batches for chunk in batch]
-                writer.usage.add(chunks)
-                return Json(writer.whole(chunks))
-            first = await anext(batches)  # so that an early failure has a status of its own
-        return StreamingResponse(sse(first, batches, writer), media_type="text/event-stream", headers=SSE_HEADERS)
+            command = replace(to_command(body, body.request_id or request.state.request_id), key=request.state.key)
+            usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
+            writer = CompletionWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
+            return await _answer(service.generate(command, record), writer, record, stream=bool(body.stream))
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
+        record = site.metrics.open("http", "/v1/chat/completions", request.state.request_id)
+        with record.errors():
+            body = chat.read_chat(await read_json(request))
+            if site.template is None:
+                raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
+            service.check_model(body.model or "")
+            text = await asyncio.to_thread(chat.to_prompt, body, site.template)  # a template may take its time
+            prompt = await service.preparation.tokens(text, add_special_tokens=False)  # the template writes its own
+            command = chat.to_command(body, body.request_id or request.state.request_id, tuple(prompt))
+            command = replace(command, key=request.state.key)
+            usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
+            words = partial(text_of, service.tokenizer)
+            writer = chat.ChatWriter(body, command.request_id, service.model_name, fingerprint, usage, words)
+            return await _answer(service.generate(command, record), writer, record, stream=bool(body.stream))
+
+
+async def _answer(
+    batches: AsyncGenerator[list[Chunk], None], writer: Writer, record: RequestRecord, *, stream: bool
+) -> Response:
+    """The whole answer, or a stream that begins with what the first step brought: an early failure has its own status."""
+    record.at_once = not stream
+    if stream:
+        return StreamingResponse(
+            sse(await anext(batches), batches, writer), media_type="text/event-stream", headers=SSE_HEADERS
+        )
+    chunks = [chunk async for batch in batches for chunk in batch]
+    writer.usage.add(chunks)
+    return Json(writer.whole(chunks))
+
+
+def _add_models(router: APIRouter, service: GenerationService) -> None:
+    """What is served."""
 
     @router.get("/v1/models")
     async def models() -> Response:
@@ -93,9 +177,6 @@ def build_router(site: Site) -> APIRouter:
             "owned_by": "attend",
             "max_model_len": service.engine.info.max_model_len,
         }
-
-    _add_operations(router, site)
-    return router
 
 
 def _add_operations(router: APIRouter, site: Site) -> None:
@@ -138,7 +219,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
         return Response(await site.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def sse(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: CompletionWriter) -> AsyncIterator[bytes]:
+async def sse(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncIterator[bytes]:
     """Server-sent events of a stream: each batch of chunks is one write, and `[DONE]` is always last."""
     async with aclosing(rest):
         yield _events(first, writer)
@@ -151,20 +232,20 @@ async def sse(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], write
             log.exception("request %s failed in its stream: %s", writer.request_id, sentence(error, writer.request_id))
             yield _event(error_body(error, writer.request_id))
         else:
-            options = writer.body.stream_options
+            options = writer.stream_options
             if options is not None and options.include_usage:
                 yield _event(writer.last_chunk())
         yield DONE
 
 
-def _events(chunks: list[Chunk], writer: CompletionWriter) -> bytes:
-    options = writer.body.stream_options
+def _events(chunks: list[Chunk], writer: Writer) -> bytes:
+    options = writer.stream_options
     continuous = options is not None and bool(options.continuous_usage_stats)
     events = []
     for chunk in chunks:
         writer.usage.add((chunk,))
-        event = writer.chunk(chunk)
-        events.append(_event(event | {"usage": writer.usage_object()} if continuous else event))
+        extra = {"usage": writer.usage_object()} if continuous else {}
+        events += [_event(event | extra) for event in writer.events(chunk)]
     return b"".join(events)
 
 

@@ -15,22 +15,7 @@ Number = StrictInt | StrictFloat
 TokenIds = list[StrictInt]
 
 OFF: dict[str, tuple[Any, ...]] = {
-    "logprobs": (),
-    "echo": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "suffix": ("",),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "cache_salt": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "timing": (False,),
-    "resume_token_ids": (),
 }
 """Fields of the contract that are not carried out yet, and their values, beside null, that ask for nothing."""
 
@@ -72,6 +57,21 @@ class CompletionRequest(BaseModel):
     return_token_ids: StrictBool | None = None
     request_id: StrictStr | None = None
     deadline_ms: StrictInt | None = None
+    logprobs: StrictInt | None = None
+    echo: StrictBool | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[StrictStr, Number] | None = None
+    prompt_logprobs: StrictInt | None = None
+    truncate_prompt_tokens: StrictInt | None = None
+    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[StrictStr] | None = None
+    response_format: dict[StrictStr, Any] | None = None
+    structured_outputs: dict[StrictStr, Any] | None = None
+    timing: StrictBool | None = None
+    resume_token_ids: TokenIds | None = None
 
 
 def read_completion(document: dict[str, Any]) -> CompletionRequest:
@@ -80,7 +80,7 @@ def read_completion(document: dict[str, Any]) -> CompletionRequest:
     try:
         return CompletionRequest.model_validate(document)
     except ValidationError as error:
-        raise _explained(error, document) from error
+        raise explained(error, document) from error
 
 
 def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
@@ -88,18 +88,18 @@ def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
     for name, value in document.items():
         if name not in OFF:
             continue
-        means_off = value is None or any(_kind(value) is _kind(off) and value == off for off in OFF[name])
+        means_off = value is None or any(kind_of(value) is kind_of(off) and value == off for off in OFF[name])
         if not means_off:
             raise NotSupported(f"{name} is not supported yet; got {describe(value)}", name)
     return {name: value for name, value in document.items() if name not in OFF}
 
 
-def _kind(value: Any) -> type:
+def kind_of(value: Any) -> type:
     """1 and 1.0 are one kind: a number. true is not."""
     return float if type(value) is int else type(value)
 
 
-def _explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
+def explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
     """pydantic's first complaint, as one sentence about one field."""
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
@@ -127,6 +127,7 @@ def _wanted(kind: str, message: str) -> str:
         "string_type": "a string",
         "bool_type": "a boolean",
         "list_type": "a list",
+        "dict_type": "an object",
         "model_type": "an object",
     }
     return known.get(kind, message)

@@ -18,7 +18,7 @@ ACCEPTED = {
     "top_p": (ABOVE_0, 0.5, 1, 1.0),
     "min_p": (0, 0.0, 0.5, 1, 1.0),
     "seed": (None, SEED_LOW, -1, 0, SEED_HIGH),
-    "max_tokens": (1, 16, LARGEST),
+    "max_tokens": (0, 1, 16, LARGEST),
     "min_tokens": (0, 16),
     "stop": ((), ("a",), ("a" * 256,), ("a", "b", "c", "d"), ("\0",), ("\U0001f680" * 256,)),
     "stop_token_ids": ((), (0,), tuple(range(300))),
@@ -29,7 +29,7 @@ REFUSED = {
     "top_p": (0, 0.0, -0.5, ABOVE_1, 2),
     "min_p": (BELOW_0, -1, ABOVE_1, 2),
     "seed": (SEED_LOW - 1, SEED_HIGH + 1),
-    "max_tokens": (0, -1, LARGEST + 1),
+    "max_tokens": (-1, LARGEST + 1),
     "min_tokens": (-1, 17),
     "stop": (("",), ("a" * 257,), ("a", "b", "c", "d", "e"), ("a", ""), (7,), (None,), (b"a",)),
     "stop_token_ids": (tuple(range(301)),),
@@ -78,8 +78,8 @@ def test_what_is_no_integer_in_range_is_refused(field, value):
     assert field == caught.value.field
 
 
-@pytest.mark.parametrize("field", [*NUMBERS, *(name for name in INTEGERS if name != "seed")])
-def test_null_is_a_value_for_the_seed_alone(field):
+@pytest.mark.parametrize("field", [*NUMBERS, *(name for name in INTEGERS if name not in ("seed", "max_tokens"))])
+def test_null_is_a_value_for_the_seed_and_max_tokens_alone(field):
     with pytest.raises(InvalidRequest, match=r"got None \(null\)"):
         make(field, None)
 

@@ -2,17 +2,35 @@
 
 import pytest
 
-from model.engine.request import FinishReason, Output, Request
+from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.params import SamplingParams, StopRules
 from service.answer import Answer
+from service.records import PromptPart
 from service.text import TextStream
 from tests.fakes import END, byte_tokenizer
 
 
 def answer(*, index: int = 0, skip: bool = True, **rules) -> Answer:
     stops = StopRules(max_tokens=100, **rules)
-    request = Request("r", [1, 2, 3], 100, SamplingParams(), seed=7)
+    ends = frozenset((*stops.stop_token_ids, END))
+    request = Request("r", [1, 2, 3], 100, SamplingParams(), seed=7, stop_token_ids=ends)
     return Answer(index, request, stops, TextStream(byte_tokenizer(), stops, skip_special_tokens=skip), (END,))
+
+
+@pytest.mark.parametrize("again", [(), (7,)])
+def test_the_first_chunk_alone_tells_of_the_prompt(again):
+    one = answer()
+    one.echo = "pqr"
+    scores = (TokenLogprob(2, -1.0), TokenLogprob(3, -2.0))
+    first = one.take(Output("r", again, prompt_logprobs=scores))
+    assert first.prompt == PromptPart((1, 2, 3), scores, "pqr")
+    assert one.take(output("b")).prompt is None
+
+
+def test_a_stop_string_drops_the_log_probabilities_of_the_tokens_after_it():
+    scores = tuple(TokenLogprob(token, -1.0) for token in b"abcdef")
+    chunk = answer(stop=("cd",)).take(Output("r", tuple(b"abcdef"), logprobs=scores))
+    assert chunk.logprobs == scores[:4]
 
 
 def output(text: str | list[int], reason: FinishReason | None = None) -> Output:

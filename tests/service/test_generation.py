@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -17,12 +18,15 @@ from model.errors import (
     Overloaded,
     Unavailable,
 )
-from model.params import SamplingParams, StopRules
+from model.params import DecodingParams, SamplingParams, StopRules
 from service.records import Chunk, Command, whole
-from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, until
+from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, successor, until
+
+FIELDS = {"decoding", "logprobs", "prompt_logprobs", "echo", "truncate_prompt_tokens", "resume_token_ids"}
 
 
 def command(*prompts, n: int = 1, seed: int | None = None, model: str = "", deadline_ms=None, skip=True, **rules) -> Command:
+    more = {name: rules.pop(name) for name in FIELDS & rules.keys()}
     return Command(
         prompts=prompts or ("a",),
         sampling=SamplingParams(seed=seed),
@@ -32,6 +36,7 @@ def command(*prompts, n: int = 1, seed: int | None = None, model: str = "", dead
         request_id="test",
         deadline_ms=deadline_ms,
         skip_special_tokens=skip,
+        **more,
     )
 
 
@@ -148,6 +153,18 @@ def test_a_long_prompt_is_tokenized_like_a_short_one():
         (lambda: command(*("a",) * 65, n=2), "n"),
         (lambda: command("a" * CONTEXT), "prompt"),
         (lambda: command("a", max_tokens=CONTEXT), "max_tokens"),
+        (lambda: command("a", max_tokens=0), "max_tokens"),
+        (lambda: command("a", max_tokens=0, logprobs=1), "max_tokens"),
+        (lambda: command("a" * (CONTEXT + 1), max_tokens=0, echo=True), "prompt"),
+        (lambda: command("a" * CONTEXT, max_tokens=None), "prompt"),
+        (lambda: command(decoding=DecodingParams(allowed_token_ids=(257,))), "allowed_token_ids"),
+        (lambda: command(decoding=DecodingParams(logit_bias={257: 1})), "logit_bias"),
+        (lambda: command(decoding=DecodingParams(logit_bias={-1: 1})), "logit_bias"),
+        (lambda: command(decoding=DecodingParams(logit_bias=dict.fromkeys(range(301), 1))), "logit_bias"),
+        (lambda: command(resume_token_ids=(257,)), "resume_token_ids"),
+        (lambda: command(resume_token_ids=(98,) * 4), "resume_token_ids"),
+        (lambda: command(resume_token_ids=(98,), n=2), "resume_token_ids"),
+        (lambda: command("a", "b", resume_token_ids=(98,)), "resume_token_ids"),
     ],
 )
 def test_what_can_never_work_is_refused_with_its_field_before_the_engine_sees_it(asked, field):
@@ -186,6 +203,90 @@ def test_the_engines_refusal_reaches_the_caller(refusal):
     engine.refusal = refusal
     with pytest.raises(type(refusal), match=str(refusal)):
         generate(engine, command())
+
+
+RESUMED = [
+    (says("naïve café 日本語 😀"), {"max_tokens": 60}),
+    (says("one STO two STOP three"), {"max_tokens": 60, "stop": ("STOP", "never")}),
+    (says("日本語 é😀 x"), {"max_tokens": 60, "stop": ("é😀", "語 x")}),
+    (says("xx STOP yy STOP"), {"max_tokens": 60, "stop": ("STOP",), "min_tokens": 8, "include_stop": True}),
+    (says("abcSTO"), {"max_tokens": 60, "stop": ("STOP",)}),
+    (says("日"), {"max_tokens": 2}),
+    (seeded, {"max_tokens": 9}),
+    (successor, {"max_tokens": 9, "stop_token_ids": (ord("f"),)}),
+]
+
+
+@pytest.mark.parametrize(("rule", "rules"), RESUMED)
+def test_a_resumed_answer_is_exactly_the_rest_of_it(rule, rules):
+    def pieces(*received: int) -> list[Chunk]:
+        seen: list[list[Chunk]] = []
+        asked = command("a", seed=3, logprobs=1, resume_token_ids=received, **rules)
+        asyncio.run(batches(build_server(FakeEngine(rule)), asked, seen))
+        return [replace(chunk, prompt=None) for chunk in chain(*seen)]
+
+    answer = pieces()
+    tokens = [token for chunk in answer for token in chunk.token_ids]
+    for count in range(len(tokens)):
+        assert pieces(*tokens[:count]) == answer[count:]
+    with pytest.raises(InvalidRequest) as caught:
+        pieces(*tokens)
+    assert caught.value.field == "resume_token_ids"
+
+
+def test_no_max_tokens_takes_what_the_context_has_left():
+    (chunk,) = generate(FakeEngine(lambda request: ord("x")), command("abc", max_tokens=None))
+    assert (chunk.num_tokens, chunk.finish_reason) == (CONTEXT - 3, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("more", [{"echo": True}, {"prompt_logprobs": 0}, {"prompt_logprobs": 2, "echo": True}])
+@pytest.mark.parametrize("prompt", ["abc", "a", "a" * CONTEXT])
+def test_no_tokens_at_all_tell_of_the_prompt_alone(prompt, more):
+    (chunk,) = generate(FakeEngine(), command(prompt, max_tokens=0, **more))
+    assert (chunk.text, chunk.token_ids, chunk.num_tokens, chunk.finish_reason) == ("", (), 0, FinishReason.LENGTH)
+    assert chunk.prompt.token_ids == tuple(prompt.encode())
+    assert chunk.prompt.text == (prompt if "echo" in more else "")
+    assert len(chunk.prompt.logprobs) == (len(prompt) - 1 if "prompt_logprobs" in more else 0)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5, 200])
+@pytest.mark.parametrize("prompt", ["abcde", tuple(b"abcde")])
+def test_a_truncated_prompt_keeps_its_end_and_echoes_that(prompt, keep):
+    engine = FakeEngine()
+    (chunk,) = generate(engine, command(prompt, truncate_prompt_tokens=keep, echo=True))
+    assert engine.requests[0].prompt == list(b"abcde"[-keep:])
+    assert (chunk.num_prompt_tokens, chunk.prompt.text, chunk.text) == (min(keep, 5), "abcde"[-keep:], "fghi")
+
+
+def test_a_prompt_that_does_not_fit_may_be_truncated():
+    (chunk,) = generate(FakeEngine(), command("a" * 2 * CONTEXT, truncate_prompt_tokens=10))
+    assert chunk.num_prompt_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        ((), []),
+        (("x",), [b"x", b" x"]),
+        (("é",), ["é".encode(), " é".encode()]),
+        ((" x",), [b" x", b"  x"]),
+        (("x", " x"), [b"x", b" x", b"  x"]),
+        ((" ",), [b" ", b"  "]),
+    ],
+)
+def test_a_bad_word_is_tokenized_as_it_stands_and_after_a_space(words, tokens):
+    engine = FakeEngine()
+    generate(engine, command(decoding=DecodingParams(bad_words=words)))
+    assert engine.requests[0].bad_words == [list(each) for each in tokens]
+
+
+@pytest.mark.parametrize("prompt", ["naïve 😀", "", "a<|endoftext|>b", (97, END, 98), (0xC3,)])
+def test_an_echo_is_the_prompt_as_it_was_given(prompt):
+    (chunk,) = generate(FakeEngine(), command(prompt, echo=True))
+    given = prompt if isinstance(prompt, str) else byte_tokenizer().decode(prompt, skip_special_tokens=False)
+    assert chunk.prompt.text == given
+    (silent,) = generate(FakeEngine(), command(prompt))
+    assert silent.prompt.text == ""
 
 
 def alarms() -> list[tuple[float, Callable[[], None], asyncio.TimerHandle]]:

@@ -13,7 +13,7 @@ from model.errors import EngineFailed, Overloaded, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.errors import INTERNAL, TABLE
-from tests.fakes import FakeEngine, Server, build_server, grpc_channel, says, seeded
+from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, seeded
 
 PLACES = {
     "sampling": ("n", "top_k", "top_p", "min_p", "seed"),
@@ -40,13 +40,21 @@ def to_message(body: dict[str, Any]) -> pb.GenerateRequest:
             else:
                 request.token_ids.SetInParent()
                 request.token_ids.ids.extend(value)
+        elif name == "logprobs":
+            request.response.logprobs, request.response.top_logprobs = True, value
+        elif name == "resume_token_ids":
+            request.resume_token_ids.ids.extend(value)
         elif isinstance(value, list):
             getattr(group, field).extend(value)
         elif isinstance(value, dict):
             getattr(group, field).update({int(key): item for key, item in value.items()})
         else:
             setattr(group, field, value)
+    request.response.prompt_token_ids = request.response.output_token_ids
     return request
+
+
+TIMES = ("queue_ms", "prefill_ms", "decode_ms")
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,9 @@ class Outcome:
 
     answers: tuple[tuple[Any, ...], ...] = ()
     prompt_tokens: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    prompt_scores: tuple[dict[int, float], ...] = ()
+    timing: tuple[float, ...] = ()
     seed: int | None = None
     fingerprint: str = ""
     status: int = 200
@@ -62,13 +73,20 @@ class Outcome:
 
 
 def joined(pieces: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """Pieces (index, text, ids, reason, stop) of all answers as one (text, ids, reason, stop) for each."""
+    """Pieces (index, text, ids, scores, reason, stop) of all answers as one (text, ids, scores, reason, stop) for each."""
     answers = []
     for index in sorted({piece[0] for piece in pieces}):
         mine = [piece for piece in pieces if piece[0] == index]
         text, ids = "".join(piece[1] for piece in mine), tuple(token for piece in mine for token in piece[2])
-        answers.append((text, ids, *mine[-1][3:]))
+        answers.append((text, ids, [score for piece in mine for score in piece[3]], *mine[-1][4:]))
     return tuple(answers)
+
+
+def scores_of(choice: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
+    """The log probability of each token of the answer, and of those that HTTP tells of beside it."""
+    lists, count = choice["logprobs"], len(choice["token_ids"])
+    pairs = list(zip(lists["token_logprobs"], lists["top_logprobs"], strict=True)) if lists else []
+    return pairs[len(pairs) - count :]
 
 
 def over_http(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
@@ -78,13 +96,38 @@ def over_http(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
         return Outcome(status=answer.status_code, message=answer.json()["error"]["message"])
     events = [answer.json()] if not stream else [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
     pieces = [
-        (choice["index"], choice["text"], choice["token_ids"], choice["finish_reason"], choice["stop_reason"])
+        (c["index"], c["text"], c["token_ids"], scores_of(c), c["finish_reason"], c["stop_reason"])
         for event in events
-        for choice in event["choices"]
+        for c in event["choices"]
     ]
     usage = events[-1]["usage"]
-    assert usage["completion_tokens"] == sum(len(piece[2]) for piece in pieces)
-    return Outcome(joined(pieces), usage["prompt_tokens"], events[0]["seed"], events[0]["system_fingerprint"])
+    assert usage["completion_tokens"] == sum(len(piece[2]) for piece in pieces) + len(body.get("resume_token_ids", []))
+    first = events[0]["choices"][0]
+    rows = [{int(key): each["logprob"] for key, each in row.items()} for row in first.get("prompt_logprobs", [])[1:]]
+    times = [tuple(event["timing"][name] for name in TIMES) for event in events if "timing" in event]
+    return Outcome(
+        joined(pieces),
+        usage["prompt_tokens"],
+        tuple(first["prompt_token_ids"]),
+        tuple(rows),
+        times[-1] if times else (),
+        events[0]["seed"],
+        events[0]["system_fingerprint"],
+    )
+
+
+def scored_output(output: pb.Output) -> list[tuple[float, dict[str, float]]]:
+    """What HTTP would tell of the tokens of an output."""
+    tops = list(output.top_logprobs) or [pb.TopLogprobs()] * len(output.logprobs)
+    scores = []
+    for token, value, top in zip(output.token_ids, output.logprobs, tops, strict=False):
+        others = {shown(other): score for other, score in zip(top.token_ids, top.logprobs, strict=True)}
+        scores.append((value, {shown(token): value} | others))
+    return scores
+
+
+def shown(token: int) -> str:
+    return byte_tokenizer().decode([token], skip_special_tokens=False)
 
 
 def over_grpc(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
@@ -106,9 +149,23 @@ def over_grpc(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
         end = output.finish_info
         reason = pb.FinishReason.Name(end.finish_reason).removeprefix("FINISH_REASON_").lower()
         stop = getattr(end, end.WhichOneof("stop")) if end.WhichOneof("stop") else None
-        pieces.append((output.index, output.text, output.token_ids, reason if output.HasField("finish_info") else None, stop))
-    first = responses[0]
-    return Outcome(joined(pieces), first.prompt_info.num_prompt_tokens, first.seed, first.system_fingerprint)
+        ended = reason if output.HasField("finish_info") else None
+        pieces.append((output.index, output.text, output.token_ids, scored_output(output), ended, stop))
+    first, told = responses[0], responses[0].prompt_info
+    rows = [
+        dict(zip(top.token_ids, top.logprobs, strict=True)) | {token: value}
+        for token, value, top in zip(told.token_ids, told.logprobs, told.top_logprobs, strict=False)
+    ]
+    times = [tuple(getattr(each.timing, name) for name in TIMES) for each in responses if each.HasField("timing")]
+    return Outcome(
+        joined(pieces),
+        told.num_prompt_tokens,
+        tuple(told.token_ids),
+        tuple(rows[1:]),
+        times[-1] if times else (),
+        first.seed,
+        first.system_fingerprint,
+    )
 
 
 VALID: list[dict[str, Any]] = [
@@ -143,6 +200,28 @@ VALID: list[dict[str, Any]] = [
     {"prompt": "a", "model": ""},
     {"prompt": "a", "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     {"prompt": "a", "echo": False, "timing": False},
+    {"prompt": "a", "timing": True, "n": 2},
+    {"prompt": "naïve 😀", "echo": True},
+    {"prompt": "", "echo": True},
+    {"prompt": [97, 256, 0xC3], "echo": True, "n": 2},
+    {"prompt": "abc", "logprobs": 0},
+    {"prompt": "abc", "logprobs": 5, "n": 2, "stop": ["ef"]},
+    {"prompt": "abc", "logprobs": 2, "echo": True, "prompt_logprobs": 2},
+    {"prompt": "abc", "prompt_logprobs": 0},
+    {"prompt": "abc", "prompt_logprobs": 20, "n": 2},
+    {"prompt": "abc", "max_tokens": 0, "echo": True},
+    {"prompt": "abc", "max_tokens": 0, "prompt_logprobs": 3},
+    {"prompt": "a" * 128, "max_tokens": 0, "echo": True, "prompt_logprobs": 0},
+    {"prompt": "abcde", "truncate_prompt_tokens": 2, "echo": True},
+    {"prompt": "a" * 300, "truncate_prompt_tokens": 3},
+    {"prompt": "a", "cache_salt": "salt"},
+    {"prompt": "a", "presence_penalty": 2.0, "frequency_penalty": -2.0, "repetition_penalty": 2.0},
+    {"prompt": "a", "logit_bias": {"0": -100.0, "256": 100.0}},
+    {"prompt": "a", "logit_bias": {}},
+    {"prompt": "a", "allowed_token_ids": [0, 256]},
+    {"prompt": "a", "bad_words": ["x", " y"]},
+    {"prompt": "a", "resume_token_ids": [98, 99], "logprobs": 1},
+    {"prompt": "a", "resume_token_ids": [98, 99], "stop": ["cde"]},
 ]
 INVALID: list[dict[str, Any]] = [  # an empty list is left out: HTTP cannot tell of which kind it is
     {"prompt": [257]},
@@ -150,6 +229,7 @@ INVALID: list[dict[str, Any]] = [  # an empty list is left out: HTTP cannot tell
     {"prompt": "a" * 128},
     {"prompt": "a", "max_tokens": 128},
     {"prompt": "a", "max_tokens": 0},
+    {"prompt": "a", "max_tokens": 0, "timing": True},
     {"prompt": "a", "max_tokens": -(2**62)},
     {"prompt": "a", "max_tokens": 2**62},
     {"prompt": "a", "n": 0},
@@ -174,16 +254,28 @@ INVALID: list[dict[str, Any]] = [  # an empty list is left out: HTTP cannot tell
     {"prompt": "a", "request_id": "two\nlines"},
     {"prompt": "a", "model": "gpt-4"},
     {"prompt": "a", "model": "m" * 500},
-    {"prompt": "a", "presence_penalty": 0.5},
-    {"prompt": "a", "frequency_penalty": -0.5},
-    {"prompt": "a", "repetition_penalty": 1.5},
-    {"prompt": "a", "allowed_token_ids": [1, 2]},
-    {"prompt": "a", "bad_words": ["x", "y"]},
-    {"prompt": "a", "truncate_prompt_tokens": 4},
-    {"prompt": "a", "cache_salt": "salt"},
-    {"prompt": "a", "prompt_logprobs": 1},
-    {"prompt": "a", "echo": True},
-    {"prompt": "a", "timing": True},
+    {"prompt": "a", "presence_penalty": 2.5},
+    {"prompt": "a", "frequency_penalty": -2.5},
+    {"prompt": "a", "repetition_penalty": 0.0},
+    {"prompt": "a", "repetition_penalty": 2.5},
+    {"prompt": "a", "logit_bias": {"257": 1.0}},
+    {"prompt": "a", "logit_bias": {"5": 100.5}},
+    {"prompt": "a", "logit_bias": {"5": -100.5}},
+    {"prompt": "a", "logit_bias": {str(token): 1.0 for token in range(301)}},
+    {"prompt": "a", "allowed_token_ids": [1, 257]},
+    {"prompt": "a", "bad_words": [""]},
+    {"prompt": "a", "bad_words": ["x" * 257]},
+    {"prompt": "a", "bad_words": ["x"] * 65},
+    {"prompt": "a", "truncate_prompt_tokens": 0},
+    {"prompt": "a", "truncate_prompt_tokens": 2**40},
+    {"prompt": "a", "cache_salt": "s" * 129},
+    {"prompt": "a", "prompt_logprobs": -1},
+    {"prompt": "a", "prompt_logprobs": 21},
+    {"prompt": "a", "resume_token_ids": [257]},
+    {"prompt": "a", "resume_token_ids": [98], "n": 2},
+    {"prompt": "a", "resume_token_ids": [98] * 16},
+    {"prompt": "a", "resume_token_ids": [98, 256]},
+    {"prompt": "a", "resume_token_ids": [98, 99], "stop": ["bc"]},
 ]
 SEED = {"seed": 12, "return_token_ids": True}
 ids = [json.dumps(case)[:60] for case in VALID + INVALID]
@@ -201,7 +293,8 @@ def test_a_call_gives_the_same_answer_on_both_transports_whole_and_streamed(body
         http, *others = four(SEED | body, make_engine)
         assert http.status == 200, http.message
         assert len(http.answers) == body.get("n", 1)
-        assert all(reason in ("stop", "length") for _, _, reason, _ in http.answers)
+        assert all(reason in ("stop", "length") for *_, reason, _ in http.answers)
+        assert bool(http.timing) == body.get("timing", False)
         assert others == [http] * 3
 
 
@@ -216,7 +309,7 @@ def test_a_mistake_is_told_in_the_same_words_on_both_transports(body):
 @pytest.mark.parametrize("text", ["naïve café 日本語 😀", "", "x"])
 def test_text_is_the_same_on_both_transports(text):
     http, *others = four({"prompt": "a", "max_tokens": 60} | SEED, lambda: FakeEngine(says(text)))
-    assert http.answers == ((text, (*text.encode(), 256), "stop", None),)
+    assert http.answers == ((text, (*text.encode(), 256), [], "stop", None),)
     assert others == [http] * 3
 
 

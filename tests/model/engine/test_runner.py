@@ -5,7 +5,7 @@ import torch
 
 import model.engine.runner
 from model.engine.request import Request
-from model.engine.runner import ModelRunner
+from model.engine.runner import NO_SCORE, ModelRunner
 from model.engine.scheduler import Plan, Scheduled
 from model.net.backends import KVCache, ReferenceBackend
 from model.params import SamplingParams
@@ -100,7 +100,7 @@ def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
     bad.blocks = [1]
     result = runner.submit(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8)))).result()
     assert {"good"} == result.tokens.keys()
-    assert {"bad": "the model's scores are not finite"} == result.errors
+    assert {"bad": NO_SCORE} == result.errors
 
 
 def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, mo
     request = at_work("a", [1, 2, 3], seed=-5, choice=2, sampling=SamplingParams(top_k=3))
     request.output = [11, 12]
     runner.submit(Plan((Scheduled(request, 9, 1),)))
-    assert [Draw(SamplingParams(top_k=3), -5, 2, 10)] == draws
+    assert [Draw(SamplingParams(top_k=3), -5, 2, 10, prompt=request.prompt, output=[11, 12])] == draws
 
 
 @pytest.mark.parametrize(("made", "banned"), [(0, (7,)), (1, (7,)), (2, ())])

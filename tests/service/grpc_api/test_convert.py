@@ -1,13 +1,15 @@
 """Protobuf to a command, and chunks to protobuf."""
 
+import re
+
 import pytest
 
-from model.engine.request import FinishReason
-from model.errors import InvalidRequest, NotSupported
-from model.params import SamplingParams, StopRules
+from model.engine.request import FinishReason, Times, TokenLogprob
+from model.errors import InvalidRequest
+from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from protos.attend.v1 import generation_pb2 as pb
-from service.grpc_api.convert import OFF, REASONS, to_command, to_response
-from service.records import Chunk, Command
+from service.grpc_api.convert import REASONS, to_command, to_response
+from service.records import Chunk, Command, PromptPart
 
 D = pb.DecodingParameters
 R = pb.ResponseOptions
@@ -29,7 +31,17 @@ def test_every_field_reaches_the_command():
         stopping=pb.StoppingCriteria(
             stop_strings=["x"], stop_token_ids=[4], min_tokens=1, include_stop_string=True, ignore_eos=True
         ),
-        response=R(skip_special_tokens=False),
+        decoding=D(
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            repetition_penalty=1.5,
+            logit_bias={5: -100, 0: 2.5},
+            allowed_token_ids=[0, 5],
+            bad_words=["x", " y"],
+        ),
+        response=R(skip_special_tokens=False, logprobs=True, top_logprobs=3, prompt_logprobs=7, echo=True),
+        truncate_prompt_tokens=6,
+        cache_salt="s",
         deadline_ms=9,
     )
     assert to_command(request, "mine") == Command(
@@ -41,7 +53,62 @@ def test_every_field_reaches_the_command():
         request_id="mine",
         deadline_ms=9,
         skip_special_tokens=False,
+        decoding=DecodingParams(
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            repetition_penalty=1.5,
+            logit_bias={5: -100, 0: 2.5},
+            bad_words=("x", " y"),
+            allowed_token_ids=(0, 5),
+        ),
+        logprobs=3,
+        prompt_logprobs=7,
+        echo=True,
+        truncate_prompt_tokens=6,
+        cache_salt="s",
     )
+    resumed = pb.GenerateRequest(text="a", resume_token_ids=pb.TokenIds(ids=[1, 2]))
+    assert to_command(resumed, "id").resume_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (R(), (None, None)),
+        (R(logprobs=True), (0, None)),
+        (R(logprobs=True, top_logprobs=0), (0, None)),
+        (R(logprobs=True, top_logprobs=20), (20, None)),
+        (R(prompt_logprobs=0), (None, 0)),
+    ],
+)
+def test_log_probabilities_are_reported_with_as_many_alternatives_as_asked_for(options, asked):
+    command = to_command(pb.GenerateRequest(text="a", response=options), "id")
+    assert (command.logprobs, command.prompt_logprobs) == asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response": R(top_logprobs=0)}, "top_logprobs"),
+        ({"response": R(top_logprobs=3)}, "top_logprobs"),
+        ({"response": R(logprobs=True, top_logprobs=21)}, "top_logprobs"),
+        ({"response": R(logprobs=True, top_logprobs=-1)}, "top_logprobs"),
+        ({"response": R(prompt_logprobs=21)}, "prompt_logprobs"),
+        ({"decoding": D(repetition_penalty=0)}, "repetition_penalty"),
+        ({"decoding": D(presence_penalty=float("nan"))}, "presence_penalty"),
+        ({"decoding": D(logit_bias={5: float("inf")})}, "logit_bias[5]"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_field(fields, field):
+    with pytest.raises(InvalidRequest, match=rf"^{re.escape(field)} ") as caught:
+        to_command(pb.GenerateRequest(text="a", **fields), "id")
+    assert caught.value.field == field
+
+
+def test_scores_that_nothing_changes_share_one_record():
+    assert to_command(pb.GenerateRequest(text="a", decoding=D(presence_penalty=0)), "id").decoding is NO_CHANGE
 
 
 def test_a_zero_that_is_given_is_not_absent():
@@ -65,35 +132,11 @@ SILENT = [
     {"decoding": D()},
     {"decoding": D(presence_penalty=0, frequency_penalty=0, repetition_penalty=1)},
     {"decoding": D(json_object=False)},
-    {"decoding": D(bad_words=[], allowed_token_ids=[])},
+    {"decoding": D(bad_words=[], allowed_token_ids=[], logit_bias={})},
     {"response": R()},
     {"response": R(echo=False, timing=False, logprobs=False, prompt_token_ids=False)},
     {"cache_salt": ""},
-]
-LOUD = [
-    ({"decoding": D(presence_penalty=0.5)}, "presence_penalty"),
-    ({"decoding": D(frequency_penalty=-2)}, "frequency_penalty"),
-    ({"decoding": D(repetition_penalty=0)}, "repetition_penalty"),
-    ({"decoding": D(presence_penalty=float("nan"))}, "presence_penalty"),
-    ({"decoding": D(logit_bias={5: 1.0})}, "logit_bias"),
-    ({"decoding": D(allowed_token_ids=[1])}, "allowed_token_ids"),
-    ({"decoding": D(bad_words=["x"])}, "bad_words"),
-    ({"decoding": D(json_schema="{}")}, "json_schema"),
-    ({"decoding": D(json_schema="")}, "json_schema"),
-    ({"decoding": D(regex="a")}, "regex"),
-    ({"decoding": D(choice=D.Choices(choices=["a"]))}, "choice"),
-    ({"decoding": D(grammar="g")}, "grammar"),
-    ({"decoding": D(json_object=True)}, "json_object"),
-    ({"response": R(prompt_token_ids=True)}, "prompt_token_ids"),
-    ({"response": R(prompt_logprobs=0)}, "prompt_logprobs"),
-    ({"response": R(logprobs=True)}, "logprobs"),
-    ({"response": R(top_logprobs=0)}, "top_logprobs"),
-    ({"response": R(echo=True)}, "echo"),
-    ({"response": R(timing=True)}, "timing"),
-    ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
-    ({"cache_salt": "s"}, "cache_salt"),
-    ({"resume_token_ids": pb.TokenIds(ids=[1])}, "resume_token_ids"),
-    ({"resume_token_ids": pb.TokenIds()}, "resume_token_ids"),
+    {"resume_token_ids": pb.TokenIds()},
 ]
 
 
@@ -102,54 +145,84 @@ def test_a_value_that_asks_for_nothing_is_accepted(fields):
     assert to_command(pb.GenerateRequest(text="a", **fields), "id") == to_command(pb.GenerateRequest(text="a"), "id")
 
 
-@pytest.mark.parametrize(("fields", "name"), LOUD)
-def test_a_value_that_asks_for_something_is_refused_by_name_in_json_words(fields, name):
-    with pytest.raises(NotSupported, match=rf"^{name} is not supported yet; got ") as caught:
-        to_command(pb.GenerateRequest(text="a", **fields), "id")
-    assert caught.value.field == name
-    assert "Container" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_field_of_the_proto_is_built_or_refused():
+def test_every_field_of_the_proto_is_built():
     """A field that is added to the proto alone fails here: it would be ignored in silence."""
     built = {
         "request_id", "model", "text", "token_ids", "max_tokens", "temperature", "sampling", "decoding", "stopping", "response",
-        "deadline_ms", "response.output_token_ids", "response.skip_special_tokens",
+        "deadline_ms", "truncate_prompt_tokens", "cache_salt", "resume_token_ids",
+        "decoding.presence_penalty", "decoding.frequency_penalty", "decoding.repetition_penalty", "decoding.logit_bias",
+        "decoding.allowed_token_ids", "decoding.bad_words", "decoding.json_schema", "decoding.regex", "decoding.choice",
+        "decoding.grammar", "decoding.json_object", "response.prompt_token_ids", "response.prompt_logprobs",
+        "response.output_token_ids", "response.logprobs", "response.top_logprobs", "response.echo",
+        "response.skip_special_tokens", "response.timing",
     }  # fmt: skip
     groups = {"": pb.GenerateRequest, "decoding.": D, "response.": R}
     fields = {prefix + field.name for prefix, message in groups.items() for field in message.DESCRIPTOR.fields}
-    assert fields == built | set(OFF)
-    assert {name.rpartition(".")[2] for name in OFF} == {name for _, name in LOUD}
+    assert fields == built
 
 
-def chunk(index: int = 0, reason: FinishReason | None = None, stop: str | int | None = None) -> Chunk:
-    return Chunk(index, "ab", (97, 98), 7, 3, -5, reason, stop)
+SCORES = (TokenLogprob(2, -1.5, ((9, -0.5), (8, -1.0))), TokenLogprob(3, float("-inf"), ((9, -0.5), (8, -1.0))))
+
+
+def chunk(index: int = 0, reason: FinishReason | None = None, stop: str | int | None = None, *, first: bool = False) -> Chunk:
+    prompt = PromptPart((1, 2, 3), SCORES, "pqr") if first else None
+    times = Times(0.25 * index, 0.5, 1.0) if reason else None
+    return Chunk(index, "ab", (97, 98), 7, 3, -5, reason, stop, SCORES, prompt, times)
 
 
 def test_a_response_carries_deltas_totals_and_the_seed():
-    response = to_response([chunk(0), chunk(1)], pb.GenerateRequest(), "fp", first=False)
+    response = to_response([chunk(0), chunk(1)], pb.GenerateRequest(), "fp")
     assert [(output.index, output.text, output.num_tokens) for output in response.outputs] == [(0, "ab", 7), (1, "ab", 7)]
     assert (response.seed, response.system_fingerprint) == (-5, "fp")
     assert not any(output.HasField("finish_info") for output in response.outputs)
 
 
 def test_the_prompt_is_told_of_in_the_first_response_only():
-    assert to_response([chunk()], pb.GenerateRequest(), "fp", first=True).prompt_info.num_prompt_tokens == 3
-    assert not to_response([chunk()], pb.GenerateRequest(), "fp", first=False).HasField("prompt_info")
+    assert to_response([chunk(first=True)], pb.GenerateRequest(), "fp").prompt_info.num_prompt_tokens == 3
+    assert not to_response([chunk(1, first=True)], pb.GenerateRequest(), "fp").HasField("prompt_info")
+    assert not to_response([chunk()], pb.GenerateRequest(), "fp").HasField("prompt_info")
 
 
 def test_token_ids_are_there_when_asked_for():
     asked = pb.GenerateRequest(response=R(output_token_ids=True))
-    assert list(to_response([chunk()], asked, "fp", first=True).outputs[0].token_ids) == [97, 98]
-    assert not to_response([chunk()], pb.GenerateRequest(), "fp", first=True).outputs[0].token_ids
+    assert list(to_response([chunk()], asked, "fp").outputs[0].token_ids) == [97, 98]
+    assert not to_response([chunk()], pb.GenerateRequest(), "fp").outputs[0].token_ids
+
+
+def test_of_the_prompt_there_is_what_was_asked_for_and_nothing_for_its_first_token():
+    asked = pb.GenerateRequest(response=R(prompt_token_ids=True, prompt_logprobs=2))
+    told = to_response([chunk(first=True)], asked, "fp").prompt_info
+    assert (list(told.token_ids), list(told.logprobs)) == ([1, 2, 3], [0, -1.5, float("-inf")])
+    assert [list(top.token_ids) for top in told.top_logprobs] == [[], [9, 8], [9, 8]]
+    bare = to_response([chunk(first=True)], pb.GenerateRequest(), "fp").prompt_info
+    assert not (bare.token_ids or bare.logprobs or bare.top_logprobs)
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_log_probabilities_stand_beside_the_tokens_and_alternatives_where_asked_for(top):
+    asked = pb.GenerateRequest(response=R(logprobs=True, top_logprobs=top))
+    (output,) = to_response([chunk()], asked, "fp").outputs
+    assert list(output.logprobs) == [-1.5, float("-inf")]
+    assert [list(each.logprobs) for each in output.top_logprobs] == ([[-0.5, -1.0]] * 2 if top else [])
+
+
+def test_an_echo_stands_before_the_first_piece_alone():
+    asked = pb.GenerateRequest(response=R(echo=True))
+    assert [to_response([one], asked, "fp").outputs[0].text for one in (chunk(first=True), chunk())] == ["pqrab", "ab"]
+
+
+def test_timing_is_that_of_the_slowest_answer_and_only_where_it_is_asked_for():
+    asked, ends = pb.GenerateRequest(response=R(timing=True)), [chunk(index, FinishReason.STOP) for index in (0, 1)]
+    assert to_response(ends, asked, "fp").timing == pb.Timing(queue_ms=250, prefill_ms=500, decode_ms=1000)
+    assert not to_response([chunk()], asked, "fp").HasField("timing")
+    assert not to_response(ends, pb.GenerateRequest(), "fp").HasField("timing")
 
 
 @pytest.mark.parametrize(
     ("stop", "kind"), [("END", "stop_string"), ("", "stop_string"), (0, "stop_token_id"), (7, "stop_token_id"), (None, None)]
 )
 def test_what_stopped_an_answer_is_a_string_a_token_or_nothing(stop, kind):
-    (output,) = to_response([chunk(0, FinishReason.STOP, stop)], pb.GenerateRequest(), "fp", first=True).outputs
+    (output,) = to_response([chunk(0, FinishReason.STOP, stop)], pb.GenerateRequest(), "fp").outputs
     assert output.finish_info.WhichOneof("stop") == kind
     assert kind is None or getattr(output.finish_info, kind) == stop
     assert output.finish_info.num_output_tokens == 7

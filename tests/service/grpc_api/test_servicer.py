@@ -2,17 +2,18 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from model.engine.request import FinishReason
+from model.engine.request import EngineStats, FinishReason
 from model.errors import EngineFailed, Overloaded, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.grpc_api import servicer
-from tests.fakes import FakeEngine, Server, build_server, grpc_channel, says, until
+from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, until
 
 PATH = "/attend.v1.GenerationService/"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -100,7 +101,7 @@ BIG = 2**62
         ({"token_ids": pb.TokenIds()}, "at least one token id"),
         ({"token_ids": pb.TokenIds(ids=[BIG])}, f"from 0 to 256; got {BIG}"),
         ({"token_ids": pb.TokenIds(ids=[-1])}, "from 0 to 256; got -1"),
-        ({"text": "a", "max_tokens": BIG}, f"max_tokens must be an integer from 1 to 2147483647; got {BIG}"),
+        ({"text": "a", "max_tokens": BIG}, f"max_tokens must be an integer from 0 to 2147483647; got {BIG}"),
         ({"text": "a", "max_tokens": 2**32 + 1}, "max_tokens"),
         ({"text": "a", "temperature": float("nan")}, "temperature must be a number from 0 to 2; got nan"),
         ({"text": "a", "temperature": float("inf")}, "temperature"),
@@ -112,7 +113,10 @@ BIG = 2**62
         ({"text": "a", "stopping": pb.StoppingCriteria(stop_token_ids=[BIG])}, "stop_token_ids"),
         ({"text": "a", "deadline_ms": BIG}, "deadline_ms"),
         ({"text": "a", "request_id": "two words"}, "request_id"),
-        ({"text": "a", "response": pb.ResponseOptions(echo=True)}, "echo is not supported yet"),
+        ({"text": "a", "response": pb.ResponseOptions(top_logprobs=1)}, "top_logprobs needs logprobs to be true"),
+        ({"text": "a", "decoding": pb.DecodingParameters(logit_bias={BIG: 1})}, f"from 0 to 256; got {BIG}"),
+        ({"text": "a", "resume_token_ids": pb.TokenIds(ids=[-1])}, "from 0 to 256; got -1"),
+        ({"text": "a", "truncate_prompt_tokens": BIG}, "truncate_prompt_tokens"),
     ],
 )
 def test_a_mistake_is_invalid_argument_and_names_the_field(call, route, fields, words):
@@ -249,15 +253,57 @@ def test_a_drain_ends_a_stream_with_its_reason():
     assert server.outcomes() == {("grpc", "GenerateStream", "abort"): 1}
 
 
-@pytest.mark.parametrize("method", ["Tokenize", "Detokenize", "GetServerInfo"])
-def test_what_is_not_built_yet_says_so_by_name(method):
-    async def run() -> None:
-        async with stub(build_server()) as service:
-            await getattr(service, method)(getattr(pb, f"{method}Request")())
+def ask(server: Server, method: str, request):
+    async def run():
+        async with stub(server) as service:
+            return await getattr(service, method)(request)
 
-    with pytest.raises(grpc.aio.AioRpcError, match=f"{method} is not supported yet") as caught:
-        asyncio.run(run())
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("text", ["", "abc", "naïve café 日本語 😀", "a<|endoftext|>b", "\0\n "])
+@pytest.mark.parametrize("special", [None, True, False])
+def test_tokens_of_a_text_are_the_text_again(text, special):
+    server = build_server()
+    told = ask(server, "Tokenize", pb.TokenizeRequest(text=text, add_special_tokens=special, model="fake"))
+    assert list(told.token_ids) == byte_tokenizer().encode(text)
+    assert told.max_model_len == 128
+    assert ask(server, "Detokenize", pb.DetokenizeRequest(token_ids=told.token_ids, model="fake")).text == text
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "code"),
+    [
+        ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
+        ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
+        ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [-1]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [BIG]}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_tokens_are_made_by_the_served_model_alone(method, fields, code):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        ask(build_server(), method, getattr(pb, f"{method}Request")(**fields))
+    assert caught.value.code() is code
+
+
+def test_server_info_tells_the_limits_and_the_load():
+    server = build_server()
+    server.engine.stats = lambda: EngineStats(3, 2, 40, 1)
+    told = ask(server, "GetServerInfo", pb.GetServerInfoRequest())
+    assert told == pb.GetServerInfoResponse(
+        version=version("attend"),
+        model="fake",
+        system_fingerprint="fp_fake",
+        max_model_len=128,
+        max_batch_requests=64,
+        max_queued_requests=256,
+        block_size=16,
+        num_blocks=64,
+        num_free_blocks=40,
+        num_running=3,
+        num_waiting=2,
+    )
 
 
 def test_health_follows_the_drain_and_a_watch_ends_with_it(monkeypatch):

@@ -1,13 +1,16 @@
 """OpenAI's shapes: a body to a command, chunks to completion objects."""
 
+import re
+
 import pytest
 
-from model.engine.request import FinishReason
+from model.engine.request import FinishReason, Times
 from model.errors import InvalidRequest
-from model.params import SamplingParams, StopRules
-from service.http_api.openai import CompletionWriter, to_command
+from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from service.http_api.openai import CompletionWriter, bias_token, to_command
 from service.http_api.schemas import read_completion
 from service.records import Chunk, Command, Usage
+from tests.fakes import byte_tokenizer
 
 
 def command(**body) -> Command:
@@ -25,6 +28,9 @@ def test_every_field_reaches_the_command():
         "model": "m", "prompt": "a", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "n": 2, "best_of": 2, "stop": ["x"],
         "seed": -3, "user": "u", "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True,
         "ignore_eos": True, "min_tokens": 1, "skip_special_tokens": False, "request_id": "r", "deadline_ms": 9,
+        "logprobs": 3, "echo": True, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.5,
+        "logit_bias": {"5": -100, "0": 2.5}, "prompt_logprobs": 3, "truncate_prompt_tokens": 6, "cache_salt": "s",
+        "allowed_token_ids": [0, 5], "bad_words": ["x", " y"], "timing": True, "return_token_ids": True,
     }  # fmt: skip
     assert command(**body) == Command(
         prompts=("a",),
@@ -35,7 +41,58 @@ def test_every_field_reaches_the_command():
         request_id="id",
         deadline_ms=9,
         skip_special_tokens=False,
+        decoding=DecodingParams(
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            repetition_penalty=1.5,
+            logit_bias={5: -100, 0: 2.5},
+            bad_words=("x", " y"),
+            allowed_token_ids=(0, 5),
+        ),
+        logprobs=3,
+        prompt_logprobs=3,
+        echo=True,
+        truncate_prompt_tokens=6,
+        cache_salt="s",
     )
+    assert command(prompt="a", resume_token_ids=[1, 2]).resume_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1},
+        {"logit_bias": {}, "bad_words": []},
+        {"logit_bias": None, "allowed_token_ids": None},
+    ],
+)
+def test_scores_that_nothing_changes_share_one_record(body):
+    assert command(prompt="a", **body).decoding is NO_CHANGE
+
+
+@pytest.mark.parametrize(
+    ("body", "top"),
+    [
+        ({}, None),
+        ({"logprobs": 2}, None),
+        ({"echo": True}, None),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True, "logprobs": 2}, 2),
+        ({"prompt_logprobs": 20}, 20),
+    ],
+)
+def test_an_echo_with_log_probabilities_asks_for_those_of_the_prompt(body, top):
+    assert command(prompt="a", **body).prompt_logprobs == top
+
+
+@pytest.mark.parametrize("key", ["", "x", "-1", "+1", "01", "1.0", "1e2", " 1", "1 ", "1_0", "٣", "9" * 20])
+def test_a_key_of_logit_bias_is_a_token_id_in_plain_digits(key):
+    with pytest.raises(InvalidRequest, match=r"^logit_bias must have token ids as keys, in digits; got ") as caught:
+        command(prompt="a", logit_bias={key: 1})
+    assert caught.value.field == "logit_bias"
+    assert bias_token("0") == 0
+    assert bias_token("256") == 256
 
 
 @pytest.mark.parametrize(
@@ -82,21 +139,40 @@ def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": "a", "stop": ["x"] * 5}, "stop"),
         ({"prompt": "a", "stop": "x" * 257}, "stop"),
+        ({"prompt": "a", "max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"prompt": "a", "logprobs": -1}, "logprobs"),
+        ({"prompt": "a", "logprobs": 6}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt": "a", "presence_penalty": 2.1}, "presence_penalty"),
+        ({"prompt": "a", "frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+        ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias[5]"),
+        ({"prompt": "a", "logit_bias": {"5": -100.5}}, "logit_bias[5]"),
+        ({"prompt": "a", "logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
+        ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
+        ({"prompt": "a", "bad_words": [""]}, "bad_words"),
+        ({"prompt": "a", "bad_words": ["x"] * 65}, "bad_words"),
+        ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt": "a", "cache_salt": "s" * 129}, "cache_salt"),
+        ({"prompt": "a", "resume_token_ids": [1], "n": 2}, "resume_token_ids"),
+        ({"prompt": ["a", "b"], "resume_token_ids": [1]}, "resume_token_ids"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_field(body, field):
-    with pytest.raises(InvalidRequest, match=f"^{field} ") as caught:
+    with pytest.raises(InvalidRequest, match=rf"^{re.escape(field)} ") as caught:
         command(**body)
     assert caught.value.field == field
 
 
 def writer(n: int = 1, **body) -> CompletionWriter:
     request = read_completion({"prompt": "a"} | body)
-    return CompletionWriter(request, "r7", "m", "fp", Usage(n), created=1_700_000_000)
+    return CompletionWriter(request, "r7", "m", "fp", Usage(n), byte_tokenizer(), created=1_700_000_000)
 
 
 def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None) -> Chunk:
-    return Chunk(index, text, tuple(text.encode()), total, 5, 42, reason, stop)
+    times = Times(0.25 * index, 0.5, 1.0) if reason else None
+    return Chunk(index, text, tuple(text.encode()), total, 5, 42, reason, stop, times=times)
 
 
 def test_a_streamed_object_is_golden():
@@ -114,6 +190,17 @@ def test_a_streamed_object_is_golden():
 def test_token_ids_are_there_when_asked_for():
     assert writer(return_token_ids=True).chunk(chunk(0, "ab", 2))["choices"][0]["token_ids"] == [97, 98]
     assert "token_ids" not in writer(return_token_ids=False).chunk(chunk(0, "ab", 2))["choices"][0]
+
+
+def test_timing_is_that_of_the_slowest_answer_and_only_where_it_is_asked_for():
+    ends = [chunk(index, "a", 1, FinishReason.STOP) for index in (0, 1)]
+    timing = {"queue_ms": 250, "prefill_ms": 500, "decode_ms": 1000, "cached_tokens": 0}
+    assert writer(timing=True, n=2).whole(ends)["timing"] == timing
+    assert writer(timing=True).chunk(ends[1])["timing"] == timing
+    assert "timing" not in writer(timing=True).chunk(chunk(0, "a", 1))
+    for asked in ({}, {"timing": False}):
+        assert "timing" not in writer(**asked).chunk(ends[1])
+        assert "timing" not in writer(**asked).whole(ends)
 
 
 def test_a_whole_object_joins_the_pieces_and_orders_the_answers():

@@ -1,0 +1,398 @@
+"""Structured output as a token mask: which tokens may come next so that the text keeps a form the caller asked for.
+
+The engine knows only `Grammar`: `mask()`, `advance(token)`, `finished`. Behind it stands llguidance (Microsoft, MIT;
+https://github.com/guidance-ai/llguidance): an Earley parser over lazily built derivative automata, walked along a trie of the
+vocabulary's bytes, so that a mask costs microseconds and a character may span tokens.
+
+A grammar is text from a stranger that a compiler runs on. Measured on llguidance 1.9.1: objects chained by `$ref` 1000 deep
+overflow the stack, which kills the process; `multipleOf: 100000007` never ends; 400 patternProperties take 10 s. The library's
+own limits see none of the three. So each new grammar is first compiled and walked in a child process with a small stack and a
+limit on its processor time and memory (vLLM's CVE-2025-48942 and xgrammar's CVE-2026-25048 are what happens without). What the
+child survives is compiled here too.
+"""
+
+import json
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
+
+if TYPE_CHECKING:  # numpy takes longer to import than the child process takes for its work
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from model.tokenizer import Tokenizer
+
+Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+MAX_TEXT_BYTES = 64 << 10
+MAX_CHOICES = 1000
+MAX_CHOICE_CHARACTERS = 1000
+MAX_CACHED_GRAMMARS = 128
+MAX_CACHED_BYTES = 64 << 20
+_SHOWN = 300  # characters of the library's explanation that a message repeats
+
+_PROBE_CPU_SECONDS = 1  # compiling a schema of 64 KB takes 0.04 s, and Python's start 0.1 s
+_PROBE_WALL_SECONDS = 10.0  # the machine is too busy, whatever the grammar
+_PROBE_MEMORY = 1 << 30
+_PROBE_STACK = 1 << 20  # threads have 2 MiB at the least (glibc, unlimited stack): what fits into 1 MiB fits into them
+_PROBE_STEPS = 64
+_MAX_PROBES = 2  # at once
+_PROBE_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from model.grammar import probe; probe()"
+
+_JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",  # endless blanks are what a lost model writes
+    "lenient": False,  # a keyword that is not carried out is refused by name
+    "coerce_one_of": False,
+    "json_allow_general_unicode_escapes": True,
+}
+
+
+class GrammarFailed(EngineFailed):
+    """The matcher of one request cannot go on; the other requests are not touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the answer must look like. Hashable. `kind` is the field that an error names."""
+
+    kind: Kind
+    text: str
+    """A JSON schema, a regular expression (Rust's syntax; it matches the whole answer), a JSON list of strings, a grammar
+    (Lark as in llguidance's docs/syntax.md, or llama.cpp's GBNF), each at most 64 KiB; "" for json_object."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InvalidRequest(f"structured output must be one of {', '.join(get_args(Kind))}; got {self.kind!r:.64}")
+        if not isinstance(self.text, str):
+            raise InvalidRequest(f"{self.kind} must be text", self.kind)
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{self.kind}: lone surrogate at character {error.start}", self.kind) from error
+        if size > MAX_TEXT_BYTES:
+            raise InvalidRequest(f"{self.kind} must be at most {MAX_TEXT_BYTES} bytes; got {size}", self.kind)
+        if self.kind == "json_object":
+            if self.text:
+                raise InvalidRequest("json_object takes no text", self.kind)
+        elif not self.text:
+            raise InvalidRequest(f"{self.kind} must not be empty", self.kind)
+        if self.kind == "choice":
+            choices(self.text)
+
+
+def choices(text: str) -> list[str]:
+    """The strings of a choice, given as a JSON list."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"choice must be a JSON list of strings: {str(error)[:_SHOWN]}", "choice") from error
+    if not isinstance(values, list) or not 1 <= len(values) <= MAX_CHOICES:
+        got = f"{len(values)} of them" if isinstance(values, list) else f"a JSON {type(values).__name__}"
+        raise InvalidRequest(f"choice must be a list of 1 to {MAX_CHOICES} strings; got {got}", "choice")
+    for index, value in enumerate(values):
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_CHOICE_CHARACTERS:
+            raise InvalidRequest(f"choice[{index}] must be a string of 1 to {MAX_CHOICE_CHARACTERS} characters", "choice")
+        if re.search("[\ud800-\udfff]", value):
+            raise InvalidRequest(f"choice[{index}] holds a lone surrogate", "choice")
+    return values
+
+
+class Grammar(Protocol):
+    """Where one answer stands in its grammar. Not thread-safe: it belongs to one request."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but an end token can follow."""
+
+    def mask(self) -> "NDArray[np.bool_]":
+        """Which of the `vocab_size` tokens may come next; an end token exactly when the text so far is complete."""
+
+    def advance(self, token_id: int) -> None:
+        """Take a token that the mask allows. Replaying a request's output on a fresh `start()` gives the same state."""
+
+    def copy(self) -> "Grammar":
+        """An independent one at the same place."""
+
+
+class _Matcher:
+    """`Grammar` over llguidance. Its first error is its last: every later call raises it again."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, ends: "NDArray[np.int64]", size: int, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._ends = ends
+        self._size = size
+        self._vocab_size = vocab_size
+
+    @property
+    def finished(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def mask(self) -> "NDArray[np.bool_]":
+        """See `Grammar.mask`. GrammarFailed if no token fits: a limit was hit, or the grammar has a dead end here."""
+        allowed = unpack(self._matcher.compute_bitmask(), self._vocab_size)
+        self._check()
+        allowed[self._size :] = False
+        allowed[self._ends] = self._matcher.is_accepting()
+        if not allowed.any():
+            raise GrammarFailed("structured output: the grammar allows no token here")
+        return allowed
+
+    def advance(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def copy(self) -> "_Matcher":
+        return _Matcher(self._matcher.deep_copy(), self._ends, self._size, self._vocab_size)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(f"structured output: {_reason(self._matcher)}")
+
+
+def unpack(bits: bytes, size: int) -> "NDArray[np.bool_]":
+    """The first `size` bits, lowest bit of each byte first, as booleans."""
+    import numpy as np
+
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=size, bitorder="little").view(np.bool_)
+
+
+class CompiledGrammar:
+    """A grammar bound to a vocabulary; any number of answers may follow it at once."""
+
+    def __init__(self, first: _Matcher, size_bytes: int) -> None:
+        self._first = first
+        self._lock = threading.Lock()  # the library refuses to copy what another thread is copying
+        self.size_bytes = size_bytes
+        """About what it holds in memory."""
+
+    def start(self) -> Grammar:
+        """A matcher before the first token."""
+        with self._lock:
+            return self._first.copy()
+
+
+class GrammarCompiler:
+    """Compiles specs for one tokenizer. Safe to call from several threads; never from the step thread:
+    a new spec takes 0.1 to 0.3 s.
+
+    `vocab_size` is the number of scores that the model gives; it may exceed the tokenizer's size.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        *,
+        max_entries: int = MAX_CACHED_GRAMMARS,
+        max_bytes: int = MAX_CACHED_BYTES,
+    ) -> None:
+        self._source = tokenizer
+        self._size = min(tokenizer.size, vocab_size)
+        self._vocab_size = vocab_size
+        self._ends = tuple(token for token in eos_token_ids if 0 <= token < self._size)
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
+        self._probes = threading.BoundedSemaphore(_MAX_PROBES)
+        self._vocabulary_lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self.hits = self.misses = 0
+
+    @property
+    def cached(self) -> tuple[int, int]:
+        """Grammars in the cache, and about how many bytes they hold."""
+        return len(self._cache), self._cached_bytes
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """The grammar of `spec`, from the cache if it is there. InvalidRequest names the field and what is wrong with it."""
+        with self._lock:
+            found = self._cache.get(spec)
+            if found is not None:
+                self._cache.move_to_end(spec)
+                self.hits += 1
+                return found
+            self.misses += 1
+        vocabulary = self._load_vocabulary(spec.kind)
+        with self._probes:
+            source = _probed(spec)
+        compiled = self._compile(spec.kind, vocabulary, source)
+        self._keep(spec, compiled)
+        return compiled
+
+    def _load_vocabulary(self, field: str) -> llguidance.LLTokenizer:
+        """The library's form of the tokenizer, made on first use: 0.2 s for 49152 tokens."""
+        if not self._ends:
+            raise NotSupported(f"{field}: the served model has no end token that could end a structured answer", field)
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                described: dict[str, Any] = json.loads(self._source.raw.to_str())
+                described |= {"truncation": None, "padding": None}  # they concern prompts
+                try:
+                    self._vocabulary = llguidance.LLTokenizer(
+                        json.dumps(described), n_vocab=max(self._vocab_size, self._source.size), eos_token=list(self._ends)
+                    )
+                except ValueError as error:
+                    raise NotSupported(f"{field}: not possible with this model's kind of tokenizer: {error}", field) from error
+            return self._vocabulary
+
+    def _compile(self, field: str, vocabulary: llguidance.LLTokenizer, source: str) -> CompiledGrammar:
+        import numpy as np
+
+        raw = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
+        if raw.is_error():
+            raise InvalidRequest(f"{field}: {_reason(raw)}", field)
+        first = _Matcher(raw, np.array(self._ends), self._size, self._vocab_size)
+        try:
+            first.mask()  # states built for it are shared by all copies
+        except GrammarFailed as error:
+            raise InvalidRequest(f"{field}: {error}", field) from error
+        return CompiledGrammar(first, (64 << 10) + 128 * len(source))  # measured: 7 MB for a schema of 64 KB
+
+    def _keep(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
+        with self._lock:
+            replaced = self._cache.pop(spec, None)
+            self._cached_bytes += compiled.size_bytes - (replaced.size_bytes if replaced else 0)
+            self._cache[spec] = compiled
+            while len(self._cache) > self._max_entries or self._cached_bytes > self._max_bytes:
+                _, dropped = self._cache.popitem(last=False)
+                self._cached_bytes -= dropped.size_bytes
+
+
+def _limits() -> llguidance.LLParserLimits:
+    """What one step may cost. A hopelessly ambiguous grammar stops after about 10 ms, 80 ms at the worst seen."""
+    return llguidance.LLParserLimits(
+        max_items_in_row=1000,
+        step_max_items=5000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=20_000,  # 1 to 2 kB each
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """The library's explanation as one short line; it says where: line and column of a grammar, character of a regex."""
+    text = matcher.get_error().replace("<non-verbose/>", "")
+    if text.strip().startswith("NoExtension"):
+        return "no text matches it"
+    regex = re.search(r"regex parse error:\n {4}.*\n {4}( *)\^.*\nerror: (.*)", text)
+    if regex:
+        return f"regex, character {len(regex[1]) + 1}: {regex[2]}"
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
+
+
+def _source(kind: Kind, text: str) -> str:
+    """The spec in the library's own notation. ValueError says what is wrong, and where."""
+    if kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(text)
+    if kind == "grammar":
+        return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+    if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
+        return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
+    schema = json.loads(text) if kind == "json_schema" else {"type": "object"}
+    if not isinstance(schema, dict):
+        raise ValueError("must be a JSON object")
+    if "x-guidance" in schema:
+        raise ValueError('"x-guidance" is not supported')
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+
+
+def _escape(text: str) -> str:
+    """A regex in Rust's syntax that matches only `text`."""
+    return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
+
+
+def _probed(spec: GrammarSpec) -> str:
+    """`_source` of a spec that a child process compiled and walked within its limits; InvalidRequest or Overloaded if not."""
+    command = [sys.executable, "-c", _PROBE_CODE, str(Path(__file__).resolve().parents[1])]
+    asked = json.dumps([spec.kind, spec.text]).encode()
+    try:
+        child = subprocess.run(command, input=asked, capture_output=True, timeout=_PROBE_WALL_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Overloaded(f"{spec.kind}: the server is too busy to compile it") from error
+    if child.returncode > 0:  # our program failed, not the grammar
+        raise EngineFailed(f"the probe of a {spec.kind} failed: {child.stderr.decode(errors='replace')[-_SHOWN:]}")
+    if child.returncode < 0:
+        raise InvalidRequest(f"{spec.kind}: {_cause(-child.returncode)}", spec.kind)
+    fault, source = json.loads(child.stdout)
+    if fault:
+        raise InvalidRequest(f"{spec.kind}: {fault}", spec.kind)
+    return str(source)
+
+
+def _cause(number: int) -> str:
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        return f"too complex: it takes over {_PROBE_CPU_SECONDS} s to compile"
+    if number in (signal.SIGSEGV, signal.SIGBUS):
+        return "nested too deeply, or references chained too long"
+    return "too complex: it takes too much memory to compile"
+
+
+def probe() -> None:
+    """The child process: read [kind, text], write [what is wrong or "", source]. A signal ends it if a limit does."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (_PROBE_CPU_SECONDS, _PROBE_CPU_SECONDS + 1))
+    if sys.platform == "linux":  # macOS knows the name but not the limit
+        resource.setrlimit(resource.RLIMIT_AS, (_PROBE_MEMORY, _PROBE_MEMORY))
+    kind, text = json.load(sys.stdin)
+    answer: list[str] = []
+    threading.stack_size(_PROBE_STACK)
+    worker = threading.Thread(target=lambda: answer.extend(_try(kind, text)))
+    worker.start()
+    worker.join()
+    json.dump(answer, sys.stdout)
+
+
+def _try(kind: Kind, text: str) -> tuple[str, str]:
+    """[what is wrong or "", source]. What would stop an answer soon after its start is found here."""
+    try:
+        source = _source(kind, text)
+    except RecursionError:
+        return "nested too deeply", ""
+    except MemoryError:
+        return _cause(signal.SIGABRT), ""
+    except Exception as error:  # the converters raise what they like
+        return " ".join(str(error).split())[:_SHOWN] or type(error).__name__, ""
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=_limits())
+    draw = random.Random(0)
+    for step in range(_PROBE_STEPS):
+        if matcher.is_stopped():  # complete, or in error
+            break
+        bits = int.from_bytes(matcher.compute_bitmask(), "little") & ((1 << 256) - 1)
+        allowed = [byte for byte in range(256) if bits >> byte & 1]
+        if allowed:
+            matcher.consume_token(draw.choice(allowed))
+        elif not matcher.is_error() and not matcher.is_accepting():
+            return f"no text matches it after {step} bytes", ""
+    return (_reason(matcher), "") if matcher.is_error() else ("", source)
+
+
+class _Bytes:
+    """The least tokenizer that the library takes: one token a byte, and an end."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)

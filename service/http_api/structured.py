@@ -1,0 +1,79 @@
+"""Structured output in the two spellings of HTTP: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+import json
+from typing import Any
+
+from model.errors import InvalidRequest
+from model.grammar import GrammarSpec
+from model.params import describe
+
+FORMATS = ("text", "json_object", "json_schema")
+KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
+"""vLLM's name -> ours."""
+
+
+def grammar_of(response_format: dict[str, Any] | None, structured_outputs: dict[str, Any] | None) -> GrammarSpec | None:
+    """What the answer must look like; None for anything. Raises InvalidRequest with the field named."""
+    first = None if response_format is None else _of_format(response_format)
+    second = None if structured_outputs is None else _of_kinds(structured_outputs)
+    if first is not None and second is not None:
+        raise InvalidRequest("response_format and structured_outputs cannot both be given", "structured_outputs")
+    return first or second
+
+
+def _of_format(value: dict[str, Any]) -> GrammarSpec | None:
+    name = "response_format"
+    kind = value.get("type")
+    if kind not in FORMATS:
+        raise InvalidRequest(f"{name}.type must be one of {', '.join(FORMATS)}; got {describe(kind)}", name)
+    _only(value, {"type", "json_schema"} if kind == "json_schema" else {"type"}, name)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GrammarSpec("json_object", "")
+    inner = value.get("json_schema")
+    if not isinstance(inner, dict) or "schema" not in inner:
+        raise InvalidRequest(f"{name}.json_schema must be an object with a schema; got {describe(inner)}", name)
+    _only(inner, {"name", "schema", "strict", "description"}, f"{name}.json_schema")
+    return GrammarSpec("json_schema", _schema(inner["schema"], f"{name}.json_schema.schema"))
+
+
+def _of_kinds(value: dict[str, Any]) -> GrammarSpec | None:
+    name = "structured_outputs"
+    _only(value, set(KINDS), name)
+    given = {key: item for key, item in value.items() if item is not None and item is not False}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidRequest(f"{name} must hold one of {', '.join(KINDS)}; got {', '.join(given)}", name)
+    ((key, item),) = given.items()
+    return GrammarSpec(KINDS[key], _text(key, item, f"{name}.{key}"))  # type: ignore[arg-type]  # the values of KINDS
+
+
+def _text(key: str, item: Any, name: str) -> str:
+    if key == "json_object":
+        if item is not True:
+            raise InvalidRequest(f"{name} must be a boolean; got {describe(item)}", name)
+        return ""
+    if key == "json":
+        return _schema(item, name)
+    if key == "choice":
+        return json.dumps(item)
+    if not isinstance(item, str):
+        raise InvalidRequest(f"{name} must be a string; got {describe(item)}", name)
+    return item
+
+
+def _schema(value: Any, name: str) -> str:
+    """A schema as text; vLLM's users also send it as a string."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (dict, bool)):
+        raise InvalidRequest(f"{name} must be a JSON schema; got {describe(value)}", name)
+    return json.dumps(value)
+
+
+def _only(value: dict[str, Any], known: set[str], name: str) -> None:
+    for key in value:
+        if key not in known:
+            raise InvalidRequest(f"{name}.{key[:64]} is not a field of this request", f"{name}.{key[:64]}")

@@ -1,0 +1,74 @@
+"""Token ids and strings over HTTP, in vLLM's shapes: enough for a client to need no tokenizer of its own."""
+
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError
+
+from service.generation import GenerationService
+from service.http_api.body import read_json
+from service.http_api.schemas import TokenIds, explained
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class TokenizeRequest(BaseModel):
+    """The body of POST /tokenize."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: StrictStr
+    model: StrictStr | None = None
+    add_special_tokens: StrictBool | None = None
+    return_token_strs: StrictBool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of POST /detokenize."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tokens: TokenIds
+    model: StrictStr | None = None
+
+
+def add_tokens(router: APIRouter, service: GenerationService) -> None:
+    """/tokenize, /detokenize and /tokenizer_info."""
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Text to token ids."""
+        body = _read(TokenizeRequest, await read_json(request))
+        service.check_model(body.model or "")
+        tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        texts = {"token_strs": [service.tokenizer.raw.id_to_token(token) for token in tokens]} if body.return_token_strs else {}
+        limit = service.engine.info.max_model_len
+        return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens, **texts})
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """Token ids to text."""
+        body = _read(DetokenizeRequest, await read_json(request))
+        service.check_model(body.model or "")
+        return _json({"prompt": service.detokenize(body.tokens)})
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """The special tokens and the chat template, as tokenizer_config.json has them."""
+        info, facts = service.engine.info, service.tokenizer.facts
+        ends = [service.tokenizer.raw.id_to_token(token) for token in info.eos_token_ids[:1]]
+        defaults = {"eos_token": next(iter(ends), None), "vocab_size": info.vocab_size, "model_max_length": info.max_model_len}
+        return _json(defaults | facts)
+
+
+def _read(kind: type[T], document: dict[str, Any]) -> T:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise explained(error, document) from error
+
+
+def _json(document: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(document), media_type="application/json")

@@ -1,0 +1,358 @@
+"""Chat templates: a checkpoint's own words around the messages, as transformers renders them, and nothing that runs away."""
+
+import json
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from model import chat
+from model.chat import MAX_CHARACTERS, ChatTemplate
+from model.errors import CheckpointError, InvalidRequest
+
+SHIPPED = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: " + date_string + "\\n\\n" + system_message + "<|eot_id|>" }}
+{%- if tools is not none %}{{ raise_exception("no tools") }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['user', 'assistant'] %}{% continue %}{% endif %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+ALTERNATING = (
+    "{% set ns = namespace(last='') %}{% for m in messages %}{% if m.role == ns.last %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% set ns.last = m.role %}"
+    "{{ loop.index ~ '/' ~ loop.length ~ ':' ~ m.content ~ (eos_token if loop.last else '') }}{% endfor %}"
+)
+TRAINING = (
+    "{% macro turn(m) -%}[{{ m.role | upper }}] {{ m | tojson }}{%- endmacro %}"
+    "{% for m in messages %}{% generation %}{{ turn(m) }}{% endgeneration %}\n"
+    "{{ messages | map(attribute='role') | join(', ') }} {{ m.content.split('a') | length }} {{ '%s!' % m.role }}\n{% endfor %}"
+)
+USER = [{"role": "user", "content": "hello"}]
+TALK = [
+    {"role": "system", "content": " Be <brief> & \"kind\". "},
+    {"role": "user", "content": "héllo 😀 {{7*7}} {% for x in ().__class__ %}"},
+    {"role": "assistant", "content": ""},
+    {"role": "user", "content": "a\nb <|im_end|>"},
+]  # fmt: skip
+
+
+def frozen() -> float:
+    return 0.0
+
+
+def render(source: str, messages=None, **variables) -> str:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", clock=frozen).render(messages or USER, **variables)
+
+
+def folder(path: Path, template=None, jinja: str | None = None, **config) -> Path:
+    named = {} if template is None else {"chat_template": template}
+    (path / "tokenizer_config.json").write_text(json.dumps(config | named), encoding="utf-8")
+    if jinja is not None:
+        (path / "chat_template.jinja").write_text(jinja, encoding="utf-8")
+    return path
+
+
+# --- what a template says
+
+
+@pytest.mark.parametrize("source", [SHIPPED, CHATML, LLAMA3, ALTERNATING, TRAINING])
+@pytest.mark.parametrize("messages", [USER, TALK])
+@pytest.mark.parametrize("prompted", [True, False])
+def test_a_prompt_is_what_transformers_renders(source, messages, prompted):
+    theirs, _ = render_jinja_template(
+        [messages], chat_template=source, add_generation_prompt=prompted, bos_token="<s>", eos_token="</s>"
+    )
+    assert render(source, messages, add_generation_prompt=prompted) == theirs[0]
+
+
+def test_the_shipped_template_is_the_messages_line_by_line():
+    assert render(SHIPPED, TALK) == "".join(message["content"] + "\n" for message in TALK)
+    shipped = ChatTemplate.load(Path(__file__).parents[2] / "model" / "default")
+    assert shipped is None or shipped.render(USER)
+
+
+def test_a_generation_prompt_is_added_unless_refused():
+    assert render(CHATML) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nhello<|im_end|>\n"
+
+
+def test_what_a_caller_writes_is_never_a_template():
+    for text in (
+        "{{7*7}}",
+        "{% for x in ().__class__.__base__.__subclasses__() %}{% endfor %}",
+        "{# x #}",
+        "{{ raise_exception('') }}",
+    ):
+        assert render(SHIPPED, [{"role": "user", "content": text}]) == text + "\n"
+
+
+def test_the_clock_of_the_wall_is_given():
+    template = ChatTemplate("{{ strftime_now('%Y-%m') }}", now=lambda: datetime(2026, 3, 1))
+    assert template.render(USER) == "2026-03"
+
+
+def test_a_further_variable_reaches_a_template_that_reads_it_and_is_else_refused_by_name():
+    assert render("{{ 'T' if enable_thinking is not defined or enable_thinking else 'F' }}", enable_thinking=False) == "F"
+    assert render(SHIPPED, add_generation_prompt=True) == "hello\n"
+    for name in ("enable_thinking", "messages_", "eos_token", "tools", "raise_exception", "chat_template", "range"):
+        with pytest.raises(InvalidRequest, match=f"^chat_template_kwargs: '{name}' \\(string\\) is not an option") as caught:
+            render("{{ messages }}{{ eos_token }}{{ tools }}{{ raise_exception }}{{ range(2) }}", **{name: 1})
+        assert caught.value.field == "chat_template_kwargs"
+
+
+def test_the_templates_own_refusal_is_passed_on_and_cut_short():
+    with pytest.raises(InvalidRequest, match=r"^messages: .*Conversation roles must alternate$") as caught:
+        render(ALTERNATING, USER * 2)
+    assert caught.value.field == "messages"
+    with pytest.raises(InvalidRequest) as caught:
+        render("{{ raise_exception('x' * 100000) }}")
+    assert len(str(caught.value)) < 600
+
+
+# --- what a template may not do
+
+ATTACKS = [
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ ''.__class__.__mro__[1] }}",
+    "{{ ().__class__.__base__.__subclasses__()[0] }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+    "{{ messages[0].pop('role') }}",
+    "{{ (messages|attr('__class__')).__name__ }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}",
+    "{{ raise_exception.__globals__.keys() }}",
+    "{% include 'x' %}",
+    "{% extends '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{{ nothing.at.all }}",
+    "{{ 1 / 0 }}",
+    "{{ '\\ud800' }}",
+    "{{ lipsum() }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% set ns = namespace() %}{% set ns.a = ns %}{{ [ns] | tojson }}",
+    "{{ messages | tojson(indent='x') }}",
+]
+
+
+@pytest.mark.parametrize("source", ATTACKS)
+def test_an_attack_gets_a_sentence_that_says_nothing_of_the_inside(source):
+    messages = [{"role": "user", "content": "hello"}]
+    error = None
+    try:
+        said = render(source, messages)
+    except InvalidRequest as refused:
+        error, said = refused, str(refused)
+    assert error is None or (error.field == "messages" and said.startswith("messages: "))
+    assert not any(word in said for word in ("object", "class '", "__", "Error", "jinja", "/", "unsafe", "root:"))
+    assert messages == USER
+
+
+def test_an_attribute_with_an_underscore_is_not_there():
+    for source in (
+        "{{ messages.__class__ }}",
+        "{{ messages._x }}",
+        "{{ messages['__len__'] }}",
+        "{{ messages|attr('__len__') }}",
+    ):
+        assert render(source) == ""
+
+
+LOOPS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in s %}{% for b in s %}{% for c in s %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% for a in s %}{% for b in s if false %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% continue %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) recursive %}{{ loop([]) }}{% endfor %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% macro w(n) %}{{ caller() }}{% endmacro %}"
+    "{% for a in s %}{% for b in s %}{% call w(1) %}{% endcall %}{% endfor %}{% endfor %}",
+    "{% set x %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}{% endset %}",
+]
+LARGE = [
+    "{{ 'a' * 10**9 }}",
+    "{{ 10**9 * 'a' }}",
+    "{{ ([0] * 10**9) | length }}",
+    "{{ 9**9**9 }}",
+    "{% set ns = namespace(x=7) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | upper }}",
+    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '%s' % (ns.x,) }}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x | replace('a', ns.x) %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.join([ns.x] * 9) %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = [ns.x] * 9 | join(ns.x) %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = '{0}{0}{0}'.format(ns.x) %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = '%s%s' | format(ns.x, ns.x) %}{% endfor %}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '%*d' % (999999999, 1) }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 999999999) }}",
+    "{{ '{a:>999999999}'.format_map({'a': 1}) }}",
+    "{{ 'a'.ljust(10**9) }}",
+    "{{ 'a'.translate({97: 'a' * 4000000}) }}",
+    "{{ (7).to_bytes(10**9) }}",
+    "{{ s | indent(10**9, first=true) }}",
+    "{{ messages | tojson(indent=10**9) }}",
+    "{{ ([[0] * 4000000] * 1000) | sum(start=[]) | length }}",
+    "{{ 1.5 | round(10**9, 'ceil') }}",
+    "{% for i in range(99999) %}{{ s * 1000 }}{% endfor %}",
+    "{% macro m() %}{% for i in range(99999) %}{{ s * 1000 }}{% endfor %}{% endmacro %}{{ m() | length }}",
+    "{% set x %}{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}{% endset %}",
+]
+
+
+CONTENT = [{"role": "user", "content": "hello" * 1000}]
+
+
+@pytest.mark.parametrize("source", LOOPS, ids=lambda source: source[:60])
+def test_no_loop_runs_for_ever(source, monkeypatch):
+    """With a clock that stands still, so that the rounds alone must end it; fewer of them, for the sake of time."""
+    assert chat.MAX_ROUNDS == 1_000_000
+    monkeypatch.setattr(chat, "MAX_ROUNDS", 20_000)
+    with pytest.raises(InvalidRequest, match=r"^messages: the chat template went through more than 20000 rounds") as caught:
+        render("{% set s = messages[0].content %}" + source, CONTENT)
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize("source", LARGE, ids=lambda source: source[:60])
+def test_no_template_makes_something_huge(source):
+    """Refused before it is made: memory stays small, and a clock that stands still does not matter."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match=r"^messages: the chat template|cannot render") as caught:
+            render("{% set s = messages[0].content %}" + source, CONTENT)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.field == "messages"
+    assert peak < 128 << 20
+
+
+def test_a_center_filter_is_not_offered():
+    with pytest.raises(CheckpointError, match="center"):
+        ChatTemplate("{{ 'a' | center(10) }}")
+
+
+def test_the_longest_prompt_is_allowed_and_one_character_more_is_not():
+    half = "{{ 'x' * " + str(MAX_CHARACTERS // 2) + " }}"
+    assert len(render(half + half)) == MAX_CHARACTERS
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_CHARACTERS} characters"):
+        render(half + half + "y")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9) %}{% endfor %}",
+        "{% for i in range(9) %}x{% endfor %}",
+        "{{ 1 }}{{ 2 }}",
+        "{{ [1] | list | length }}",
+    ],
+)
+def test_a_render_that_takes_longer_than_two_seconds_ends(source):
+    times = iter(range(100))
+    with pytest.raises(InvalidRequest, match="ran for more than 2 seconds"):
+        ChatTemplate(source + source, clock=lambda: float(next(times))).render(USER)
+
+
+def test_many_messages_are_fine():
+    many = [{"role": role, "content": "word " * 100} for _ in range(1024) for role in ("user", "assistant")]
+    assert len(render(LLAMA3, many)) > len(many) * 500
+    assert render(ALTERNATING, many).count("/2048:") == 2048
+
+
+def test_renders_in_many_threads_do_not_share_a_budget():
+    template = ChatTemplate("{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}", clock=frozen)
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda i: template.render([{"role": "user", "content": str(i)}]), range(32)))
+    assert texts == [str(i) for i in range(32)]
+
+
+def test_a_render_leaves_nothing_behind_for_the_next():
+    template = ChatTemplate(
+        "{% for i in range(messages|length * 9) %}{% endfor %}{{ messages[0].nothing.x if messages|length > 1 }}ok"
+    )
+    for _ in range(3):
+        with pytest.raises(InvalidRequest):
+            template.render(USER * 2)
+        assert template.render(USER) == "ok"
+
+
+# --- where it comes from
+
+
+def test_a_template_comes_from_either_file_and_the_jinja_file_goes_first(tmp_path):
+    loaded = ChatTemplate.load(folder(tmp_path, "a{{ bos_token }}", bos_token="<s>"))
+    assert loaded is not None and loaded.render(USER) == "a<s>"
+    loaded = ChatTemplate.load(folder(tmp_path, "a", "b{{ eos_token }}é", eos_token={"content": "</s>", "special": True}))
+    assert loaded is not None and loaded.render(USER) == "b</s>é"
+    (tmp_path / "tokenizer_config.json").unlink()
+    loaded = ChatTemplate.load(tmp_path)
+    assert loaded is not None and loaded.render(USER) == "bé"
+
+
+def test_of_named_templates_the_default_is_taken(tmp_path):
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    loaded = ChatTemplate.load(folder(tmp_path, named))
+    assert loaded is not None and loaded.render(USER) == "d"
+    assert ChatTemplate.load(folder(tmp_path, named[:1])) is None
+
+
+def test_a_checkpoint_without_a_template_has_none(tmp_path):
+    assert ChatTemplate.load(tmp_path) is None
+    assert ChatTemplate.load(folder(tmp_path)) is None
+    assert ChatTemplate.load(folder(tmp_path, "")) is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for %}", "{{ x", "{% endif %}", "{{ x|nosuchfilter }}", 7, {"a": 1}, [1], [{"name": "default"}],
+     "{% for a in x %}" * 30 + "{% endfor %}" * 30, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "x" * (1 << 20) + "y"],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_a_damaged_template_stops_the_load(tmp_path, template):
+    with pytest.raises(CheckpointError, match=r"chat.template"):
+        ChatTemplate.load(folder(tmp_path, template))
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"{", b"[]", b"[" * 100_000])
+def test_a_damaged_file_stops_the_load(tmp_path, damage):
+    (tmp_path / "tokenizer_config.json").write_bytes(damage)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        ChatTemplate.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_templates_need_no_torch():
+    source = Path(sys.modules["model.chat"].__file__ or "").read_text(encoding="utf-8")
+    assert "torch" not in source

@@ -1,0 +1,444 @@
+"""The laws of structured output: what the mask lets through is right, what is right is let through, no spec does harm."""
+
+import json
+import random
+import re
+import resource
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import EngineFailed, InvalidRequest, NotSupported
+from model.grammar import MAX_TEXT_BYTES, CompiledGrammar, Grammar, GrammarCompiler, GrammarFailed, GrammarSpec, Kind, unpack
+from model.tokenizer import Tokenizer
+
+DEFAULT = Path(__file__).parents[2] / "model" / "default"
+PADDING = 37  # scores beyond the tokenizer, as padded checkpoints have
+END = 0
+POINT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": -3, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", 7, None, "☃"]}, "maxItems": 3},
+        "code": {"type": "string", "pattern": "^[a-f]{2}-[0-9]+$", "maxLength": 10},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "v": {"type": "boolean"},
+                "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+            },
+            "required": ["v", "kids"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+CHOICES = ["yes", "no", "nobody", "é☃😀", 'a "quoted"\n\\line', "|.*"]
+REGEXES = {
+    "words": r"[a-c]{2,5}(-[0-9]{1,3})*;",
+    "unicode": r"(α|β|☃){1,4}(é|😀)?",
+    "anchored": r"^(ab|abc|abcd)$",
+    "classes": r"\d{4}-\d\d [a-zé]{1,6}!",
+}
+SUM = 'start: term ("+" term)*\nterm: NUMBER | "(" start ")"\nNUMBER: /[0-9]{1,4}/\n'
+SUM_GBNF = 'root ::= term ("+" term)*\nterm ::= [0-9] | "(" root ")"\n'
+
+
+@cache
+def shipped() -> Tokenizer:
+    return Tokenizer.load(DEFAULT)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    tokenizer = shipped()
+    return GrammarCompiler(tokenizer, tokenizer.size + PADDING, (END,))
+
+
+@cache
+def compiled(kind: Kind, text: str) -> CompiledGrammar:
+    return compiler().compile(GrammarSpec(kind, text))
+
+
+def tokens_of(text: str) -> list[int]:
+    ids: list[int] = shipped().raw.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def choose(mask: np.ndarray, draw: random.Random, step: int) -> int:
+    """Any allowed token; the end more often the longer it takes, and short tokens then, so that nothing runs for ever."""
+    allowed = np.flatnonzero(mask)
+    if END in allowed and draw.random() < 0.05 + step / 100:
+        return END
+    return int(draw.choice(allowed[: 300 if step > 40 else None]))
+
+
+def walk(grammar: Grammar, draw: random.Random, limit: int = 400) -> tuple[list[int], bool]:
+    """Tokens drawn until the end, and whether the end was reached."""
+    taken: list[int] = []
+    for step in range(limit):
+        mask = grammar.mask()
+        assert mask.any() and mask.dtype == np.bool_
+        assert not mask[-PADDING:].any()
+        if grammar.finished:
+            assert np.flatnonzero(mask).tolist() == [END]
+        token = choose(mask, draw, step)
+        if token == END:
+            return taken, True
+        grammar.advance(token)
+        taken.append(token)
+    return taken, False
+
+
+def validates(schema: object, text: str) -> bool:
+    jsonschema.validate(json.loads(text), schema)
+    return True
+
+
+CASES = {
+    "point": ("json_schema", json.dumps(POINT), lambda text: validates(POINT, text)),
+    "tree": ("json_schema", json.dumps(TREE), lambda text: validates(TREE, text)),
+    "object": ("json_object", "", lambda text: isinstance(json.loads(text), dict)),
+    "choice": ("choice", json.dumps(CHOICES), lambda text: text in CHOICES),
+    "sum": ("grammar", SUM, lambda text: re.fullmatch(r"[0-9()+]+", text) and eval_sum(text) >= 0),
+    "gbnf": ("grammar", SUM_GBNF, lambda text: re.fullmatch(r"[0-9()+]+", text) and eval_sum(text) >= 0),
+    **{
+        name: ("regex", text, lambda answer, text=text: re.fullmatch(text, answer) is not None)
+        for name, text in REGEXES.items()
+    },
+}
+
+
+def eval_sum(text: str) -> int:
+    """Value of a sum with parentheses; ValueError if it is not one."""
+    while "(" in text:
+        inner = re.search(r"\(([0-9+]+)\)", text)
+        if inner is None:
+            raise ValueError(text)
+        text = text[: inner.start()] + str(eval_sum(inner[1])) + text[inner.end() :]
+    return sum(int(term) for term in text.split("+"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whatever_the_mask_allows_until_the_end_keeps_the_form(name):
+    kind, text, holds = CASES[name]
+    tokenizer = shipped()
+    ended = 0
+    for seed in range(12):
+        taken, complete = walk(compiled(kind, text).start(), random.Random(seed), limit=150)
+        ended += complete
+        if complete:
+            answer = tokenizer.decode(taken, skip_special_tokens=False)
+            assert "\ufffd" not in answer or name in ("point", "object")  # a string may hold U+FFFD itself
+            assert holds(answer), answer
+    assert ended >= 3
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether each token of `text` is allowed in its place, and the end after the last one and nowhere it must not be."""
+    for token in tokens_of(text):
+        mask = grammar.mask()
+        if not mask[token]:
+            return False
+        grammar.advance(token)
+    return bool(grammar.mask()[END])
+
+
+DELETE = "\x7f"  # the library's one gap: in a string it takes U+007F only as an escape
+characters = st.characters(exclude_categories=["Cs"], exclude_characters=DELETE)
+points = st.fixed_dictionaries(
+    {"name": st.text(characters, max_size=12), "age": st.integers(-3, 120)},
+    optional={"tags": st.lists(st.sampled_from(["red", "green", 7, None, "☃"]), max_size=3)},
+).map(lambda value: {name: value[name] for name in POINT["properties"] if name in value})  # members come in the schema's order
+trees = st.recursive(
+    st.builds(lambda v: {"v": v, "kids": []}, st.booleans()),
+    lambda kids: st.builds(lambda v, k: {"v": v, "kids": k}, st.booleans(), st.lists(kids, max_size=2)),
+    max_leaves=6,
+)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(characters, max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(characters, max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)), st.sampled_from([None, 1, 4]))
+def test_every_valid_document_is_accepted_in_its_own_tokens(pair, indent):
+    schema, value = pair
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    assert accepts(compiled("json_schema", json.dumps(schema)).start(), text)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.dictionaries(st.text(characters, max_size=4), values, max_size=3))
+def test_every_json_object_is_accepted_in_its_own_tokens(value):
+    assert accepts(compiled("json_object", "").start(), json.dumps(value, ensure_ascii=False))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(sorted(REGEXES)).flatmap(
+        lambda name: st.tuples(st.just(name), st.from_regex(REGEXES[name], fullmatch=True))
+    )
+)
+def test_every_text_of_a_regex_is_accepted_in_its_own_tokens(case):
+    name, text = case
+    assert accepts(compiled("regex", REGEXES[name]).start(), text)
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), min_size=1, max_size=6))
+def test_a_choice_accepts_its_strings_and_nothing_else(strings):
+    grammar = compiler().compile(GrammarSpec("choice", json.dumps(strings)))
+    assert all(accepts(grammar.start(), text) for text in strings)
+    assert not accepts(grammar.start(), "a text that was not offered")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "wrong"),
+    [
+        ("json_schema", json.dumps(POINT), '{"name": "x", "age": 121}'),
+        ("json_schema", json.dumps(POINT), '{"name": "x"}'),
+        ("json_schema", json.dumps(POINT), '{"name": "x", "age": 1, "other": 2}'),
+        ("json_schema", json.dumps(TREE), '{"v": true, "kids": [1]}'),
+        ("json_object", "", "[]"),
+        ("json_object", "", '{"a": }'),
+        ("regex", REGEXES["anchored"], "abcde"),
+        ("choice", json.dumps(CHOICES), "nob"),
+        ("grammar", SUM, "(1+2"),
+    ],
+)
+def test_what_breaks_the_form_is_refused_or_has_no_end(kind, text, wrong):
+    assert not accepts(compiled(kind, text).start(), wrong)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_tokens_after_a_new_start_give_the_same_masks(name):
+    kind, text, _ = CASES[name]
+    first, again = compiled(kind, text).start(), compiled(kind, text).start()
+    taken, _ = walk(compiled(kind, text).start(), random.Random(5), limit=40)
+    for token in taken:
+        assert np.array_equal(first.mask(), again.mask())
+        again = again.copy()
+        first.advance(token)
+        assert np.array_equal(first.mask(), first.mask())  # looking changes nothing
+        again.advance(token)
+    replayed = compiled(kind, text).start()
+    for token in taken:
+        replayed.advance(token)  # without looking
+    assert np.array_equal(first.mask(), replayed.mask()) and first.finished == replayed.finished
+
+
+def test_copies_go_their_own_ways():
+    one = compiled("choice", json.dumps(CHOICES)).start()
+    other = one.copy()
+    one.advance(tokens_of("no")[0])
+    assert accepts(other, "yes")
+
+
+def test_a_character_may_span_tokens():
+    """The snowman's three bytes are three tokens; the text is complete after the last one only."""
+    raw = shipped().raw
+    ids = [raw.token_to_id(character) for character in ("â", "ĺ", "ĥ")]  # bytes e2 98 83 in GPT-2's alphabet
+    grammar = compiled("choice", '["☃"]').start()
+    for token in ids:
+        mask = grammar.mask()
+        assert mask[token] and not mask[END] and not grammar.finished
+        grammar.advance(token)
+    assert grammar.finished and np.flatnonzero(grammar.mask()).tolist() == [END]
+
+
+def test_the_end_is_allowed_exactly_when_the_text_is_complete():
+    grammar = compiled("regex", "(ab)*").start()
+    seen = [bool(grammar.mask()[END])]
+    for letter in "abab":
+        grammar.advance(tokens_of(letter)[0])
+        seen.append(bool(grammar.mask()[END]))
+    assert seen == [True, False, True, False, True] and not grammar.finished
+    grammar.advance(END)
+    assert grammar.finished
+
+
+def test_several_end_tokens_are_all_allowed_at_the_end():
+    tokenizer = shipped()
+    grammar = GrammarCompiler(tokenizer, tokenizer.size, (END, 9)).compile(GrammarSpec("regex", "x")).start()
+    assert np.flatnonzero(grammar.mask()).tolist() == tokens_of("x")
+    grammar.advance(tokens_of("x")[0])
+    assert np.flatnonzero(grammar.mask()).tolist() == [END, 9]
+
+
+@pytest.mark.parametrize("token", [tokens_of("z")[0], 10**6])
+def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
+    failed, neighbour = compiled("regex", "ab").start(), compiled("regex", "ab").start()
+    with pytest.raises(GrammarFailed, match="structured output"):
+        failed.advance(token)
+    with pytest.raises(GrammarFailed):
+        failed.mask()
+    assert not failed.finished and issubclass(GrammarFailed, EngineFailed)
+    assert accepts(neighbour, "ab")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("json_schema", '{"type": "objec', "line 1 column"),
+        ("json_schema", "[]", "JSON object"),
+        ("json_schema", '{"type": "objec"}', "objec"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"$ref": "#/nope"}', "/nope"),
+        ("json_schema", '{"$ref": "http://example.com/x.json"}', "example.com"),
+        ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
+        ("json_schema", '{"type": "string", "pattern": "a("}', "character 2"),
+        ("json_schema", '{"x-guidance": {"lenient": true}}', "x-guidance"),
+        ("json_schema", '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}', "no text matches"),
+        ("json_object", "{}", "no text"),
+        ("regex", "ab(c", "character 3: unclosed group"),
+        ("regex", r"(a)\1", "backreferences"),
+        ("regex", "a(?=b)", "look-around"),
+        ("regex", "[a&&b]", "no text matches"),
+        ("regex", "", "empty"),
+        ("regex", "a\ud800", "character 1"),
+        ("regex", "a" * (MAX_TEXT_BYTES + 1), "65536 bytes"),
+        ("choice", '["a"', "JSON list"),
+        ("choice", "[]", "1 to 1000"),
+        ("choice", json.dumps(["a"] * 1001), "1 to 1000"),
+        ("choice", '["a", 3]', r"choice\[1\]"),
+        ("choice", '["a", ""]', r"choice\[1\]"),
+        ("choice", json.dumps(["a" * 1001]), r"choice\[0\]"),
+        ("choice", r'["\ud800"]', "surrogate"),
+        ("choice", "[" * 60_000, "JSON list"),
+        ("grammar", 'start: a b\na: "x"\n', r"1\("),
+        ("grammar", 'start: "a" |\n x ((', r"2\(4\)"),
+        ("grammar", "start: x\nx: x\n", "no text matches"),
+        ("grammar", 'start: <|endoftext|> "a"', "special token"),
+    ],
+)
+def test_a_bad_spec_is_a_sentence_that_names_its_field(kind, text, says):
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        compiler().compile(GrammarSpec(kind, text))
+    assert caught.value.field == kind and str(caught.value).startswith(kind)
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+def chain(length, wrap):
+    links = {f"d{i}": wrap({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
+    return json.dumps({"$defs": {**links, f"d{length}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+
+
+BOMBS = {
+    "nested repetition": ("regex", "((((a{1,100}){1,100}){1,100}){1,100})"),
+    "parentheses": ("regex", "(" * 30_000 + "a" + ")" * 30_000),
+    "optional prefix": ("regex", "a?" * 5000 + "a" * 5000),
+    "stars": ("regex", "(.*)*" * 3000),
+    "deep schema": ("json_schema", '{"type":"array","items":' * 2000 + '{"type":"integer"}' + "}" * 2000),
+    "chained references": ("json_schema", chain(1000, lambda link: {"type": "array", "items": link})),
+    "many values": ("json_schema", json.dumps({"enum": list(range(100_000))})),
+    "least common multiple": ("json_schema", '{"type": "integer", "multipleOf": 100000007}'),
+    "disjoint patterns": (
+        "json_schema",
+        json.dumps({"type": "object", "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(400)}}),
+    ),
+    "product of alternatives": (
+        "json_schema",
+        json.dumps(
+            {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"type": "null"}}} for j in range(4)]} for i in range(12)]}
+        ),
+    ),
+    "rule chain": ("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4000)) + 'r4000: "a"\n'),
+    "terminal doubling": ("grammar", "start: R0\n" + "".join(f"R{i}: R{i + 1} R{i + 1}\n" for i in range(40)) + 'R40: "a"\n'),
+    "ambiguity": ("grammar", "start: s\ns: " + "s s | " * 50 + '"a"\n'),
+    "repeated repetition": ("grammar", 'start: s{1,100000}\ns: t{1,100000}\nt: "a"{1,100000}\n'),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_within_two_seconds(name):
+    """Of processor time, of this thread and its children: the clock on the wall also counts the neighbours' work."""
+
+    def spent():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.thread_time() + usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    with pytest.raises(InvalidRequest, match=BOMBS[name][0]):
+        compiler().compile(GrammarSpec(*BOMBS[name]))
+    assert spent() - before < 2
+
+
+@pytest.mark.parametrize(
+    "text", ["a{1,100000}", "(a|aa|aaa|a*)*b{0,5000}", "[ab]*a[ab]{25}", "(a|b|ab)" * 60, r"(\p{L}|\w){1,2000}"]
+)
+def test_a_large_regex_that_costs_little_is_served(text):
+    taken, _ = walk(compiler().compile(GrammarSpec("regex", text)).start(), random.Random(1), limit=60)
+    assert taken
+
+
+def test_the_cache_hits_and_stays_within_its_bounds():
+    tokenizer = shipped()
+    small = GrammarCompiler(tokenizer, tokenizer.size, (END,), max_entries=3)
+    kept = [small.compile(GrammarSpec("choice", json.dumps([str(i)]))) for i in range(4)]
+    assert small.compile(GrammarSpec("choice", '["3"]')) is kept[3] and (small.hits, small.misses) == (1, 4)
+    assert small.cached == (3, sum(grammar.size_bytes for grammar in kept[1:]))
+    assert small.compile(GrammarSpec("choice", '["0"]')) is not kept[0] and small.cached[0] == 3
+    tight = GrammarCompiler(tokenizer, tokenizer.size, (END,), max_bytes=1)
+    assert accepts(tight.compile(GrammarSpec("choice", '["a"]')).start(), "a") and tight.cached == (0, 0)
+
+
+def test_threads_may_compile_and_start_at_once():
+    grammars: list[Grammar] = []
+
+    def work():
+        for text in ("[xy]z", "x+"):
+            grammars.append(compiler().compile(GrammarSpec("regex", text)).start())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(grammars) == 8 and all(grammar.mask()[tokens_of("x")[0]] for grammar in grammars)
+
+
+def test_a_model_without_an_end_token_is_refused():
+    tokenizer = shipped()
+    with pytest.raises(NotSupported, match="end token"):
+        GrammarCompiler(tokenizer, tokenizer.size, ()).compile(GrammarSpec("json_object", ""))
+
+
+@given(st.binary(min_size=4, max_size=16), st.data())
+def test_unpacked_bits_are_the_bits(bits, data):
+    size = data.draw(st.integers(0, len(bits) * 8))
+    assert unpack(bits, size).tolist() == [bool(bits[i // 8] >> i % 8 & 1) for i in range(size)]
+
+
+def test_what_a_mask_costs(record_testsuite_property):
+    """Reported, not asserted: --junitxml shows microseconds per token."""
+    grammar, draw, spent = compiled("json_schema", json.dumps(POINT)).start(), random.Random(3), []
+    for step in range(60):
+        started = time.perf_counter()
+        mask = grammar.mask()
+        spent.append(time.perf_counter() - started)
+        token = choose(mask, draw, step)
+        if token == END:
+            break
+        grammar.advance(token)
+    record_testsuite_property("mask_microseconds_median", round(float(np.median(spent)) * 1e6, 1))

@@ -1,0 +1,426 @@
+"""OpenAI's chat: what a body may say, the prompt and the command that it makes, and the objects that answer it."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from model.chat import ChatTemplate
+from model.engine.request import FinishReason, Times, TokenLogprob
+from model.errors import InvalidRequest, NotSupported
+from model.grammar import GrammarSpec
+from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from service.http_api.body import parse
+from service.http_api.chat import NO_TOOLS, ChatRequest, ChatWriter, messages_of, read_chat, to_command, to_prompt
+from service.records import Chunk, Command, PromptPart, Usage
+
+SHIPPED = ChatTemplate("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
+ROLES = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.content }}|{% endfor %}{{ flag }}")
+HELLO = [{"role": "user", "content": "hello"}]
+VOCAB = 1000
+
+
+def read(**body) -> ChatRequest:
+    return read_chat({"messages": HELLO} | body)
+
+
+def command(**body) -> Command:
+    return to_command(read(**body), "id", (1, 2))
+
+
+def messages(*given) -> list[dict]:
+    return messages_of(read(messages=list(given)))
+
+
+# --- fields
+
+INTEGERS = ["max_tokens", "max_completion_tokens", "n", "seed", "top_logprobs", "top_k", "min_tokens", "deadline_ms"]
+INTEGERS += ["truncate_prompt_tokens"]
+NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+BOOLEANS = [
+    "stream",
+    "logprobs",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "return_token_ids",
+    "timing",
+]
+STRINGS = ["model", "user", "request_id", "cache_salt"]
+WRONG = (
+    [(name, value) for name in INTEGERS for value in (3.0, 1e2, "3", True, [], {})]
+    + [(name, value) for name in NUMBERS for value in ("0.5", True, [], {})]
+    + [(name, value) for name in BOOLEANS for value in (0, 1, "true", [], {})]
+    + [(name, value) for name in STRINGS for value in (0, True, ["x"], {})]
+    + [(name, value) for name in ("stop_token_ids", "allowed_token_ids") for value in (1, "1", [1.0], [True], [None])]
+    + [("stop", value) for value in (1, True, {}, [1], ["a", None])]
+    + [("bad_words", value) for value in ("x", [1], {})]
+    + [("logit_bias", value) for value in ([], 1, "x")]
+    + [("stream_options", value) for value in (1, True, [])]
+    + [("chat_template_kwargs", value) for value in (1, "x", [])]
+    + [(name, value) for name in ("response_format", "structured_outputs") for value in (1, "x", [])]
+    + [("messages", value) for value in ("hi", 1, {}, True)]
+)
+
+
+def test_every_field_has_its_wrong_types_here():
+    assert {name for name, _ in WRONG} == set(ChatRequest.model_fields)
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_type_is_refused_with_the_field(name, value):
+    with pytest.raises(InvalidRequest, match=f"^{name} must be .*; got ") as caught:
+        read(**{name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *NO_TOOLS} - {"messages"}))
+def test_null_is_as_good_as_absent(name):
+    assert read(**{name: None}) == read()
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NO_TOOLS for value in NO_TOOLS[name]])
+def test_a_value_that_asks_for_nothing_is_accepted(name, value):
+    assert read(**{name: value}) == read()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tools", [{}]), ("tools", "x"), ("tools", {}), ("tool_choice", "auto"), ("tool_choice", []),
+     ("functions", [{"name": "f"}]), ("function_call", "auto")],
+)  # fmt: skip
+def test_tools_are_refused_in_so_many_words(name, value):
+    with pytest.raises(NotSupported, match=f"^{name}: tool calling is not supported; got ") as caught:
+        read(**{name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    "name", ["prompt", "echo", "best_of", "suffix", "chat_template", "resume_token_ids", "Messages", "__proto__"]
+)
+def test_an_unknown_field_is_refused_by_name(name):
+    with pytest.raises(InvalidRequest, match=f"^{name} is not a field") as caught:
+        read(**{name: 1})
+    assert caught.value.field == name
+
+
+# --- messages
+
+
+def test_a_message_is_a_role_a_text_and_a_name():
+    nothing = {"tool_calls": None, "refusal": None, "annotations": [], "audio": None}
+    pairs = [
+        ({"role": "developer", "content": "d"}, {"role": "system", "content": "d"}),
+        ({"role": "user", "content": "u", "name": "Ann"}, {"role": "user", "content": "u", "name": "Ann"}),
+        ({"role": "assistant", "content": None, **nothing}, {"role": "assistant", "content": ""}),
+        ({"role": "assistant"}, {"role": "assistant", "content": ""}),
+        ({"role": "tool", "content": "t", "tool_call_id": "c1"}, {"role": "tool", "content": "t", "tool_call_id": "c1"}),
+    ]
+    assert messages(*(given for given, _ in pairs)) == [read for _, read in pairs]
+
+
+def test_text_parts_are_lines_of_one_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]
+    assert messages({"role": "user", "content": parts}) == [{"role": "user", "content": "a\n\nb"}]
+
+
+TEXT = {"type": "text", "text": "a"}
+MISTAKES = [
+    (None, "messages[0]", "object"),
+    ("hi", "messages[0]", "object"),
+    ({"content": "a"}, "messages[0].role", "system, developer, user, assistant, tool"),
+    ({"role": 1, "content": "a"}, "messages[0].role", "1 (integer)"),
+    ({"role": "USER", "content": "a"}, "messages[0].role", "'USER' (string)"),
+    ({"role": ["user"], "content": "a"}, "messages[0].role", "(list)"),
+    ({"role": "function", "content": "a"}, "messages[0].role", "'function'"),
+    ({"role": "user"}, "messages[0].content", "null"),
+    ({"role": "user", "content": None}, "messages[0].content", "null"),
+    ({"role": "tool", "content": None}, "messages[0].content", "null"),
+    ({"role": "user", "content": []}, "messages[0].content", "at least one"),
+    ({"role": "assistant", "content": []}, "messages[0].content", "at least one"),
+    ({"role": "user", "content": 1}, "messages[0].content", "1 (integer)"),
+    ({"role": "user", "content": {"text": "a"}}, "messages[0].content", "(object)"),
+    ({"role": "user", "content": ["a"]}, "messages[0].content[0]", "object"),
+    ({"role": "user", "content": [TEXT, {}]}, "messages[0].content[1].type", "null"),
+    ({"role": "user", "content": [TEXT, {"type": "image_url", "image_url": {}}]}, "messages[0].content[1].type", "'image_url'"),
+    ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type", "'input_audio'"),
+    ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text", "null"),
+    ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text", "1 (integer)"),
+    ({"role": "user", "content": [TEXT | {"x": 1}]}, "messages[0].content[0].x", "not a field"),
+    ({"role": "user", "content": "a", "name": 1}, "messages[0].name", "1 (integer)"),
+    ({"role": "user", "content": "a", "name": "x" * 257}, "messages[0].name", "256 characters"),
+    ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id", "not a field"),
+    ({"role": "user", "content": "a", "bogus": 1}, "messages[0].bogus", "not a field"),
+    ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls", "not supported"),
+    ({"role": "assistant", "content": None, "refusal": "no"}, "messages[0].refusal", "not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "place", "words"), MISTAKES)
+def test_a_mistake_is_named_with_its_place(message, place, words):
+    with pytest.raises(InvalidRequest) as caught:
+        messages(message)
+    assert str(caught.value).startswith(place + " ") and words in str(caught.value)
+    assert caught.value.field == place
+    with pytest.raises(InvalidRequest) as caught:
+        messages(*HELLO, message)
+    assert str(caught.value).startswith(place.replace("[0]", "[1]", 1))
+
+
+def test_1_to_2048_messages_are_taken():
+    assert len(messages(*HELLO * 2048)) == 2048
+    for number in (0, 2049):
+        with pytest.raises(InvalidRequest, match=f"^messages must hold 1 to 2048 messages; got {number}$"):
+            messages(*HELLO * number)
+    for body in ({}, {"messages": None}):
+        with pytest.raises(InvalidRequest, match=r"^messages is required"):
+            read_chat(body)
+
+
+def test_a_prompt_is_the_rendered_messages():
+    talk = [{"role": "developer", "content": "be"}, {"role": "user", "name": "Ann", "content": [TEXT]}]
+    assert to_prompt(read(messages=talk), SHIPPED) == "be\na\n"
+    assert to_prompt(read(messages=talk), ROLES) == "system::be|user:Ann:a|"
+    assert to_prompt(read(messages=talk, chat_template_kwargs={"flag": "f"}), ROLES).endswith("|f")
+    literal = "{{7*7}} {% for x in ().__class__.__base__.__subclasses__() %}{% endfor %}"
+    assert to_prompt(read(messages=[{"role": "user", "content": literal}]), SHIPPED) == literal + "\n"
+
+
+# --- commands
+
+
+def test_bare_messages_mean_the_contracts_defaults():
+    bare = Command(prompts=((1, 2),), sampling=SamplingParams(), stops=StopRules(max_tokens=None), request_id="id")
+    assert command() == bare
+    assert command().decoding is NO_CHANGE
+
+
+def test_every_field_reaches_the_command():
+    changes = {"presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+    body = {
+        "model": "m", "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": ["x"], "seed": -3,
+        "user": "u", "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True, "ignore_eos": True,
+        "min_tokens": 1, "skip_special_tokens": False, "deadline_ms": 9, **changes,
+        "logit_bias": {"7": -1}, "bad_words": ["no"], "allowed_token_ids": [7, 8],
+        "logprobs": True, "top_logprobs": 20,
+        "truncate_prompt_tokens": 3, "cache_salt": "s",
+    }  # fmt: skip
+    assert command(**body) == Command(
+        prompts=((1, 2),),
+        sampling=SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=-3),
+        stops=StopRules(max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop=True, ignore_eos=True),
+        decoding=DecodingParams(**changes, logit_bias={7: -1}, bad_words=("no",), allowed_token_ids=(7, 8)),
+        **{"n": 2, "model": "m", "request_id": "id", "deadline_ms": 9, "skip_special_tokens": False},
+        **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s"},
+    )
+    elsewhere = {
+        "messages",
+        "max_tokens",
+        "response_format",
+        "structured_outputs",
+        "stream",
+        "stream_options",
+        "request_id",
+        "return_token_ids",
+        "timing",
+        "chat_template_kwargs",
+    }
+    assert set(ChatRequest.model_fields) == set(body) | elsewhere
+
+
+def test_structured_output_reaches_the_command_under_both_names():
+    by_format = command(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}})
+    by_name = command(structured_outputs={"json": {"type": "object"}})
+    assert by_format.grammar == by_name.grammar == GrammarSpec("json_schema", '{"type": "object"}')
+    assert command(response_format={"type": "text"}).grammar is None
+    with pytest.raises(InvalidRequest, match="cannot both be given"):
+        command(response_format={"type": "json_object"}, structured_outputs={"json_object": True})
+
+
+def test_the_longest_answer_has_two_names_and_one_meaning():
+    for body in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
+        assert command(**body).stops.max_tokens == 5
+    with pytest.raises(InvalidRequest, match="max_tokens is 5 and max_completion_tokens is 6") as caught:
+        command(max_tokens=5, max_completion_tokens=6)
+    assert caught.value.field == "max_completion_tokens"
+
+
+def test_logprobs_are_a_switch_and_a_number():
+    assert command(logprobs=False).logprobs is None
+    assert command(logprobs=True).logprobs == 0
+    assert command(logprobs=True, top_logprobs=0).logprobs == 0
+    assert command(logprobs=True, top_logprobs=2).logprobs == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"model": ""}, "model"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"temperature": -1e-9}, "temperature"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_field(body, field):
+    with pytest.raises(InvalidRequest, match=f"^{field} ") as caught:
+        command(**body)
+    assert caught.value.field == field
+
+
+def filled(value):
+    """A case's body with its holes filled, as text."""
+    return value.replace("{{MODEL}}", "m").replace("{{VOCAB}}", str(VOCAB)).replace("{{UUID}}", "u")
+
+
+BAD_BODIES = [
+    (b'{"messages":"hello"}', "messages"),
+    (b'{"messages":[]}', "messages"),
+    (b'{"messages":[null]}', "messages[0]"),
+    (b'{"messages":["a"]}', "messages[0]"),
+    (b'{"messages":[{"content":"a"}]}', "role"),
+    (b'{"messages":[{"role":7,"content":"a"}]}', "role"),
+    (b'{"messages":[{"role":"User","content":"a"}]}', "role"),
+    (b'{"messages":[{"role":"user","content":null}]}', "content"),
+    (b'{"messages":[{"role":"user","content":[]}]}', "content"),
+    (b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}', "image_url"),
+    (b'{"messages":[{"role":"user","content":"a","extra":1}]}', "extra"),
+    (b'{"messages":[{"role":"user","content":"a"}],"bogus_field":1}', "bogus_field"),
+    (b'{"messages":[{"role":"user","content":"a"}],"n":0}', "n"),
+    (b'{"messages":[{"role":"user","content":"a"}],"temperature":-0.1}', "temperature"),
+    (b'{"messages":[{"role":"user","content":"a"}],"top_logprobs":2}', "logprobs"),
+    (b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"max_completion_tokens":2}', "max_completion_tokens"),
+    (b'{"messages":[{"role":"user","content":"a"}],"stop":[""]}', "stop"),
+    (b'{"messages":[{"role":"user","content":"a"}],"tools":[{}]}', "tools"),
+    (b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * 2049) + b"]}", "messages"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BAD_BODIES, ids=lambda value: str(value)[:60])
+def test_a_bad_body_is_refused_with_the_place_named(body, words):
+    with pytest.raises(InvalidRequest, match=re.escape(words)):
+        asked(body)
+
+
+def asked(body: bytes) -> Command:
+    request = read_chat(parse(body))
+    return to_command(request, "id", to_prompt(request, SHIPPED))
+
+
+# --- answers
+
+
+def text_of(token: int) -> str:
+    return {300: "é", 301: "<|end|>"}.get(token, chr(token))
+
+
+def writer(n: int = 1, **body) -> ChatWriter:
+    return ChatWriter(read(**body), "r7", "m", "fp", Usage(n), text_of, created=1_700_000_000)
+
+
+def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None, **more) -> Chunk:
+    return Chunk(index, text, tuple(text.encode()), total, 5, 42, reason, stop, **more)
+
+
+HEAD = {"id": "chatcmpl-r7", "created": 1_700_000_000, "model": "m", "system_fingerprint": "fp"}
+
+
+def test_a_streamed_object_is_golden():
+    assert writer().chunk(chunk(1, "ab", 2)) == HEAD | {
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 1, "delta": {"content": "ab"}, "logprobs": None, "finish_reason": None, "stop_reason": None}],
+        "seed": 42,
+    }
+
+
+def test_each_answer_begins_with_its_role_and_only_begins_so():
+    one = writer(n=2)
+    deltas = [
+        (choice["index"], choice["delta"], choice["finish_reason"])
+        for piece in (
+            chunk(1, "a", 1),
+            chunk(0, "b", 1),
+            chunk(1, "c", 2, FinishReason.LENGTH),
+            chunk(0, "", 2, FinishReason.STOP),
+        )
+        for event in one.events(piece)
+        for choice in event["choices"]
+    ]
+    begin = {"role": "assistant", "content": ""}
+    assert deltas == [
+        (1, begin, None), (1, {"content": "a"}, None), (0, begin, None), (0, {"content": "b"}, None),
+        (1, {"content": "c"}, "length"), (0, {"content": ""}, "stop"),
+    ]  # fmt: skip
+
+
+def test_a_whole_object_is_golden():
+    pieces = [chunk(0, "a", 1), chunk(0, "b", 2, FinishReason.STOP, "END")]
+    one = writer()
+    one.usage.add(pieces)
+    message = {"role": "assistant", "content": "ab", "refusal": None}
+    assert one.whole(pieces) == HEAD | {
+        "object": "chat.completion",
+        "choices": [
+            {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": "END"},
+        ],
+        "seed": 42,
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
+    }
+
+
+def test_the_deltas_put_together_are_the_message():
+    pieces = [chunk(index, text, 1) for index, text in ((0, "a"), (1, "x"), (0, "é"), (1, ""), (0, "c"))]
+    stream, texts = writer(n=2), {0: "", 1: ""}
+    for piece in pieces:
+        for event in stream.events(piece):
+            texts[event["choices"][0]["index"]] += event["choices"][0]["delta"]["content"]
+    assert texts == {choice["index"]: choice["message"]["content"] for choice in writer(n=2).whole(pieces)["choices"]}
+
+
+def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
+    one = writer()
+    one.usage.add([chunk(0, "ab", 2)])
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    assert one.last_chunk() == HEAD | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
+
+
+def test_log_probabilities_are_golden_and_never_infinite():
+    scored = TokenLogprob(97, -0.5, ((97, -0.5), (300, -1.5), (301, float("-inf"))))
+    piece = replace(chunk(0, "a", 1), logprobs=(scored,))
+    rows = writer(logprobs=True, top_logprobs=3).chunk(piece)["choices"][0]["logprobs"]
+    a = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    e = {"token": "é", "logprob": -1.5, "bytes": [0xC3, 0xA9]}
+    end = {"token": "<|end|>", "logprob": -9999.0, "bytes": list(b"<|end|>")}
+    assert rows == {"content": [a | {"top_logprobs": [a, e, end]}], "refusal": None}
+    rows = writer(logprobs=True).whole([piece, piece])["choices"][0]["logprobs"]
+    assert rows["content"] == [a | {"top_logprobs": []}] * 2
+    assert writer(logprobs=False).chunk(piece)["choices"][0]["logprobs"] is None
+
+
+def test_token_ids_are_there_when_asked_for():
+    prompt = PromptPart((1, 2), (), "")
+    piece = chunk(0, "ab", 2, prompt=prompt)
+    begin, rest = writer(return_token_ids=True).events(piece)
+    assert begin["choices"][0]["prompt_token_ids"] == [1, 2] and "token_ids" not in begin["choices"][0]
+    assert rest["choices"][0]["token_ids"] == [97, 98] and "prompt_token_ids" not in rest["choices"][0]
+    whole = writer(return_token_ids=True).whole([piece])["choices"][0]
+    assert (whole["prompt_token_ids"], whole["token_ids"]) == ([1, 2], [97, 98])
+    assert "token_ids" not in json.dumps([*writer().events(piece), writer().whole([piece])])
+
+
+def test_times_are_there_when_asked_for():
+    ended = chunk(0, "a", 1, FinishReason.STOP, times=Times(0.001, 0.002, 0.5))
+    wanted = {"queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 500.0, "cached_tokens": 0}
+    assert writer(timing=True).chunk(ended)["timing"] == wanted == writer(timing=True).whole([ended])["timing"]
+    assert "timing" not in writer(timing=True).chunk(chunk(0, "a", 1)) and "timing" not in writer().chunk(ended)
