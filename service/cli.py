@@ -85,6 +85,8 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-text token.")] = False,
     skip_special_tokens: Annotated[bool, typer.Option(help="Show no special tokens.")] = True,
     prompt_token_ids: Annotated[str, typer.Option(help="The prompt as token ids, as 1,2,3.")] = "",
+    echo: Annotated[bool, typer.Option(help="Show the prompt before the answer.")] = False,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, with 0 to 5 alternatives.")] = None,
     return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
     dtype: Annotated[
@@ -110,6 +112,8 @@ def generate(
         include_stop_str_in_output=include_stop_str_in_output,
         ignore_eos=ignore_eos,
         skip_special_tokens=skip_special_tokens,
+        echo=echo,
+        logprobs=logprobs,
         return_token_ids=return_token_ids,
     )
     offline.generate(read_settings({"model": model, "device": device, "dtype": dtype}), fields, as_json=json)

@@ -13,7 +13,7 @@ from service.generation import GenerationService
 from service.http_api.openai import CompletionWriter, to_command
 from service.http_api.schemas import read_completion
 from service.metrics import Metrics
-from service.records import Usage
+from service.records import Chunk, Usage
 from service.settings import Settings
 
 MEMORY = 1 << 30
@@ -40,7 +40,7 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
     async for batch in service.generate(command, record):
         chunks += batch
         if not as_json:
-            print("".join(chunk.text for chunk in batch if chunk.index == 0), end="", flush=True)
+            print("".join(shown(chunk) for chunk in batch if chunk.index == 0), end="", flush=True)
     writer = CompletionWriter(
         body, command.request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n), service.tokenizer
     )
@@ -52,6 +52,11 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
         for choice in document["choices"][1:]:
             print(f"\n--- answer {choice['index']}\n{choice['text']}", end="")
     print(flush=True)
+
+
+def shown(chunk: Chunk) -> str:
+    """The text that a chunk adds, its prompt's included where that is echoed."""
+    return chunk.text if chunk.prompt is None else chunk.prompt.text + chunk.text
 
 
 def numbers(name: str, text: str) -> list[int]:

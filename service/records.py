@@ -164,6 +164,11 @@ class Usage:
         """Tokens of the prompts that have been answered so far."""
         return sum(self._prompts.values())
 
+    def document(self) -> dict[str, int]:
+        """The counts in OpenAI's words."""
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
     @property
     def completion_tokens(self) -> int:
         """Tokens of all answers so far."""

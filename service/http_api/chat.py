@@ -1,19 +1,19 @@
 """OpenAI's chat: messages to a prompt, a request to a Command, chunks to chat completion objects."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import StrictBool, StrictInt, StrictStr, ValidationError
 
 from model.chat import ChatTemplate
 from model.engine.request import TokenLogprob
 from model.errors import InvalidRequest, NotSupported
 from model.params import describe, integer
 from service.http_api.logprobs import finite
-from service.http_api.openai import decoding_of, sampling_of, stops_of
-from service.http_api.schemas import CompletionRequest, Number, StreamOptions, TokenIds, explained, kind_of
+from service.http_api.openai import decoding_of, sampling_of, stops_of, timing_of
+from service.http_api.schemas import Generation, StreamOptions, explained, kind_of
 from service.http_api.structured import grammar_of
 from service.records import Chunk, Command, Prompt, Usage, whole
 
@@ -32,47 +32,14 @@ _NULL_ONLY = ("tool_calls", "function_call", "refusal", "audio", "annotations")
 """What a client sends back with an assistant's message, as it got it: only where it says nothing."""
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(Generation):
     """The body of POST /v1/chat/completions. The messages are read by `messages_of`, whose errors name the place."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     messages: list[Any]
-    model: StrictStr | None = None
-    max_tokens: StrictInt | None = None
     max_completion_tokens: StrictInt | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    n: StrictInt | None = None
-    stream: StrictBool | None = None
-    stream_options: StreamOptions | None = None
-    stop: StrictStr | list[StrictStr] | None = None
-    seed: StrictInt | None = None
-    user: Annotated[StrictStr, Field(max_length=256)] | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    logit_bias: dict[StrictStr, Number] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = None
-    top_k: StrictInt | None = None
-    min_p: Number | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: StrictBool | None = None
-    ignore_eos: StrictBool | None = None
-    min_tokens: StrictInt | None = None
-    skip_special_tokens: StrictBool | None = None
-    return_token_ids: StrictBool | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: list[StrictStr] | None = None
-    request_id: StrictStr | None = None
-    deadline_ms: StrictInt | None = None
     chat_template_kwargs: dict[StrictStr, Any] | None = None
-    timing: StrictBool | None = None
-    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = None
-    truncate_prompt_tokens: StrictInt | None = None
-    response_format: dict[StrictStr, Any] | None = None
-    structured_outputs: dict[StrictStr, Any] | None = None
 
 
 def read_chat(document: dict[str, Any]) -> ChatRequest:
@@ -175,13 +142,10 @@ def command_arguments(body: ChatRequest) -> dict[str, Any]:
         raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
-    shared = {name: getattr(body, name) for name in CompletionRequest.model_fields if name in ChatRequest.model_fields}
-    common = CompletionRequest.model_construct(**shared | {"max_tokens": max_tokens_of(body), "logprobs": None})
-    stops = stops_of(common)
     return {
-        "sampling": sampling_of(common),
-        "stops": stops if common.max_tokens is not None else replace(stops, max_tokens=None),
-        "decoding": decoding_of(common),
+        "sampling": sampling_of(body),
+        "stops": stops_of(body, max_tokens_of(body)),
+        "decoding": decoding_of(body),
         "n": 1 if body.n is None else body.n,
         "model": body.model or "",
         "deadline_ms": body.deadline_ms,
@@ -252,11 +216,11 @@ class ChatWriter:
     def chunk(self, chunk: Chunk) -> dict[str, Any]:
         """One streamed object; its text and token ids are deltas."""
         choice = self._choice(chunk, {"delta": {"content": chunk.text}})
-        return self._object("chat.completion.chunk", [choice], chunk.seed) | self._timing([chunk])
+        return self._object("chat.completion.chunk", [choice], chunk.seed) | timing_of(self.body, [chunk])
 
     def last_chunk(self) -> dict[str, Any]:
         """The object that a stream with include_usage ends with."""
-        return self._object("chat.completion.chunk", [], None) | {"usage": self.usage_object()}
+        return self._object("chat.completion.chunk", [], None) | {"usage": self.usage.document()}
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         """The object of a call that was not streamed."""
@@ -268,13 +232,10 @@ class ChatWriter:
                 choice["prompt_token_ids"] = list(answer.prompt.token_ids)
             choices.append(choice)
         return (
-            self._object("chat.completion", choices, chunks[-1].seed) | {"usage": self.usage_object()} | self._timing(answers)
+            self._object("chat.completion", choices, chunks[-1].seed)
+            | {"usage": self.usage.document()}
+            | timing_of(self.body, answers)
         )
-
-    def usage_object(self) -> dict[str, Any]:
-        """Token counts so far."""
-        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _object(self, kind: str, choices: list[dict[str, Any]], seed: int | None) -> dict[str, Any]:
         return {
@@ -286,14 +247,6 @@ class ChatWriter:
             "choices": choices,
             **({} if seed is None else {"seed": seed}),
         }
-
-    def _timing(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """Milliseconds of the slowest answer that ended, where the caller wants to know."""
-        times = [chunk.times for chunk in chunks if chunk.times is not None]
-        if not self.body.timing or not times:
-            return {}
-        slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
-        return {"timing": slowest | {"cached_tokens": 0}}
 
     def _choice(self, chunk: Chunk, text: dict[str, Any]) -> dict[str, Any]:
         rows = {"content": [self._scored(scored) for scored in chunk.logprobs], "refusal": None}

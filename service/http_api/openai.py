@@ -10,11 +10,12 @@ from model.errors import InvalidRequest
 from model.params import MAX_BIASES, NO_CHANGE, DecodingParams, SamplingParams, StopRules, at_most, describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
-from service.http_api.schemas import CompletionRequest, StreamOptions
+from service.http_api.schemas import CompletionRequest, Generation, StreamOptions
 from service.http_api.structured import grammar_of
 from service.records import Chunk, Command, Prompt, Usage, whole
 
 MAX_COMPLETION_LOGPROBS = 5
+DEFAULT_MAX_TOKENS = 16
 
 
 def to_command(body: CompletionRequest, request_id: str) -> Command:
@@ -32,7 +33,7 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
     return Command(
         prompts=prompts(body.prompt),
         sampling=sampling_of(body),
-        stops=stops_of(body),
+        stops=stops_of(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
         n=n,
         model=body.model or "",
         request_id=request_id,
@@ -49,22 +50,23 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
     )
 
 
-def sampling_of(body: CompletionRequest) -> SamplingParams:
+def sampling_of(body: Generation) -> SamplingParams:
     """How tokens are to be drawn."""
     return SamplingParams(**given(body, "temperature", "top_p", "top_k", "min_p", "seed"))
 
 
-def stops_of(body: CompletionRequest) -> StopRules:
+def stops_of(body: Generation, max_tokens: int | None) -> StopRules:
     """When answers are to end."""
     return StopRules(
-        **given(body, "max_tokens", "min_tokens", "ignore_eos"),
+        max_tokens=max_tokens,
+        **given(body, "min_tokens", "ignore_eos"),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         include_stop=bool(body.include_stop_str_in_output),
     )
 
 
-def decoding_of(body: CompletionRequest) -> DecodingParams:
+def decoding_of(body: Generation) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
     values = given(body, "presence_penalty", "frequency_penalty", "repetition_penalty")
     if body.logit_bias:
@@ -87,7 +89,7 @@ def bias_token(key: str) -> int:
     return int(key)
 
 
-def given(body: CompletionRequest, *names: str) -> dict[str, Any]:
+def given(body: Generation, *names: str) -> dict[str, Any]:
     """The fields that are not null, so that defaults stand in one place."""
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
@@ -103,6 +105,15 @@ def prompts(value: str | list[str] | list[int] | list[list[int]] | None) -> tupl
     if value and isinstance(value[0], int):
         return (tuple(value),)
     return tuple(item if isinstance(item, str) else tuple(item) for item in value)  # type: ignore[arg-type]
+
+
+def timing_of(body: Generation, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Milliseconds of the slowest answer that ended, where the caller wants to know."""
+    times = [chunk.times for chunk in chunks if chunk.times is not None]
+    if not body.timing or not times:
+        return {}
+    slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
+    return {"timing": slowest | {"cached_tokens": 0}}
 
 
 @dataclass(slots=True)
@@ -129,22 +140,17 @@ class CompletionWriter:
 
     def chunk(self, chunk: Chunk) -> dict[str, Any]:
         """One streamed object; its text and token ids are deltas."""
-        return self._object([self._choice(chunk)], chunk.seed) | self._timing([chunk])
+        return self._object([self._choice(chunk)], chunk.seed) | timing_of(self.body, [chunk])
 
     def last_chunk(self) -> dict[str, Any]:
         """The object that a stream with include_usage ends with."""
-        return self._object([], None) | {"usage": self.usage_object()}
+        return self._object([], None) | {"usage": self.usage.document()}
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         """The object of a call that was not streamed."""
         answers = whole(chunks)
         choices = [self._choice(answer) for answer in answers]
-        return self._object(choices, chunks[-1].seed) | {"usage": self.usage_object()} | self._timing(answers)
-
-    def usage_object(self) -> dict[str, Any]:
-        """Token counts so far."""
-        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return self._object(choices, chunks[-1].seed) | {"usage": self.usage.document()} | timing_of(self.body, answers)
 
     def _object(self, choices: list[dict[str, Any]], seed: int | None) -> dict[str, Any]:
         return {
@@ -156,14 +162,6 @@ class CompletionWriter:
             "choices": choices,
             **({} if seed is None else {"seed": seed}),
         }
-
-    def _timing(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """Milliseconds of the slowest answer that ended, where the caller wants to know."""
-        times = [chunk.times for chunk in chunks if chunk.times is not None]
-        if not self.body.timing or not times:
-            return {}
-        slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
-        return {"timing": slowest | {"cached_tokens": 0}}
 
     def _choice(self, chunk: Chunk) -> dict[str, Any]:
         body, prompt = self.body, chunk.prompt

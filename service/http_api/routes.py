@@ -75,10 +75,6 @@ class Writer(Protocol):
         """The object of a call that is not streamed."""
         ...
 
-    def usage_object(self) -> dict[str, Any]:
-        """Token counts so far."""
-        ...
-
 
 class Json(Response):
     """A JSON answer, written by orjson."""
@@ -244,7 +240,7 @@ def _events(chunks: list[Chunk], writer: Writer) -> bytes:
     events = []
     for chunk in chunks:
         writer.usage.add((chunk,))
-        extra = {"usage": writer.usage_object()} if continuous else {}
+        extra = {"usage": writer.usage.document()} if continuous else {}
         events += [_event(event | extra) for event in writer.events(chunk)]
     return b"".join(events)
 

@@ -30,18 +30,16 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: StrictBool | None = None
 
 
-class CompletionRequest(BaseModel):
-    """The body of POST /v1/completions."""
+class Generation(BaseModel):
+    """What the bodies of both generating routes have in common."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: StrictStr | None = None
-    prompt: StrictStr | list[StrictStr] | TokenIds | list[TokenIds] | None = None
     max_tokens: StrictInt | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     n: StrictInt | None = None
-    best_of: StrictInt | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: StrictStr | list[StrictStr] | None = None
@@ -57,13 +55,10 @@ class CompletionRequest(BaseModel):
     return_token_ids: StrictBool | None = None
     request_id: StrictStr | None = None
     deadline_ms: StrictInt | None = None
-    logprobs: StrictInt | None = None
-    echo: StrictBool | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     logit_bias: dict[StrictStr, Number] | None = None
-    prompt_logprobs: StrictInt | None = None
     truncate_prompt_tokens: StrictInt | None = None
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = None
     allowed_token_ids: TokenIds | None = None
@@ -71,6 +66,16 @@ class CompletionRequest(BaseModel):
     response_format: dict[StrictStr, Any] | None = None
     structured_outputs: dict[StrictStr, Any] | None = None
     timing: StrictBool | None = None
+
+
+class CompletionRequest(Generation):
+    """The body of POST /v1/completions."""
+
+    prompt: StrictStr | list[StrictStr] | TokenIds | list[TokenIds] | None = None
+    best_of: StrictInt | None = None
+    logprobs: StrictInt | None = None
+    echo: StrictBool | None = None
+    prompt_logprobs: StrictInt | None = None
     resume_token_ids: TokenIds | None = None
 
 

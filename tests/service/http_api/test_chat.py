@@ -238,6 +238,10 @@ def test_structured_output_reaches_the_command_under_both_names():
         command(response_format={"type": "json_object"}, structured_outputs={"json_object": True})
 
 
+def test_min_tokens_may_pass_the_default_of_completions_where_the_context_is_the_limit():
+    assert command(min_tokens=100).stops.min_tokens == 100
+
+
 def test_the_longest_answer_has_two_names_and_one_meaning():
     for body in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
         assert command(**body).stops.max_tokens == 5
