@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from model.errors import CheckpointError, SettingError
 
+DEFAULT_MODEL = Path(__file__).parent / "default"
+"""The shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rotary", "learned", "sinusoidal"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]

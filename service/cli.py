@@ -122,7 +122,7 @@ def generate(
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="Folder for the run's state and the finished checkpoint.")] = Path("run"),
-    tokens: Annotated[int, typer.Option(help="Tokens to train on, over all epochs.")] = 17_000_000,
+    tokens: Annotated[int, typer.Option(help="Tokens to train on, over all epochs.")] = 20_000_000,
     context: Annotated[int, typer.Option(help="Tokens in a training sequence.")] = 1024,
     batch: Annotated[int, typer.Option(help="Sequences in a step.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Peak rate; warms up, then falls linearly to zero.")] = 3e-3,

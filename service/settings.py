@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from model.config import DEFAULT_MODEL
 from model.errors import SettingError
 
 PREFIX = "ATTEND_"
@@ -58,7 +59,7 @@ class Settings(BaseModel):
     @property
     def folder(self) -> Path:
         """The checkpoint folder."""
-        return Path(self.model).absolute() if self.model else Path(__file__).parent.parent / "model" / "default"
+        return Path(self.model).absolute() if self.model else DEFAULT_MODEL
 
     @property
     def name(self) -> str:

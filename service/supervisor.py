@@ -20,8 +20,6 @@ from service.settings import Settings
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHAN_SECONDS = 3.0
 """What Ray's helpers get to end by themselves once their driver is gone."""
-LONGEST_DRIVER_EXIT = 10.0
-"""What a driver gets beyond drain_seconds before it is killed."""
 
 
 def run(settings: Settings) -> int:

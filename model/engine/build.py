@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-import model
 from model.config import EngineConfig, ModelConfig
 from model.engine.cache import count_blocks, free_memory
 from model.engine.engine import Engine
@@ -22,7 +21,6 @@ from model.net.checkpoint import load, read_config
 from model.net.packed import multiplies_bfloat16, pack
 from model.params import SamplingParams
 
-DEFAULT_MODEL = Path(model.__file__).parent / "default"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLED = 1 << 20
 

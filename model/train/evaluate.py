@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import model
+from model.config import DEFAULT_MODEL
 from model.net.checkpoint import load
 from model.tokenizer import Tokenizer
 from model.train import corpus
@@ -16,7 +16,7 @@ from model.train.loss import bits_per_byte
 def main() -> None:
     """Read the flags, print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(model.__file__).parent / "default")
+    parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--root", type=Path, default=corpus.standard_library(), help="the Python files; default: the stdlib")
     options = parser.parse_args()
     net, tokenizer = load(options.folder, torch.float32, "cpu"), Tokenizer.load(options.folder)

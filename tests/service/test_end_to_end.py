@@ -17,7 +17,7 @@ import openai
 import pytest
 from safetensors.torch import load_file, save_file
 
-from model.engine.build import DEFAULT_MODEL as DEFAULT
+from model.config import DEFAULT_MODEL as DEFAULT
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
 from tests.service.server import Server, free_port, running, wait_for
