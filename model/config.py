@@ -120,6 +120,8 @@ class EngineConfig:
     block_size: int = 16
     max_batch_requests: int = 64
     max_batch_tokens: int = 1024
+    prefix_caching: bool = True
+    """Whether a prompt may begin with blocks that an earlier request has computed."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens"):

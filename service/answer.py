@@ -60,7 +60,11 @@ class Answer:
         """A chunk of the first `count` tokens of an output."""
         self.num_tokens += count
         self.finish_reason = reason
-        prompt = None if self.begun else PromptPart(tuple(self.request.prompt), output.prompt_logprobs, self.echo)
+        prompt = (
+            None
+            if self.begun
+            else PromptPart(tuple(self.request.prompt), output.prompt_logprobs, self.echo, self.request.num_cached)
+        )
         self.begun = True
         return Chunk(
             index=self.index,

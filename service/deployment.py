@@ -41,7 +41,11 @@ class Attend(GrpcMethods):
         self.engine = build_engine(settings.folder, engine_options(settings))
         tokenizer = Tokenizer.load(settings.folder)
         self.service = GenerationService(
-            self.engine, tokenizer, model_name=settings.name, request_timeout=settings.request_timeout_seconds
+            self.engine,
+            tokenizer,
+            model_name=settings.name,
+            request_timeout=settings.request_timeout_seconds,
+            deadline_default_ms=settings.deadline_default_ms,
         )
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
         self.metrics = Metrics(self.engine, settings.name)
@@ -50,7 +54,11 @@ class Attend(GrpcMethods):
     def __serve_build_asgi_app__(self) -> ASGIApp:
         template = ChatTemplate.load(self.settings.folder)
         facts = (version("attend"), scrape.over_replicas, self.is_draining, template, self.keys)
-        return build_app(Site(self.service, self.metrics, *facts), expose_docs=self.settings.expose_docs and self.keys is None)
+        return build_app(
+            Site(self.service, self.metrics, *facts),
+            expose_docs=self.settings.expose_docs and self.keys is None,
+            cors_origins=self.settings.origins,
+        )
 
     def is_draining(self) -> bool:
         """Whether new requests are refused."""
@@ -98,6 +106,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_queued_requests=settings.max_queued_requests,
         block_size=settings.block_size,
         kv_cache_memory=settings.kv_cache_memory,
+        prefix_caching=settings.prefix_caching,
         num_threads=settings.num_threads or len(os.sched_getaffinity(0)),
     )
 

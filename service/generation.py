@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from dataclasses import replace
 
 from model.engine.request import FinishReason, Output, Request, TokenEngine
 from model.errors import DeadlineExceeded, EngineFailed, ModelNotFound, Unavailable
@@ -29,6 +30,8 @@ class GenerationService:
         *,
         model_name: str,
         request_timeout: float = 600.0,
+        deadline_default_ms: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -36,6 +39,8 @@ class GenerationService:
         self.model_name = model_name
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
+        self._deadline_default_ms = deadline_default_ms
+        self._clock = clock
 
     async def generate(self, command: Command, record: RequestRecord) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of what came together. Closing the iterator aborts.
@@ -47,7 +52,7 @@ class GenerationService:
             answers = await self.preparation.answers(command)
             lease = stack.enter_context(_admitted(command, answers))
             lease.used(0)  # until something is made, nothing is taken
-            seconds = min(self._request_timeout, (command.deadline_ms or float("inf")) / 1000)
+            seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
             requests = [answer.request for answer in answers.values()]
             alarm = asyncio.get_running_loop().call_later(seconds, self._expire, requests)
             try:
@@ -89,8 +94,9 @@ class GenerationService:
         chunk = answer.take(output)
         if chunk.finish_reason is not output.finish_reason:  # a stop string, of which the engine knows nothing
             self.engine.abort(output.request_id, FinishReason.STOP)
-        if output.times is not None:
-            record.engine_times(output.times)
+            chunk = replace(chunk, times=answer.request.times(self._clock()))
+        if chunk.times is not None:
+            record.engine_times(chunk.times)
         yield chunk
 
     def _raise_unstarted(self, reason: FinishReason | None) -> None:

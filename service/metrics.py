@@ -117,10 +117,15 @@ class _EngineCollector(Collector):
         facts = GaugeMetricFamily("attend_cache_config_info", "The KV cache", labels=["model", "block_size", "num_blocks"])
         facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
         yield facts
-        text = "Requests that lost their blocks and computed them again"
-        preemptions = CounterMetricFamily("attend_preemptions", text, labels=["model"])
-        preemptions.add_metric([self._model], stats.num_preemptions)
-        yield preemptions
+        counters = (
+            ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
+            ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),
+            ("prefix_cache_hits", "Tokens that were found in the prefix cache", stats.num_prefix_hits),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
+            counter.add_metric([self._model], value)
+            yield counter
 
 
 class RequestRecord:

@@ -110,6 +110,7 @@ class Preparation:
             bad_words=self._bad_words(command.decoding.bad_words),
             logprobs=command.logprobs,
             prompt_logprobs=command.prompt_logprobs,
+            cache_salt=command.cache_salt,
             output=list(command.resume_token_ids),
         )
 

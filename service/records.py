@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from model.engine.request import FinishReason, Times, TokenLogprob
 from model.errors import InvalidRequest
@@ -51,7 +52,7 @@ class Command:
     truncate_prompt_tokens: int | None = None
     """Keep only so many tokens from the prompt's end."""
     cache_salt: str = ""
-    """Callers share cached prefixes only within one salt; there is no prefix cache yet, so nothing is shared."""
+    """Callers share cached prefixes only within one salt."""
     grammar: GrammarSpec | None = None
     """What each answer must look like."""
     resume_token_ids: tuple[int, ...] = ()
@@ -96,6 +97,8 @@ class PromptPart:
     """Of the tokens from the second on; empty where not asked for."""
     text: str
     """To be shown before the answer; empty without echo."""
+    num_cached: int = 0
+    """Tokens that needed no computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +154,16 @@ class Usage:
 
     n: int
     _prompts: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
     _answers: dict[int, int] = field(default_factory=dict)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Take in the totals that the chunks carry."""
         for chunk in chunks:
-            self._prompts[chunk.index // self.n] = chunk.num_prompt_tokens
+            place = chunk.index // self.n
+            self._prompts[place] = chunk.num_prompt_tokens
+            if chunk.prompt is not None:  # of several answers the first pays for the prompt
+                self._cached[place] = min(chunk.prompt.num_cached, self._cached.get(place, chunk.prompt.num_cached))
             self._answers[chunk.index] = chunk.num_tokens
 
     @property
@@ -164,10 +171,15 @@ class Usage:
         """Tokens of the prompts that have been answered so far."""
         return sum(self._prompts.values())
 
-    def document(self) -> dict[str, int]:
+    def document(self) -> dict[str, Any]:
         """The counts in OpenAI's words."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
 
     @property
     def completion_tokens(self) -> int:

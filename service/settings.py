@@ -46,12 +46,17 @@ class Settings(BaseModel):
     )
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(16, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
+    prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")
+    deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(
+        None, description="milliseconds after which a call that names no deadline_ms ends with what it has; default: none"
+    )
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(30.0, description="how long a stop waits for streams")
     replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model")
     proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
+    cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
     expose_docs: bool = Field(True, description="serve /docs and /openapi.json")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
@@ -65,6 +70,11 @@ class Settings(BaseModel):
     def name(self) -> str:
         """What callers write in `model`."""
         return self.served_model_name or (self.folder.name if self.model else "attend-default")
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `cors_origins`, one by one."""
+        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
 
     def to_json(self) -> str:
         """The settings for another process; `from_json` reads them."""

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from model.config import EngineConfig
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, TokenLogprob
 from model.engine.scheduler import check_fits
 from model.errors import EngineFailed, Unavailable
 from model.tokenizer import Tokenizer
@@ -36,6 +36,8 @@ END = 256
 """The id of <|endoftext|>: the last of the vocabulary, after the 256 bytes."""
 VOCAB = 257
 CONTEXT = 128
+END_OF_TIME = 1.75
+"""When every answer ends, by the clock of engine and service; its call arrived at 0."""
 
 INFO = EngineInfo(
     family="fake",
@@ -205,7 +207,7 @@ class FakeEngine:
     def _step(self, request: Request) -> Output:
         if self.broken_after == len(request.output):
             return self._end(request, FinishReason.ERROR, error="SecretError in row 3")
-        first, request.first_token_at = request.first_token_at is None, 0.0
+        first, request.scheduled_at, request.first_token_at = request.first_token_at is None, 0.25, 0.75
         of_prompt = [one for token in request.prompt[1:] for one in scored(token, request.prompt_logprobs)] if first else []
         if not request.max_tokens:
             return self._end(request, FinishReason.LENGTH, prompt_logprobs=tuple(of_prompt))
@@ -219,7 +221,7 @@ class FakeEngine:
         return Output(request.request_id, (token,), **scores)
 
     def _end(self, request: Request, reason: FinishReason, *tokens: int, **more: Any) -> Output:
-        return Output(request.request_id, tokens, reason, Times(0.25, 0.5, 1.0), **more)
+        return Output(request.request_id, tokens, reason, request.times(END_OF_TIME), **more)
 
 
 @dataclass
@@ -259,11 +261,16 @@ class Server:
 
 
 def build_server(
-    engine: FakeEngine | None = None, *, clock: Callable[[], float] = time.monotonic, expose_docs: bool = True, **more: Any
+    engine: FakeEngine | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    expose_docs: bool = True,
+    cors_origins: Sequence[str] = (),
+    **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
     engine = engine or FakeEngine()
-    service = GenerationService(engine, byte_tokenizer(), model_name=MODEL, **more)
+    service = GenerationService(engine, byte_tokenizer(), model_name=MODEL, clock=lambda: END_OF_TIME, **more)
     metrics = Metrics(engine, MODEL, clock=clock)
 
     async def scrape() -> str:
@@ -276,7 +283,7 @@ def build_server(
     methods = Methods()
     methods.service, methods.metrics = service, metrics
     site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining)
-    return Server(engine, service, metrics, methods, build_app(site, expose_docs=expose_docs))
+    return Server(engine, service, metrics, methods, build_app(site, expose_docs=expose_docs, cors_origins=cors_origins))
 
 
 class CallContext:
@@ -303,9 +310,6 @@ class RayLike:
 
     def __init__(self, methods: GrpcMethods) -> None:
         self._methods = methods
-
-    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802 - the newer half of grpc.health
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "List is not offered")
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._methods, name)

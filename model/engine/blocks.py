@@ -1,38 +1,90 @@
-"""The pool of KV blocks: who owns which. Plain bookkeeping; the tensors are the cache's."""
+"""The pool of KV blocks: who holds which, and which of them hold a known text. Plain bookkeeping; the tensors are the cache's.
 
-from collections.abc import Iterable
+A full block whose tokens are known stays findable after its last holder has let go of it, until the pool needs it for
+something else: that is the prefix cache. A block is known by its tokens and by what came before it, so that finding one
+compares token ids and trusts no hash.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+Parent = str | int
+"""What a block's text follows: the number of the block before it, or at the start of a request its cache salt."""
 
 
 class BlockPool:
-    """Blocks 1 .. num_blocks, each free or owned once. Block 0 is reserved for padding and never given out."""
+    """Blocks 1 .. num_blocks, each free or held by one or more requests. Block 0 is reserved for padding and never given out."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks, 0, -1))
-        self._owned: set[int] = set()
+        self._holders: Counter[int] = Counter()
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))  # the first is given out next
+        self._known: dict[tuple[Parent, tuple[int, ...]], int] = {}
+        self._keys: dict[int, tuple[Parent, tuple[int, ...]]] = {}  # the inverse of _known
+        self._numbers: dict[int, int] = {}  # of the known blocks
+        self.next_number = 1
+        """Known blocks are numbered in the order in which they became known; no number is used twice."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
+        """Blocks that can be allocated now, known ones among them."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks, or None and no change where fewer are free."""
+        """`count` blocks, or None and no change where fewer are free. Known blocks are given out last, the longest unused first."""
         if count > len(self._free):
             return None
-        blocks = [self._free.pop() for _ in range(count)]
-        self._owned.update(blocks)
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        self.forget(blocks)
+        self._holders.update(blocks)
         return blocks
 
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold known blocks once more."""
+        for block in blocks:
+            assert block in self._keys, f"block {block} has no known text"
+            self._free.pop(block, None)
+            self._holders[block] += 1
+
     def free(self, blocks: Iterable[int]) -> None:
-        """Give blocks back. Freeing what is not owned is our bug, and changes nothing."""
+        """Give a request's blocks back. Freeing what is not held is our bug, and changes nothing."""
         blocks = list(blocks)
-        assert self._owned.issuperset(blocks) and len(set(blocks)) == len(blocks), f"blocks {blocks} are not all owned"
-        self._owned.difference_update(blocks)
-        self._free.extend(reversed(blocks))
+        assert set(blocks) <= self._holders.keys() and len(set(blocks)) == len(blocks), f"blocks {blocks} are not all held"
+        for block in reversed(blocks):  # the end of a text is given up before its beginning
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                del self._holders[block]
+                self._free[block] = None
+                self._free.move_to_end(block, last=block in self._keys)
+
+    def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """(block, its number) of the block that holds exactly `tokens` after `parent`."""
+        block = self._known.get((parent, tuple(tokens)))
+        return None if block is None else (block, self._numbers[block])
+
+    def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:
+        """Make a held block findable; returns the number of the block that holds this text: an older one, where there is one."""
+        key = (parent, tuple(tokens))
+        if key not in self._known:
+            self._known[key], self._keys[block], self._numbers[block] = block, key, self.next_number
+            self.next_number += 1
+        return self._numbers[self._known[key]]
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Make blocks unfindable; whoever holds them keeps them."""
+        for block in blocks:
+            key = self._keys.pop(block, None)
+            if key is not None:
+                del self._known[key], self._numbers[block]
+
+    def forget_since(self, number: int) -> None:
+        """Make every block unfindable that became known as `number` or later."""
+        self.forget([block for block, its in self._numbers.items() if its >= number])
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """free + held == all, and nothing twice, where `held` are the blocks that requests say they own."""
-        held = list(held)
-        assert sorted(held) == sorted(self._owned), f"requests hold {sorted(held)}, the pool gave {sorted(self._owned)}"
+        """Every block is free or held, as often as requests say they hold it, and what is known is known both ways."""
+        held = Counter(held)
+        assert held == self._holders, f"requests hold {dict(held)}, the pool gave {dict(self._holders)}"
         assert sorted([*self._free, *held]) == list(range(1, self.num_blocks + 1)), "blocks are lost or doubled"
+        assert {block: key for key, block in self._known.items()} == self._keys, "a block is known under another's text"
+        assert self._keys.keys() == self._numbers.keys(), "a known block has no number"

@@ -39,6 +39,7 @@ class EngineOptions:
     block_size: int = 16
     kv_cache_memory: int | None = None
     """Bytes."""
+    prefix_caching: bool = True
     num_threads: int = 0
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 
@@ -119,6 +120,7 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
         block_size=options.block_size,
         max_batch_requests=options.max_batch_requests,
         max_batch_tokens=options.max_batch_tokens,
+        prefix_caching=options.prefix_caching,
     )
 
 

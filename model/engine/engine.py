@@ -59,7 +59,8 @@ class Engine:
         if not plan.scheduled:
             return []
         outputs = self.scheduler.commit(plan, self._run(plan))
-        self.observer(StepReport(self._clock() - started, len(plan.scheduled), plan.num_tokens))
+        drawn = sum(len(output.token_ids) for output in outputs)
+        self.observer(StepReport(self._clock() - started, len(plan.scheduled), plan.num_tokens, drawn))
         if not self.has_work:
             self.scheduler.check_integrity()
         return outputs
@@ -67,7 +68,14 @@ class Engine:
     def stats(self) -> EngineStats:
         """Load after the last step."""
         scheduler = self.scheduler
-        return EngineStats(scheduler.num_running, scheduler.num_waiting, scheduler.pool.num_free, scheduler.num_preemptions)
+        return EngineStats(
+            scheduler.num_running,
+            scheduler.num_waiting,
+            scheduler.pool.num_free,
+            scheduler.num_preemptions,
+            scheduler.num_prefix_queries,
+            scheduler.num_prefix_hits,
+        )
 
     def _run(self, plan: Plan) -> StepResult:
         """A step that fails as a whole ends its requests, not the engine."""

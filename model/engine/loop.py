@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model.engine.engine import Engine
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport
@@ -81,7 +81,7 @@ class AsyncEngine:
         """Load: waiting includes the requests that the step thread has not picked up yet."""
         stats = self._stats
         waiting = max(stats.num_waiting, len(self._streams) - stats.num_running)
-        return EngineStats(stats.num_running, waiting, stats.num_free_blocks, stats.num_preemptions)
+        return replace(stats, num_waiting=waiting)
 
     def heartbeat_age(self) -> float:
         """Seconds since the step thread last came round; it does so once a step, and once a second when idle."""

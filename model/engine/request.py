@@ -31,6 +31,17 @@ class TokenLogprob:
     """(token id, log probability) of the likeliest tokens, as many as were asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds that a request spent waiting, on its prompt, and on its output."""
+
+    queue: float
+    prefill: float
+    decode: float
+    cached_tokens: int = 0
+    """Tokens that needed no computing, since an earlier request had the same beginning."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One answer to one prompt. The caller fills the first part; the rest belongs to the scheduler."""
@@ -55,6 +66,8 @@ class Request:
     """Alternatives to report with each token; 0 reports the drawn token alone, None nothing."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only within one salt."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
@@ -63,6 +76,11 @@ class Request:
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     blocks: list[int] = field(default_factory=list)
+    num_known: int = 0
+    """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
+    parent: str | int | None = None
+    num_cached: int = 0
+    """Tokens that were found in the prefix cache when the request was first scheduled."""
     finish_reason: FinishReason | None = None
     arrived_at: float = 0.0
     scheduled_at: float | None = None
@@ -84,14 +102,11 @@ class Request:
         split = len(self.prompt)
         return [*self.prompt[start : start + count], *self.output[max(0, start - split) : max(0, start + count - split)]]
 
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds that a finished request spent waiting, on its prompt, and on its output."""
-
-    queue: float
-    prefill: float
-    decode: float
+    def times(self, now: float) -> Times:
+        """How its time was spent until `now`."""
+        scheduled = now if self.scheduled_at is None else self.scheduled_at
+        first = now if self.first_token_at is None else self.first_token_at
+        return Times(scheduled - self.arrived_at, first - scheduled, now - first, self.num_cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +154,11 @@ class EngineStats:
     num_waiting: int = 0
     num_free_blocks: int = 0
     num_preemptions: int = 0
-    """Since the start."""
+    """Since the start, as are those below."""
+    num_prefix_queries: int = 0
+    """Tokens that were looked up in the prefix cache."""
+    num_prefix_hits: int = 0
+    """Tokens that were found there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +168,9 @@ class StepReport:
     seconds: float
     num_requests: int
     num_tokens: int
+    """Computed, of prompts and answers."""
+    num_drawn: int = 0
+    """New tokens of answers."""
 
 
 class TokenEngine(Protocol):

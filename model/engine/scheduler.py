@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model.config import EngineConfig
-from model.engine.blocks import BlockPool
-from model.engine.request import FinishReason, Output, Request, Times, TokenLogprob
+from model.engine.blocks import BlockPool, Parent
+from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 
 
@@ -81,6 +81,13 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
         self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        """Tokens of admitted requests that were looked up in the prefix cache."""
+        self.num_prefix_hits = 0
+        """Those of them that were found."""
+        self._known_before = (
+            self.pool.next_number
+        )  # blocks that became known in the step under way have this number or a later one
         self._clock = clock
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in order of arrival
@@ -116,6 +123,7 @@ class Scheduler:
     def schedule(self) -> Plan:
         """The next step's work. Running requests come first, oldest first; then new ones while there is room."""
         budget = self.config.max_batch_tokens
+        self._known_before = self.pool.next_number
         plan: list[Scheduled] = []
         for request in list(self._running):
             if budget == 0 or not request.blocks:
@@ -123,7 +131,7 @@ class Scheduler:
             count = min(request.num_tokens - request.num_computed, budget)
             self._make_room(request, request.num_computed + count)
             if request.blocks:
-                plan.append(Scheduled(request, request.num_computed, count))
+                plan.append(self._planned(request, count))
                 budget -= count
         plan.extend(self._admit(budget))
         return Plan(tuple(plan))
@@ -131,11 +139,14 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
         outputs = []
+        if result.errors:
+            self.pool.forget_since(self._known_before)  # what a failed step has written is not to be trusted
         for item in plan.scheduled:
             request = item.request
             if request.finish_reason is not None:
                 continue  # aborted while the step ran
             if request.request_id in result.errors:
+                self.pool.forget(request.blocks)
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[request.request_id]))
                 continue
             completes, draws = item.completes, item.draws
@@ -152,6 +163,7 @@ class Scheduler:
         """Every request is in one place, and its blocks are its own and enough."""
         assert len(self._by_id) == len(self._waiting) + len(self._running)
         assert all(not request.blocks and request.num_computed == 0 for request in self._waiting)
+        assert all(request.num_known <= len(request.blocks) for request in self._by_id.values())
         assert all(len(request.blocks) * self.config.block_size >= request.num_computed for request in self._running)
         self.pool.check_integrity(block for request in self._running for block in request.blocks)
 
@@ -159,15 +171,56 @@ class Scheduler:
         """A request starts only when its blocks so far fit at once: a half-admitted one would block the rest."""
         while budget and self._waiting and len(self._running) < self.config.max_batch_requests:
             request = self._waiting[0]
+            self._take_known(request)
             if not self._grow(request, request.num_tokens):
+                self._give_back(request)
                 return
             self._waiting.popleft()
             self._running.append(request)
             if request.scheduled_at is None:
-                request.scheduled_at = self._clock()
-            count = min(request.num_tokens, budget)
+                self._first_scheduled(request)
+            count = min(request.num_tokens - request.num_computed, budget)
             budget -= count
-            yield Scheduled(request, 0, count)
+            yield self._planned(request, count)
+
+    def _first_scheduled(self, request: Request) -> None:
+        request.scheduled_at = self._clock()
+        request.num_cached = request.num_computed
+        if self._looks_up(request):
+            self.num_prefix_queries += request.num_tokens
+            self.num_prefix_hits += request.num_cached
+
+    def _planned(self, request: Request, count: int) -> Scheduled:
+        """The next `count` tokens. The blocks that they fill are known from now on: a step writes before it reads, so
+        even a request of the same step may share them.
+        """
+        item = Scheduled(request, request.num_computed, count)
+        size = self.config.block_size
+        for at in range(request.num_known, (item.start + count) // size if self.config.prefix_caching else 0):
+            request.parent = self.pool.remember(self._parent(request), request.tokens(at * size, size), request.blocks[at])
+            request.num_known = at + 1
+        return item
+
+    def _take_known(self, request: Request) -> None:
+        """Share the known blocks that a waiting request begins with, all but the last token's: one must be computed."""
+        size = self.config.block_size
+        for at in range((request.num_tokens - 1) // size if self._looks_up(request) else 0):
+            found = self.pool.find(self._parent(request), request.tokens(at * size, size))
+            if found is None:
+                break
+            block, request.parent = found
+            request.blocks.append(block)
+            request.num_known = at + 1
+        self.pool.share(request.blocks)
+        request.num_computed = len(request.blocks) * size
+
+    def _looks_up(self, request: Request) -> bool:
+        """Scores of a prompt come from computing it."""
+        scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
+        return self.config.prefix_caching and scored
+
+    def _parent(self, request: Request) -> Parent:
+        return request.cache_salt if request.parent is None else request.parent
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""
@@ -187,16 +240,17 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue without blocks: it will compute its tokens again, and draw the same ones."""
-        self._release(request)
-        request.num_computed = 0
+        self._running.remove(request)
+        self._give_back(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting.appendleft(request)
 
-    def _release(self, request: Request) -> None:
-        self._running.remove(request)
+    def _give_back(self, request: Request) -> None:
+        """A request without blocks has computed nothing."""
         self.pool.free(request.blocks)
         request.blocks.clear()
+        request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> Output:
         first = request.first_token_at is None
@@ -227,13 +281,8 @@ class Scheduler:
         error: str | None = None,
     ) -> Output:
         del self._by_id[request.request_id]
-        if request.blocks:
-            self._release(request)
-        else:
-            self._waiting.remove(request)
+        (self._running if request.blocks else self._waiting).remove(request)
+        self._give_back(request)
         request.finish_reason = reason
-        now = self._clock()
-        scheduled = now if request.scheduled_at is None else request.scheduled_at
-        first = now if request.first_token_at is None else request.first_token_at
-        times = Times(scheduled - request.arrived_at, first - scheduled, now - first)
+        times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -109,7 +109,7 @@ def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprin
 
 
 def _prompt_info(prompt: PromptPart, options: pb.ResponseOptions) -> pb.PromptInfo:
-    info = pb.PromptInfo(num_prompt_tokens=len(prompt.token_ids))
+    info = pb.PromptInfo(num_prompt_tokens=len(prompt.token_ids), num_cached_tokens=prompt.num_cached)
     if options.prompt_token_ids:
         info.token_ids.extend(prompt.token_ids)
     if options.HasField("prompt_logprobs"):

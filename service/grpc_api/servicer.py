@@ -10,9 +10,11 @@ from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
+from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from model.errors import InvalidRequest
+from model.params import describe
 from protos.attend.v1 import generation_pb2 as pb
 from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
@@ -25,6 +27,8 @@ from service.records import REQUEST_ID, Command, whole
 log = logging.getLogger("attend.grpc")
 
 M = TypeVar("M", bound=Message)
+SERVICES = ("", "attend.v1.GenerationService")
+"""What a health check may ask for: the server, or its one service by name."""
 WATCH_SECONDS = 0.5
 """How often a health watch looks for a change."""
 
@@ -132,12 +136,25 @@ class GrpcMethods:
             num_waiting=stats.num_waiting,
         )
 
-    async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:  # noqa: N802
-        """Health of the replica that answers."""
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, grpc_context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Health of the replica that answers; NOT_FOUND for a service that is not here."""
+        if request.service not in SERVICES:
+            grpc_context.set_code(StatusCode.NOT_FOUND)
+            grpc_context.set_details(f"service {describe(request.service)} is not known")
         return health_pb2.HealthCheckResponse(status=self._health())
 
+    async def List(self, request: health_pb2.HealthListRequest) -> health_pb2.HealthListResponse:  # noqa: N802
+        """Health of each service of the replica that answers."""
+        now = health_pb2.HealthCheckResponse(status=self._health())
+        return health_pb2.HealthListResponse(statuses=dict.fromkeys(SERVICES, now))
+
     async def Watch(self, request: health_pb2.HealthCheckRequest) -> AsyncIterator[health_pb2.HealthCheckResponse]:  # noqa: N802
-        """Health at once and at each change; ends when draining has begun."""
+        """Health at once and at each change; ends when draining has begun. A service that is not here stays unknown."""
+        if request.service not in SERVICES:
+            yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            return
         told = None
         while told != health_pb2.HealthCheckResponse.NOT_SERVING:
             if self._health() != told:

@@ -1,8 +1,10 @@
 """The ASGI application: routes, errors in one shape, and a request id on everything."""
 
 import secrets
+from collections.abc import Sequence
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http_api import problems
@@ -10,12 +12,20 @@ from service.http_api.routes import Site, build_router
 from service.records import REQUEST_ID
 
 
-def build_app(site: Site, *, expose_docs: bool = True) -> ASGIApp:
-    """The application of one replica."""
+def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = ()) -> ASGIApp:
+    """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page."""
     shown = {} if expose_docs else {"openapi_url": None, "docs_url": None}
     app = FastAPI(title="Attend", version=site.version, redoc_url=None, **shown)  # type: ignore[arg-type]
     app.include_router(build_router(site))
     problems.install(app)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id"],
+        )
     return RequestIds(app)
 
 

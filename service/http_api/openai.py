@@ -108,12 +108,12 @@ def prompts(value: str | list[str] | list[int] | list[list[int]] | None) -> tupl
 
 
 def timing_of(body: Generation, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Milliseconds of the slowest answer that ended, where the caller wants to know."""
+    """Milliseconds of the slowest answer that ended, and the cached tokens of the least lucky, where the caller wants to know."""
     times = [chunk.times for chunk in chunks if chunk.times is not None]
     if not body.timing or not times:
         return {}
     slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
-    return {"timing": slowest | {"cached_tokens": 0}}
+    return {"timing": slowest | {"cached_tokens": min(each.cached_tokens for each in times)}}
 
 
 @dataclass(slots=True)

@@ -1,37 +1,29 @@
 """Every HTTP route, in the order of the README. A handler parses, calls the service, and writes."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
 
 import orjson
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
-from model.errors import AttendError, ModelNotFound, NoChatTemplate
+from model.errors import ModelNotFound, NoChatTemplate
 from model.params import describe
-from service.errors import sentence
 from service.generation import GenerationService
 from service.http_api import chat
 from service.http_api.body import read_json
 from service.http_api.logprobs import text_of
 from service.http_api.openai import CompletionWriter, to_command
-from service.http_api.problems import error_body
-from service.http_api.schemas import StreamOptions, read_completion
+from service.http_api.schemas import read_completion
+from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
 from service.records import Chunk, Usage
 
-log = logging.getLogger("attend.http")
-
-SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-DONE = b"data: [DONE]\n\n"
 STALE_SECONDS = 30.0
 """A step thread that has not come round for so long is taken for stuck; the longest step is far shorter."""
 
@@ -50,30 +42,6 @@ class Site:
     """How messages become a prompt, where the checkpoint says so."""
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
-
-
-class Writer(Protocol):
-    """Makes the objects of one call: `CompletionWriter` or `ChatWriter`."""
-
-    request_id: str
-    usage: Usage
-
-    @property
-    def stream_options(self) -> StreamOptions | None:
-        """What the stream carries beside the text."""
-        ...
-
-    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The streamed objects of a chunk."""
-        ...
-
-    def last_chunk(self) -> dict[str, Any]:
-        """The object with the usage at the end of a stream."""
-        ...
-
-    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
-        """The object of a call that is not streamed."""
-        ...
 
 
 class Json(Response):
@@ -142,9 +110,7 @@ async def _answer(
     """The whole answer, or a stream that begins with what the first step brought: an early failure has its own status."""
     record.at_once = not stream
     if stream:
-        return StreamingResponse(
-            sse(await anext(batches), batches, writer), media_type="text/event-stream", headers=SSE_HEADERS
-        )
+        return EventStream(events(await anext(batches), batches, writer))
     chunks = [chunk async for batch in batches for chunk in batch]
     writer.usage.add(chunks)
     return Json(writer.whole(chunks))
@@ -213,37 +179,3 @@ def _add_operations(router: APIRouter, site: Site) -> None:
     async def metrics() -> Response:
         """Prometheus text of all replicas."""
         return Response(await site.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def sse(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncIterator[bytes]:
-    """Server-sent events of a stream: each batch of chunks is one write, and `[DONE]` is always last."""
-    async with aclosing(rest):
-        yield _events(first, writer)
-        try:
-            async for chunks in rest:
-                yield _events(chunks, writer)
-        except AttendError as error:
-            yield _event(error_body(error, writer.request_id))
-        except Exception as error:
-            log.exception("request %s failed in its stream: %s", writer.request_id, sentence(error, writer.request_id))
-            yield _event(error_body(error, writer.request_id))
-        else:
-            options = writer.stream_options
-            if options is not None and options.include_usage:
-                yield _event(writer.last_chunk())
-        yield DONE
-
-
-def _events(chunks: list[Chunk], writer: Writer) -> bytes:
-    options = writer.stream_options
-    continuous = options is not None and bool(options.continuous_usage_stats)
-    events = []
-    for chunk in chunks:
-        writer.usage.add((chunk,))
-        extra = {"usage": writer.usage.document()} if continuous else {}
-        events += [_event(event | extra) for event in writer.events(chunk)]
-    return b"".join(events)
-
-
-def _event(document: dict[str, object]) -> bytes:
-    return b"data: %s\n\n" % orjson.dumps(document)

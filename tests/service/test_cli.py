@@ -105,7 +105,12 @@ def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
     document = json.loads(out)
     assert status == 0
     assert (document["object"], document["model"], document["seed"]) == ("text_completion", "tiny", 3)
-    assert document["usage"] == {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
+    assert document["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 10,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert [choice["index"] for choice in document["choices"]] == [0, 1]
     for choice in document["choices"]:
         assert len(choice["token_ids"]) == 5

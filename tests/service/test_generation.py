@@ -328,9 +328,15 @@ def held(asked: Command, steps: int, then, **more) -> tuple[FakeEngine, list[lis
 
 
 def test_a_deadline_before_the_first_token_is_an_error():
-    for limit in ({"deadline_ms": 1}, {}):
+    for asked, server in [({"deadline_ms": 1}, {}), ({}, {"request_timeout": 0.001}), ({}, {"deadline_default_ms": 1})]:
         with pytest.raises(DeadlineExceeded):
-            held(command(**limit), 0, lambda engine: None, request_timeout=600 if limit else 0.001)
+            held(command(**asked), 0, lambda engine: None, **server)
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [({}, 7), ({"deadline_ms": 50_000}, 50), ({"deadline_ms": 700_000}, 600)])
+def test_the_default_deadline_is_for_calls_that_name_none_and_no_call_outlives_the_server_s_limit(asked, seconds):
+    engine, _ = held(command(**asked), 0, lambda engine: engine.release(60), deadline_default_ms=7_000, request_timeout=600)
+    assert seconds in [given for given, _, _ in engine.alarms]
 
 
 def test_after_the_first_token_the_deadline_ends_each_answer_with_what_there_is():

@@ -25,7 +25,7 @@ from tests.fakes import MODEL, FakeEngine, build_server, says, until
 COMPLETIONS = ("http", "/v1/completions")
 KINDS = {
     "gauge": "requests_running requests_waiting kv_cache_usage engine_heartbeat_seconds cache_config_info",
-    "counter": "prompt_tokens generation_tokens preemptions requests",
+    "counter": "prompt_tokens generation_tokens preemptions requests prefix_cache_queries prefix_cache_hits",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds time_per_output_token_seconds "
     "request_duration_seconds request_queue_seconds request_prefill_seconds request_decode_seconds "
     "request_prompt_tokens request_generation_tokens step_seconds step_batch_size",
@@ -137,7 +137,12 @@ def test_an_outcome_once_counted_stays():
 def test_a_prompt_counts_once_however_many_answers_it_gets():
     server = build_server()
     usage = server.post({"prompt": ["abc", "de"], "n": 3, "max_tokens": 4}).json()["usage"]
-    assert usage == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
+    assert usage == {
+        "prompt_tokens": 5,
+        "completion_tokens": 24,
+        "total_tokens": 29,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert server.value("attend_prompt_tokens_total") == 5
     assert server.value("attend_generation_tokens_total") == 24
     assert server.value("attend_request_prompt_tokens_count") == 2

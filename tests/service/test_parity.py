@@ -201,6 +201,7 @@ VALID: list[dict[str, Any]] = [
     {"prompt": "a", "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     {"prompt": "a", "echo": False, "timing": False},
     {"prompt": "a", "timing": True, "n": 2},
+    {"prompt": "a", "timing": True, "stop": ["d"]},
     {"prompt": "naïve 😀", "echo": True},
     {"prompt": "", "echo": True},
     {"prompt": [97, 256, 0xC3], "echo": True, "n": 2},

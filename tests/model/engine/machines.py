@@ -139,8 +139,9 @@ def ask(name: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **fie
 
 
 def sizes(**changes) -> EngineConfig:
-    """Room for everything, unless `changes` say otherwise."""
-    values = {"num_blocks": 64, "block_size": 4, "max_batch_requests": 16, "max_batch_tokens": 256} | changes
+    """Room for everything, and blocks of one's own, unless `changes` say otherwise."""
+    values = {"num_blocks": 64, "block_size": 4, "max_batch_requests": 16, "max_batch_tokens": 256, "prefix_caching": False}
+    values |= changes
     return EngineConfig(max_model_len=values.pop("max_model_len", values["num_blocks"] * values["block_size"]), **values)
 
 

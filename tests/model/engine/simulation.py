@@ -23,7 +23,9 @@ class Simulation:
             block_size=block_size,
             max_batch_requests=self.dice.randint(1, 8),
             max_batch_tokens=self.dice.choice([1, 3, 8, 20]),
+            prefix_caching=self.dice.random() < 0.7,
         )
+        self.stems = [self.dice.choices(range(FAKE_VOCAB), k=self.config.max_model_len) for _ in range(2)]
         self.clock = Clock()
         self.scheduler = scheduler(self.config, self.clock)
         self.runner = FakeRunner(block_size)
@@ -57,14 +59,16 @@ class Simulation:
         length = self.dice.randint(1, self.dice.choice([1, 1, room - 1]))
         stops = frozenset(self.dice.sample(range(FAKE_VOCAB), self.dice.choice([0, 0, 1, 4])))
         fewest = self.dice.randint(0, room - length) if self.dice.random() < 0.3 else 0
+        shared = self.dice.choice([0, length, self.dice.randint(0, length)])
         request = ask(
             f"r{len(self.tokens)}",
-            self.dice.choices(range(FAKE_VOCAB), k=length),
+            self.dice.choice(self.stems)[:shared] + self.dice.choices(range(FAKE_VOCAB), k=length - shared),
             room - length,
             seed=self.dice.randint(-9, 9),
             choice=self.dice.randint(0, 2),
             stop_token_ids=stops,
             min_tokens=fewest,
+            cache_salt=self.dice.choice(["", "", "salt"]),
         )
         if self.dice.random() < 0.04:
             self.runner.broken.add(request.request_id)
@@ -131,11 +135,15 @@ class Simulation:
             assert len(item.request.blocks) * self.config.block_size >= end, f"{item.request.request_id} lacks blocks"
 
     def check_state(self) -> None:
-        """S1, S2 and A1: each live request in one place, the older ones running, and every block accounted for."""
+        """S1, S2 and A1: each live request in one place, the older ones running, and every block accounted for.
+
+        Whether a block that two requests hold is right for both shows in their tokens: the runner reads them back.
+        """
         running, waiting = list(self.scheduler._running), list(self.scheduler._waiting)
         assert running + waiting == list(self.live.values()), "requests are lost, doubled, or out of order"
-        held = [block for request in running for block in request.blocks]
-        assert len(held) == len(set(held)) and 0 not in held, "a block has two owners"
+        held = {block for request in running for block in request.blocks}
+        assert 0 not in held, "the reserved block was given out"
+        assert sum(len(request.blocks) for request in running) == len(held) or self.config.prefix_caching, "shared blocks"
         assert len(held) + self.scheduler.pool.num_free == self.config.num_blocks, "blocks are lost"
         for name, request in self.live.items():
             assert self.tokens[name] == request.output, f"the outputs of {name} have gaps"

@@ -32,12 +32,12 @@ def test_nothing_can_be_allocated_and_freed_from_a_full_pool():
 
 
 @pytest.mark.parametrize("wrong", [[0], [9], [4], [-1], [1, 1], [1, 4], [1, 2, 1]], ids=str)
-def test_freeing_what_is_not_owned_raises_and_changes_nothing(wrong):
-    """The reserved block, one beyond the pool, a free one, one twice, and an owned one beside a free one."""
+def test_freeing_what_is_not_held_raises_and_changes_nothing(wrong):
+    """The reserved block, one beyond the pool, a free one, one twice, and a held one beside a free one."""
     pool = BlockPool(4)
     held = pool.allocate(3)
     assert [1, 2, 3] == sorted(held)
-    with pytest.raises(AssertionError, match="not all owned"):
+    with pytest.raises(AssertionError, match="not all held"):
         pool.free(wrong)
     assert 1 == pool.num_free
     pool.check_integrity(held)
@@ -47,7 +47,7 @@ def test_a_second_free_raises_and_changes_nothing():
     pool = BlockPool(4)
     first, second = pool.allocate(2), pool.allocate(2)
     pool.free(first)
-    with pytest.raises(AssertionError, match="not all owned"):
+    with pytest.raises(AssertionError, match="not all held"):
         pool.free(first)
     assert 2 == pool.num_free
     pool.check_integrity(second)
@@ -71,7 +71,7 @@ def test_a_table_other_than_the_pools_fails_the_check():
 def test_a_lost_block_fails_the_check():
     pool = BlockPool(4)
     held = pool.allocate(2)
-    pool._free.pop()
+    pool._free.popitem()
     with pytest.raises(AssertionError, match="lost or doubled"):
         pool.check_integrity(held)
 

@@ -6,7 +6,7 @@ import pytest
 
 from model.engine.blocks import BlockPool
 from model.engine.request import FinishReason, Output
-from model.engine.scheduler import Plan, Scheduled, Scheduler
+from model.engine.scheduler import Plan, Scheduler
 from tests.model.engine.simulation import Simulation
 
 SEEDS = 300
@@ -16,16 +16,18 @@ HUNT = 200
 
 def test_every_law_holds_after_every_step_of_every_life():
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
-    preemptions, reasons = 0, set()
+    preemptions, hits, reasons = 0, 0, set()
     for seed in range(SEEDS):
         try:
             life = Simulation(seed).run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         preemptions += life.scheduler.num_preemptions
+        hits += life.scheduler.num_prefix_hits
         reasons |= set(life.ended.values())
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
     assert preemptions > 4 * SEEDS
+    assert hits > SEEDS
     assert set(FinishReason) == reasons
 
 
@@ -63,18 +65,17 @@ class LastInFirstOut(Scheduler):
 class ForgetsToComputeAgain(Scheduler):
     """A preempted request resumes where it stood, in blocks that do not hold its past."""
 
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.stood = {}
+
     def _preempt(self, request):
-        computed = request.num_computed
+        self.stood[request.request_id] = request.num_computed
         super()._preempt(request)
-        request.num_computed = computed
 
-    def _admit(self, budget):
-        for item in super()._admit(budget):
-            start = item.request.num_computed
-            yield Scheduled(item.request, start, max(1, item.count - start))
-
-    def check_integrity(self):
-        """The laws of the simulation must see it, not this check."""
+    def _take_known(self, request):
+        super()._take_known(request)
+        request.num_computed = max(request.num_computed, self.stood.get(request.request_id, 0))
 
 
 class GoesOnAfterAStop(Scheduler):
@@ -171,7 +172,7 @@ class GivesBlocksTwice(Scheduler):
         def free(self, blocks):
             blocks = list(blocks)
             super().free(blocks)
-            self._free.extend(blocks[:1])
+            self._free[blocks[0]] = None
 
 
 class LosesTheErrors(Scheduler):
@@ -187,6 +188,65 @@ class DropsTokensOnPreemption(Scheduler):
     def _preempt(self, request):
         super()._preempt(request)
         request.output.clear()
+
+
+class ComputesNothing(Scheduler):
+    """A prompt that is known to its end is taken from the cache to its end: no token is left to compute."""
+
+    def _take_known(self, request):
+        super()._take_known(request)
+        size = self.config.block_size
+        found = self.pool.find(self._parent(request), request.tokens(request.num_computed, size))
+        if found is not None and request.num_computed + size == request.num_tokens:
+            self.pool.share(found[:1])
+            request.blocks.append(found[0])
+            request.num_computed += size
+
+
+class TrustsAFailedStep(Scheduler):
+    """Blocks that a failed step should have filled stay known."""
+
+    def commit(self, plan, result):
+        forget, self.pool.forget = self.pool.forget, lambda blocks: None
+        try:
+            return super().commit(plan, result)
+        finally:
+            self.pool.forget = forget
+
+
+class ForgetsWhatCameBefore(Scheduler):
+    """A block is known by its own tokens alone."""
+
+    def _parent(self, request):
+        return ""
+
+
+class KnowsHalfABlock(Scheduler):
+    """A block is known from its first token on."""
+
+    def _planned(self, request, count):
+        item = super()._planned(request, count)
+        at, size = request.num_known, self.config.block_size
+        if self.config.prefix_caching and (item.start + count) % size:
+            padded = [*request.tokens(at * size, size), *[0] * size][:size]
+            self.pool.remember(self._parent(request), padded, request.blocks[at])
+        return item
+
+
+class GivesOutWhatIsShared(Scheduler):
+    """A known block that is held again stays in the list of free ones."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.pool = self.Pool(config.num_blocks)
+
+    class Pool(BlockPool):
+        """See `GivesOutWhatIsShared`."""
+
+        def share(self, blocks):
+            free = self._free.copy()
+            super().share(blocks)
+            self._free = free
 
 
 PLANTED = [
@@ -206,6 +266,11 @@ PLANTED = [
     GivesBlocksTwice,
     LosesTheErrors,
     DropsTokensOnPreemption,
+    ComputesNothing,
+    TrustsAFailedStep,
+    ForgetsWhatCameBefore,
+    KnowsHalfABlock,
+    GivesOutWhatIsShared,
 ]
 
 

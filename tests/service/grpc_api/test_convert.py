@@ -165,7 +165,7 @@ SCORES = (TokenLogprob(2, -1.5, ((9, -0.5), (8, -1.0))), TokenLogprob(3, float("
 
 
 def chunk(index: int = 0, reason: FinishReason | None = None, stop: str | int | None = None, *, first: bool = False) -> Chunk:
-    prompt = PromptPart((1, 2, 3), SCORES, "pqr") if first else None
+    prompt = PromptPart((1, 2, 3), SCORES, "pqr", 2) if first else None
     times = Times(0.25 * index, 0.5, 1.0) if reason else None
     return Chunk(index, "ab", (97, 98), 7, 3, -5, reason, stop, SCORES, prompt, times)
 
@@ -194,6 +194,7 @@ def test_of_the_prompt_there_is_what_was_asked_for_and_nothing_for_its_first_tok
     told = to_response([chunk(first=True)], asked, "fp").prompt_info
     assert (list(told.token_ids), list(told.logprobs)) == ([1, 2, 3], [0, -1.5, float("-inf")])
     assert [list(top.token_ids) for top in told.top_logprobs] == [[], [9, 8], [9, 8]]
+    assert told.num_cached_tokens == 2
     bare = to_response([chunk(first=True)], pb.GenerateRequest(), "fp").prompt_info
     assert not (bare.token_ids or bare.logprobs or bare.top_logprobs)
 

@@ -325,6 +325,25 @@ def test_health_follows_the_drain_and_a_watch_ends_with_it(monkeypatch):
     assert asyncio.run(run()) == [SERVING, NOT_SERVING]
 
 
+def test_health_is_told_of_each_service_and_of_no_other():
+    server = build_server()
+
+    async def run() -> tuple[dict[str, int], int, list[int]]:
+        async with grpc_channel(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            listed = (await health.List(health_pb2.HealthListRequest())).statuses
+            named = await health.Check(health_pb2.HealthCheckRequest(service="attend.v1.GenerationService"))
+            other = health_pb2.HealthCheckRequest(service="other")
+            watched = [answer.status async for answer in health.Watch(other)]
+            with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+                await health.Check(other)
+            return {name: answer.status for name, answer in listed.items()}, named.status, watched
+
+    listed, named, watched = asyncio.run(run())
+    assert listed == {"": SERVING, "attend.v1.GenerationService": SERVING}
+    assert (named, watched) == (SERVING, [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])
+
+
 def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
     monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
     server = build_server()

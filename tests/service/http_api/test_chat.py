@@ -379,7 +379,7 @@ def test_a_whole_object_is_golden():
             {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": "END"},
         ],
         "seed": 42,
-        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 0}},
     }
 
 
@@ -395,7 +395,7 @@ def test_the_deltas_put_together_are_the_message():
 def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
     one = writer()
     one.usage.add([chunk(0, "ab", 2)])
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 0}}
     assert one.last_chunk() == HEAD | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
 
 

@@ -1,6 +1,7 @@
 """OpenAI's shapes: a body to a command, chunks to completion objects."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from model.errors import InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from service.http_api.openai import CompletionWriter, bias_token, to_command
 from service.http_api.schemas import read_completion
-from service.records import Chunk, Command, Usage
+from service.records import Chunk, Command, PromptPart, Usage
 from tests.fakes import byte_tokenizer
 
 
@@ -216,7 +217,19 @@ def test_a_whole_object_joins_the_pieces_and_orders_the_answers():
     document = whole.whole(pieces)
     shown = [(c["index"], c["text"], c["finish_reason"], c["stop_reason"]) for c in document["choices"]]
     assert shown == [(0, "ab", "length", None), (1, "xy", "stop", "END"), (2, "", "abort", None)]
-    assert document["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert document["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 4,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_of_several_answers_the_one_that_found_least_in_the_cache_counts_for_its_prompt():
+    one = writer(n=2)
+    founds = [(0, 16), (1, 48), (2, 0), (3, 32)]
+    one.usage.add([replace(chunk(at, "a", 1), prompt=PromptPart((), (), "", found)) for at, found in founds])
+    assert one.usage.document()["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
 def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
@@ -224,7 +237,12 @@ def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
     one.usage.add([chunk(0, "ab", 2), chunk(1, "c", 1), chunk(2, "d", 1)])
     last = one.last_chunk()
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
+    assert last["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 4,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 def test_usage_takes_totals_so_that_a_chunk_seen_twice_counts_once():

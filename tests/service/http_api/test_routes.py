@@ -36,7 +36,12 @@ def test_a_whole_answer_is_one_object():
     assert document["choices"] == [
         {"index": 0, "text": "café 😀", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]
-    assert document["usage"] == {"prompt_tokens": 3, "completion_tokens": 11, "total_tokens": 14}
+    assert document["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 11,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert (document["model"], document["seed"], document["system_fingerprint"]) == ("fake", 3, "fp_fake")
     assert server.outcomes() == {(*ROUTE, "stop"): 1}
 
@@ -51,7 +56,7 @@ def test_the_bytes_of_a_stream_are_golden():
     assert answer.text == (
         f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],"seed":7}}\n\n'
         f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],"seed":7}}\n\n'
-        f'{head}"choices":[],"usage":{{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}}}\n\n'
+        f'{head}"choices":[],"usage":{{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
         "data: [DONE]\n\n"
     )
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
