@@ -311,6 +311,7 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
         self.options = frozenset(variables - _RESERVED - set(environment.globals))
         """What `render` takes beside the messages."""
+        self.source = source
         self._clock = clock
         self._always = {
             **{"tools": None, "documents": None},

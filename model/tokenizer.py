@@ -1,6 +1,7 @@
 """Text to token ids and back, over a checkpoint's `tokenizer.json` (the `tokenizers` library)."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,12 @@ from model.errors import CheckpointError
 
 REPLACEMENT = "\ufffd"
 """What an incomplete UTF-8 sequence decodes to."""
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+BYTE_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
+"""How byte-level tokenizers write a byte (GPT-2): as itself where it can be printed, else as a letter from U+0100 on."""
+FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How the others write a byte that no token of theirs covers."""
 
 
 class Tokenizer:
@@ -20,6 +27,7 @@ class Tokenizer:
     def __init__(self, raw: RawTokenizer, bos_token_id: int | None = None, facts: dict[str, Any] | None = None) -> None:
         self.raw = raw
         self.bos_token_id = bos_token_id
+        self._bytes: dict[int, bytes] = {}
         self.facts = facts or {}
         """tokenizer_config.json, where there is one."""
 
@@ -55,6 +63,31 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of one token inside a text: joined, they are the text's. They need not be whole characters."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def text_of(self, token_id: int) -> str:
+        """One token inside a text; one that is no whole characters as `bytes:\\xc3`, so that no two look alike."""
+        found = self.bytes_of(token_id)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        once, twice = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
+        text = twice[len(once) :]  # some decoders strip the space before a text's first word
+        if REPLACEMENT not in twice:
+            return text.encode()
+        written = self.raw.id_to_token(token_id) or ""
+        fallback = FALLBACK_BYTE.fullmatch(written)
+        if fallback is not None:
+            return bytes([int(fallback[1], 16)])
+        return bytes(BYTE_LETTERS[letter] for letter in written) if BYTE_LETTERS.keys() >= set(written) else text.encode()
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:

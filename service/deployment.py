@@ -56,7 +56,7 @@ class Attend(GrpcMethods):
         facts = (version("attend"), scrape.over_replicas, self.is_draining, template, self.keys)
         return build_app(
             Site(self.service, self.metrics, *facts),
-            expose_docs=self.settings.expose_docs and self.keys is None,
+            expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from model.engine.request import FinishReason, Output, Request, TokenEngine
 from model.errors import DeadlineExceeded, EngineFailed, ModelNotFound, Unavailable
-from model.params import describe, token_ids
+from model.params import token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
 from service.keys import Lease
@@ -71,7 +71,7 @@ class GenerationService:
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless `name` is the served model, or empty."""
         if name and name != self.model_name:
-            raise ModelNotFound(f"the model {describe(name)} does not exist; this server has {self.model_name!r}")
+            raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {self.model_name!r}")
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, made beside the event loop where that takes long."""

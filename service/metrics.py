@@ -133,7 +133,8 @@ class RequestRecord:
 
     def __init__(self, metrics: Metrics, transport: str, route: str, request_id: str) -> None:
         self._metrics = metrics
-        self._request_id = request_id
+        self.request_id = request_id
+        """For the log."""
         self._where = (transport, route)
         self._arrived = metrics.clock()
         self._last: dict[int, float] = {}
@@ -219,7 +220,7 @@ class RequestRecord:
             self._metrics.count(*self._where, outcome)
             seconds = self._metrics.clock() - self._arrived
             self._metrics.duration.observe(seconds)
-            log.info("%s %s %s: %s, %d tokens, %.3f s", *self._where, self._request_id, outcome, self.num_tokens, seconds)
+            log.info("%s %s %s: %s, %d tokens, %.3f s", *self._where, self.request_id, outcome, self.num_tokens, seconds)
 
 
 def outcome_of(error: AttendError) -> str:

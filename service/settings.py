@@ -57,7 +57,7 @@ class Settings(BaseModel):
     proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
-    expose_docs: bool = Field(True, description="serve /docs and /openapi.json")
+    expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
 

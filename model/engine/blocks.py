@@ -63,7 +63,7 @@ class BlockPool:
         return None if block is None else (block, self._numbers[block])
 
     def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:
-        """Make a held block findable; returns the number of the block that holds this text: an older one, where there is one."""
+        """Make a held block findable; returns the number of the block that holds this text, which may be an older one."""
         key = (parent, tuple(tokens))
         if key not in self._known:
             self._known[key], self._keys[block], self._numbers[block] = block, key, self.next_number

@@ -8,15 +8,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http_api import problems
-from service.http_api.routes import Site, build_router
+from service.http_api.page import add_pages
+from service.http_api.routes import Site, build_router, guard
 from service.records import REQUEST_ID
 
 
 def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = ()) -> ASGIApp:
-    """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page."""
-    shown = {} if expose_docs else {"openapi_url": None, "docs_url": None}
-    app = FastAPI(title="Attend", version=site.version, redoc_url=None, **shown)  # type: ignore[arg-type]
+    """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page.
+
+    `expose_docs` is the playground, /docs and /openapi.json together.
+    """
+    app = FastAPI(title="Attend", version=site.version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(build_router(site))
+    if expose_docs:
+        add_pages(app, [guard(site.keys)])
     problems.install(app)
     if cors_origins:
         app.add_middleware(

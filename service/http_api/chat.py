@@ -1,7 +1,6 @@
 """OpenAI's chat: messages to a prompt, a request to a Command, chunks to chat completion objects."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ from model.chat import ChatTemplate
 from model.engine.request import TokenLogprob
 from model.errors import InvalidRequest, NotSupported
 from model.params import describe, integer
+from model.tokenizer import Tokenizer
 from service.http_api.logprobs import finite
 from service.http_api.openai import decoding_of, sampling_of, stops_of, timing_of
 from service.http_api.schemas import Generation, StreamOptions, explained, kind_of
@@ -189,8 +189,7 @@ class ChatWriter:
     model: str
     fingerprint: str
     usage: Usage
-    text_of: Callable[[int], str]
-    """A token alone as text."""
+    tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     _begun: set[int] = field(default_factory=set)
 
@@ -208,7 +207,8 @@ class ChatWriter:
     def role_chunk(self, chunk: Chunk) -> dict[str, Any]:
         """What the stream of the chunk's answer begins with."""
         delta = {"role": "assistant", "content": ""}
-        choice: dict[str, Any] = {"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {"index": chunk.index, "delta": delta, "logprobs": None}
+        choice |= {"finish_reason": None, "stop_reason": None}
         if self.body.return_token_ids and chunk.prompt is not None:
             choice["prompt_token_ids"] = list(chunk.prompt.token_ids)
         return self._object("chat.completion.chunk", [choice], chunk.seed)
@@ -264,5 +264,5 @@ class ChatWriter:
         return self._token(scored.token_id, scored.logprob) | {"top_logprobs": [self._token(*each) for each in top]}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.text_of(token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode("utf-8"))}
+        text, its_bytes = self.tokenizer.text_of(token), self.tokenizer.bytes_of(token)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}

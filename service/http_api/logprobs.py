@@ -53,7 +53,7 @@ class CompletionLogprobs:
     def _lists(self, rows: Iterable[tuple[int, TokenLogprob | None]], decoder: StreamDecoder) -> dict[str, list[Any]]:
         lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, scored in rows:
-            lists["tokens"].append(text_of(self._tokenizer, token))
+            lists["tokens"].append(self._tokenizer.text_of(token))
             lists["token_logprobs"].append(None if scored is None else finite(scored.logprob))
             lists["top_logprobs"].append(None if scored is None else self._top(scored))
             lists["text_offset"].append(self._offset)
@@ -63,7 +63,7 @@ class CompletionLogprobs:
     def _top(self, scored: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the token itself: so there may be one more than was asked for."""
         pairs = (*scored.top, (scored.token_id, scored.logprob))
-        return {text_of(self._tokenizer, token): finite(value) for token, value in reversed(pairs)}
+        return {self._tokenizer.text_of(token): finite(value) for token, value in pairs}
 
 
 def prompt_logprobs(prompt: PromptPart, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
@@ -71,10 +71,5 @@ def prompt_logprobs(prompt: PromptPart, tokenizer: Tokenizer) -> list[dict[str, 
     rows: list[dict[str, Any] | None] = [None]
     for scored in prompt.logprobs:
         pairs = (*scored.top, (scored.token_id, scored.logprob))
-        rows.append({str(t): {"logprob": finite(v), "decoded_token": text_of(tokenizer, t)} for t, v in pairs})
+        rows.append({str(t): {"logprob": finite(v), "decoded_token": tokenizer.text_of(t)} for t, v in pairs})
     return rows
-
-
-def text_of(tokenizer: Tokenizer, token: int) -> str:
-    """A token alone as text; bytes that are no characters show as U+FFFD."""
-    return tokenizer.decode([token], skip_special_tokens=False)

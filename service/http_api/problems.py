@@ -43,8 +43,8 @@ def install(app: FastAPI) -> None:
     async def routers(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}"
-        kind, code = "invalid_request_error", "not_found" if error.status_code == 404 else "invalid_request"
-        document = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+        document = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
         return Response(orjson.dumps(document), error.status_code, error.headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)

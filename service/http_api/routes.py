@@ -3,26 +3,23 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
 from model.errors import ModelNotFound, NoChatTemplate
-from model.params import describe
 from service.generation import GenerationService
 from service.http_api import chat
 from service.http_api.body import read_json
-from service.http_api.logprobs import text_of
 from service.http_api.openai import CompletionWriter, to_command
 from service.http_api.schemas import read_completion
 from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
-from service.records import Chunk, Usage
+from service.records import Chunk, Command, Usage
 
 STALE_SECONDS = 30.0
 """A step thread that has not come round for so long is taken for stuck; the longest step is far shorter."""
@@ -53,17 +50,21 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def build_router(site: Site) -> APIRouter:
-    """The routes of one replica."""
+def guard(keys: KeyRing | None) -> params.Depends:
+    """What asks for an API key: a dependency of the routes, not a match on paths, which a forged Host header could move."""
 
     async def authenticate(request: Request) -> None:
-        """A dependency of the routes, not a match on paths, which a forged Host header could move."""
-        request.state.key = site.keys and site.keys.authenticate(request.headers.get("authorization"))
+        request.state.key = keys and keys.authenticate(request.headers.get("authorization"))
 
-    guarded = APIRouter(dependencies=[Depends(authenticate)])
+    return params.Depends(authenticate)
+
+
+def build_router(site: Site) -> APIRouter:
+    """The routes of one replica."""
+    guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_generation(guarded, site)
     _add_models(guarded, site.service)
-    add_tokens(guarded, site.service)
+    add_tokens(guarded, site.service, site.template)
     router = APIRouter()
     _add_operations(router, site)
     router.include_router(guarded)
@@ -80,7 +81,8 @@ def _add_generation(router: APIRouter, site: Site) -> None:
         record = site.metrics.open("http", "/v1/completions", request.state.request_id)
         with record.errors():
             body = read_completion(await read_json(request))
-            command = replace(to_command(body, body.request_id or request.state.request_id), key=request.state.key)
+            command = to_command(body, body.request_id or request.state.request_id)
+            command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
             writer = CompletionWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
             return await _answer(service.generate(command, record), writer, record, stream=bool(body.stream))
@@ -97,11 +99,16 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             text = await asyncio.to_thread(chat.to_prompt, body, site.template)  # a template may take its time
             prompt = await service.preparation.tokens(text, add_special_tokens=False)  # the template writes its own
             command = chat.to_command(body, body.request_id or request.state.request_id, tuple(prompt))
-            command = replace(command, key=request.state.key)
+            command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
-            words = partial(text_of, service.tokenizer)
-            writer = chat.ChatWriter(body, command.request_id, service.model_name, fingerprint, usage, words)
+            writer = chat.ChatWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
             return await _answer(service.generate(command, record), writer, record, stream=bool(body.stream))
+
+
+def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
+    """The command with its caller's key. Its id, which may be the body's, is now also that of its log lines and errors."""
+    request.state.request_id = record.request_id = command.request_id
+    return replace(command, key=request.state.key)
 
 
 async def _answer(
@@ -128,7 +135,7 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
     async def model(model_id: str) -> Response:
         """The served model, by its name."""
         if model_id != service.model_name:
-            raise ModelNotFound(f"the model {describe(model_id)} does not exist; this server has {service.model_name!r}")
+            raise ModelNotFound(f"the model {model_id[:128]!r} does not exist; this server has {service.model_name!r}")
         return Json(model_object())
 
     def model_object() -> dict[str, object]:
@@ -144,7 +151,8 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
 def _add_operations(router: APIRouter, site: Site) -> None:
     """What an operator asks: health, readiness, version, metrics."""
 
-    @router.get("/health", include_in_schema=False)
+    @router.head("/healthz", include_in_schema=False)
+    @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
     @router.get("/healthz")
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
@@ -153,6 +161,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
             "ok\n" if age < STALE_SECONDS else "the engine is stuck\n", 200 if age < STALE_SECONDS else 503
         )
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")
     async def readyz() -> Response:
         """Ready for requests: the weights are loaded, and no drain has begun."""

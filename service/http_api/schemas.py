@@ -127,6 +127,7 @@ def explained(error: ValidationError, document: dict[str, Any]) -> InvalidReques
 
 def _wanted(kind: str, message: str) -> str:
     known = {
+        "missing": "given",
         "int_type": "an integer",
         "float_type": "a number",
         "string_type": "a string",

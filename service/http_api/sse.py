@@ -61,6 +61,8 @@ class EventStream(StreamingResponse):
         self._wrote = False
 
     async def stream_response(self, send: Send) -> None:
+        """Write the content as it comes."""
+
         async def noting(message: Any) -> None:
             self._wrote = True
             await send(message)
@@ -102,10 +104,12 @@ async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], wr
 def _batch(chunks: list[Chunk], writer: Writer) -> bytes:
     options = writer.stream_options
     continuous = options is not None and bool(options.continuous_usage_stats)
+    extra: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
     events = []
     for chunk in chunks:
         writer.usage.add((chunk,))
-        extra = {"usage": writer.usage.document()} if continuous else {}
+        if continuous:
+            extra = {"usage": writer.usage.document()}
         events += [_event(event | extra) for event in writer.events(chunk)]
     return b"".join(events)
 

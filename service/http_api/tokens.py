@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError
 
+from model.chat import ChatTemplate
 from service.generation import GenerationService
 from service.http_api.body import read_json
 from service.http_api.schemas import TokenIds, explained
@@ -34,7 +35,7 @@ class DetokenizeRequest(BaseModel):
     model: StrictStr | None = None
 
 
-def add_tokens(router: APIRouter, service: GenerationService) -> None:
+def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemplate | None) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
 
     @router.post("/tokenize")
@@ -60,7 +61,8 @@ def add_tokens(router: APIRouter, service: GenerationService) -> None:
         info, facts = service.engine.info, service.tokenizer.facts
         ends = [service.tokenizer.raw.id_to_token(token) for token in info.eos_token_ids[:1]]
         defaults = {"eos_token": next(iter(ends), None), "vocab_size": info.vocab_size, "model_max_length": info.max_model_len}
-        return _json(defaults | facts)
+        written = {} if template is None else {"chat_template": template.source}
+        return _json(defaults | facts | written)
 
 
 def _read(kind: type[T], document: dict[str, Any]) -> T:

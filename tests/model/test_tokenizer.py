@@ -82,7 +82,7 @@ def test_a_character_is_sent_whole_or_not_at_all(text, skip):
 @law
 @given(text=TEXTS)
 def test_encoding_loses_nothing(text):
-    assert text == BYTE_LEVEL.decode(BYTE_LEVEL.encode(text))
+    assert text == BYTE_LEVEL.decode(BYTE_LEVEL.encode(text), skip_special_tokens=False)
 
 
 def test_every_token_that_ends_on_a_character_is_sent_at_once():
@@ -172,3 +172,21 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not a JSON object"):
         Tokenizer.load(damaged(tmp_path, content, "tokenizer_config.json"))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
+@law
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=30))
+def test_the_bytes_of_the_tokens_are_the_texts_bytes(tokenizer, text):
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(tokenizer.bytes_of(token) for token in ids)
+    before = " " if tokenizer is BYTE_FALLBACK and text else ""  # its normalizer begins every text with a space
+    assert (before + text).encode() == joined
+
+
+def test_a_token_that_is_no_whole_character_shows_its_bytes_and_a_word_its_space():
+    halves = [BYTE_FALLBACK.raw.token_to_id(name) for name in ("<0xC3>", "<0xA9>")]
+    assert ["bytes:\\xc3", "bytes:\\xa9"] == [BYTE_FALLBACK.text_of(half) for half in halves]
+    assert " hi" == BYTE_FALLBACK.text_of(BYTE_FALLBACK.raw.token_to_id("▁hi"))
+    assert "a" == BYTE_LEVEL.text_of(BYTE_LEVEL.encode("a")[0])
+    assert END_OF_TEXT == BYTE_LEVEL.text_of(END)

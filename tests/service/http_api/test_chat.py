@@ -325,12 +325,18 @@ def asked(body: bytes) -> Command:
 # --- answers
 
 
-def text_of(token: int) -> str:
-    return {300: "é", 301: "<|end|>"}.get(token, chr(token))
+class Words:
+    """A tokenizer with a few tokens of its own."""
+
+    def text_of(self, token: int) -> str:
+        return {300: "é", 301: "<|end|>", 302: "bytes:\\xc3"}.get(token, chr(token))
+
+    def bytes_of(self, token: int) -> bytes:
+        return {300: "é".encode(), 301: b"<|end|>", 302: b"\xc3"}.get(token, chr(token).encode())
 
 
 def writer(n: int = 1, **body) -> ChatWriter:
-    return ChatWriter(read(**body), "r7", "m", "fp", Usage(n), text_of, created=1_700_000_000)
+    return ChatWriter(read(**body), "r7", "m", "fp", Usage(n), Words(), created=1_700_000_000)
 
 
 def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None, **more) -> Chunk:
@@ -407,6 +413,8 @@ def test_log_probabilities_are_golden_and_never_infinite():
     e = {"token": "é", "logprob": -1.5, "bytes": [0xC3, 0xA9]}
     end = {"token": "<|end|>", "logprob": -9999.0, "bytes": list(b"<|end|>")}
     assert rows == {"content": [a | {"top_logprobs": [a, e, end]}], "refusal": None}
+    part = replace(chunk(0, "", 1), logprobs=(TokenLogprob(302, -1.0),))
+    assert writer(logprobs=True).chunk(part)["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xC3]
     rows = writer(logprobs=True).whole([piece, piece])["choices"][0]["logprobs"]
     assert rows["content"] == [a | {"top_logprobs": []}] * 2
     assert writer(logprobs=False).chunk(piece)["choices"][0]["logprobs"] is None

@@ -53,10 +53,12 @@ def test_the_bytes_of_a_stream_are_golden():
     head = (
         f'data: {{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"fake","system_fingerprint":"fp_fake",'
     )
+    tail = '"seed":7,"usage":null}'
+    counts = '{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}'
     assert answer.text == (
-        f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],"seed":7}}\n\n'
-        f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],"seed":7}}\n\n'
-        f'{head}"choices":[],"usage":{{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
+        f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],{tail}\n\n'
+        f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],{tail}\n\n'
+        f'{head}"choices":[],"usage":{counts}}}\n\n'
         "data: [DONE]\n\n"
     )
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"

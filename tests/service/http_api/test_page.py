@@ -1,0 +1,121 @@
+"""The pages need nothing but this server, cannot run what they show, and go off together."""
+
+import asyncio
+import hashlib
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.http_api.app import build_app
+from service.http_api.page import PAGES, STATIC
+from service.http_api.routes import Site
+from service.keys import KeyRing
+from tests.fakes import build_server
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted(STATIC.iterdir())
+PATHS = [*PAGES, *(f"/static/{file.name}" for file in FILES if file.suffix != ".html")]
+each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+each_path = pytest.mark.parametrize("path", PATHS)
+SECRET = "at-" + "k" * 40
+
+
+async def scrape() -> str:
+    return ""
+
+
+def app_with_keys(folder: Path):
+    (folder / "keys").write_text(json.dumps({"ci": {"sha256": hashlib.sha256(SECRET.encode()).hexdigest()}}))
+    (folder / "keys").chmod(0o600)
+    server = build_server()
+    return build_app(Site(server.service, server.metrics, "1.2.3", scrape, lambda: False, keys=KeyRing(folder / "keys")))
+
+
+def get(app, path: str, **headers: str) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attend") as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(call())
+
+
+@each_path
+def test_every_page_and_file_has_a_policy_that_lets_it_reach_this_server_alone(path):
+    answer = get(build_server().app, path)
+    assert answer.status_code == 200
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert {policy[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
+    assert (policy["require-trusted-types-for"], policy["trusted-types"]) == ("'script'", "'none'")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/docs", "text/html; charset=utf-8"),
+        ("/static/page.css", "text/css; charset=utf-8"),
+        ("/static/common.js", "text/javascript; charset=utf-8"),
+        ("/static/icon.svg", "image/svg+xml"),
+    ],
+)
+def test_a_file_says_what_it_is(path, kind):
+    assert get(build_server().app, path).headers["content-type"] == kind
+
+
+@each_file
+def test_no_file_names_another_host(file):
+    """The one address is SVG's namespace, which nobody fetches."""
+    text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"(?:https?|wss?)://|[\"'(]//|@import|@font-face", text)
+
+
+@each_file
+def test_no_file_makes_markup_or_code_of_text(file):
+    text = file.read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser|srcdoc", text)
+    if file.suffix == ".html":
+        assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)|javascript:", text)
+
+
+def test_whatever_a_page_names_is_served():
+    named = {name for file in FILES for name in re.findall(r"static/([\w.-]+)|from \"\./([\w.-]+)\"", file.read_text())}
+    wanted = {f"/static/{one or other}" for one, other in named}
+    assert wanted == {path for path in PATHS if path.startswith("/static/")}
+
+
+@each_path
+def test_the_pages_are_off_together_with_the_docs(path):
+    assert get(build_server(expose_docs=False).app, path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/", "/static/index.html", "/static/nothing.js", "/static/../page.py", "/static/%2e%2e/page.py"]
+)
+def test_nothing_else_is_served_as_a_file(path):
+    assert get(build_server().app, path).status_code == 404
+
+
+def test_with_keys_the_pages_are_open_and_the_document_is_not(tmp_path):
+    app = app_with_keys(tmp_path)
+    assert {get(app, path).status_code for path in PATHS} == {200}
+    assert get(app, "/openapi.json").status_code == 401
+    document = get(app, "/openapi.json", authorization=f"Bearer {SECRET}").json()
+    assert "/v1/completions" in document["paths"]
+
+
+def test_the_pages_are_not_routes_of_the_document():
+    paths = get(build_server().app, "/openapi.json").json()["paths"]
+    assert "/healthz" in paths
+    assert not paths.keys() & {*PATHS, "/openapi.json"}
+
+
+def test_the_files_are_part_of_the_package():
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "http_api/static/*" in data["service"]
