@@ -3,6 +3,8 @@
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from service.keys_cli import app as keys_app
 from service.settings import PREFIX, Settings, allowed, read_settings
 
 app = typer.Typer(
-    help="Serve, try and train decoder-only transformers.",
+    help="Serve, try, check and train decoder-only transformers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -136,6 +138,78 @@ def train(
 
     recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
     run(recipe, out, root, original=original, threads=threads)
+
+
+@app.command("inspect")
+def inspect_(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            help="Checkpoint folder; without it, ATTEND_MODEL or the shipped model.", metavar="DIR", show_default=False
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Tell what a checkpoint is and what memory it takes, without loading its weights.
+
+    Ends with status 2, and a sentence that says why, where it cannot be served.
+    """
+    from service import inspect_cli
+
+    raise typer.Exit(inspect_cli.show(read_settings({"model": folder}).folder, as_json=json))
+
+
+@app.command()
+def check(
+    url: Annotated[
+        str,
+        typer.Argument(help="Where the server listens for HTTP, as http://localhost:8000.", metavar="URL", show_default=False),
+    ],
+    grpc: Annotated[
+        str | None,
+        typer.Option(
+            help="Where it listens for gRPC; default: port 9000 of the URL's host; none: leave gRPC out.", metavar="HOST:PORT"
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
+
+    Prints a line for each check. Ends with status 1 if one failed or nobody answers, else 0.
+    """
+    from service.check import Unreachable, run, target
+
+    probe, results, reason = target(url, grpc, key), [], None
+    show = (lambda *_: None) if json else printer()
+    try:
+        for result in run(probe):
+            results.append(result)
+            show(result.outcome, f"{result.milliseconds:.0f} ms", result.name, result.detail)
+    except Unreachable as error:
+        reason = str(error)
+        show("failed", "", "connection", reason)
+    well = reason is None and all(result.outcome != "failed" for result in results)
+    if json:
+        document = {"ok": well, "url": probe.url, "grpc": probe.grpc_target, "error": reason}
+        print(dumps(document | {"checks": [asdict(result) for result in results]}))
+    raise typer.Exit(0 if well else 1)
+
+
+def printer() -> Callable[[str, str, str, str], None]:
+    """Prints the outcome, time, name and detail of a check as a line, in colours where the terminal has them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console, colours = Console(highlight=False), {"ok": "green", "failed": "bold red", "skipped": "yellow"}
+
+    def show(outcome: str, spent: str, name: str, detail: str) -> None:
+        line = Text.assemble((f"{outcome:<7}", colours[outcome]), f" {spent:>8}  {name:<19} ", (detail, "dim"))
+        console.print(line, soft_wrap=True)
+
+    return show
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed, SettingError
 from model.tokenizer import Tokenizer
 from service import logs, scrape
+from service.capacity import Load
 from service.generation import GenerationService
 from service.grpc_api.servicer import GrpcMethods
 from service.http_api.app import build_app
@@ -55,7 +56,7 @@ class Attend(GrpcMethods):
         template = ChatTemplate.load(self.settings.folder)
         facts = (version("attend"), scrape.over_replicas, self.is_draining, template, self.keys)
         return build_app(
-            Site(self.service, self.metrics, *facts),
+            Site(self.service, self.metrics, *facts, loads=scrape.loads),
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
         )
@@ -72,6 +73,10 @@ class Attend(GrpcMethods):
     async def scrape_local(self) -> tuple[str, str]:
         """(replica, metrics page) of this replica alone; for `scrape.over_replicas`."""
         return serve.get_replica_context().replica_id.unique_id, self.metrics.text()
+
+    async def load_local(self) -> Load:
+        """The load of this replica alone; for `scrape.loads`."""
+        return Load(self.engine.info, self.engine.stats(), self.metrics.meter.pace())
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones end for so long, then end the rest with their reason."""

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
 from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unauthenticated
+from service.capacity import LoadMeter
 from service.errors import ClientGone
 from service.records import Chunk
 
@@ -40,6 +41,7 @@ class Metrics:
     def __init__(self, engine: TokenEngine, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._labels = {"model": model}
         self.clock = clock
+        self.meter = LoadMeter()
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the calls that produced a token")
@@ -83,6 +85,7 @@ class Metrics:
         """Called by the step thread; prometheus_client locks."""
         self.step_seconds.observe(report.seconds)
         self.step_batch.observe(report.num_requests)
+        self.meter.stepped(report)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"attend_{name}", text, ["model"], registry=self.registry).labels(**self._labels)

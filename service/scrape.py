@@ -1,4 +1,4 @@
-"""One metrics page for all replicas: each sample gets a `replica` label, families stay together.
+"""One metrics page, and the loads, of all replicas: each sample gets a `replica` label, families stay together.
 
 Behind a proxy a scrape reaches one replica at random, so each replica answers for all. One that is dead or slow
 is missing from the page, and counted, but never blanks it.
@@ -6,9 +6,12 @@ is missing from the page, and counted, but never blanks it.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
+
+from service.capacity import Load
 
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
@@ -16,17 +19,27 @@ SECONDS = 2.0
 
 async def over_replicas() -> str:
     """The merged page; called inside a replica."""
+    expected, pages = await asked("scrape_local")
+    return merge(pages) + counted(expected, len(pages))
+
+
+async def loads() -> tuple[int, list[Load]]:
+    """How many replicas there are, and the loads of those that answer; called inside a replica."""
+    return await asked("load_local")
+
+
+async def asked(method: str) -> tuple[int, list[Any]]:
+    """How many replicas there are, and what `method` gives on those that answer in time; called inside a replica."""
     context = serve.get_replica_context()
     handle = serve.get_deployment_handle(context.deployment, context.app_name)
     # The public results_async() fails as a whole when one replica is slow; the per-replica results do not.
     # Alpha API of Ray 2.60 (pinned), covered by tests/service/test_end_to_end.py.
-    calls = await asyncio.wait_for(handle.broadcast("scrape_local")._fetch_replica_results_async(), SECONDS)
+    calls = await asyncio.wait_for(handle.broadcast(method)._fetch_replica_results_async(), SECONDS)
     tasks = [asyncio.ensure_future(call.get_async()) for call in calls]
     done, late = await asyncio.wait(tasks, timeout=SECONDS)
     for task in late:
         task.cancel()
-    pages = [task.result() for task in done if not task.cancelled() and task.exception() is None]
-    return merge(pages) + counted(len(calls), len(pages))
+    return len(calls), [task.result() for task in done if not task.cancelled() and task.exception() is None]
 
 
 def counted(expected: int, answered: int) -> str:

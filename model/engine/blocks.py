@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who holds which, and which of them hold a known text. Plain bookkeeping; the tensors are the cache's.
+"""The pool of KV blocks: who holds which, and which hold a known text. Plain bookkeeping; the tensors are the cache's.
 
 A full block whose tokens are known stays findable after its last holder has let go of it, until the pool needs it for
 something else: that is the prefix cache. A block is known by its tokens and by what came before it, so that finding one
@@ -31,7 +31,7 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks, or None and no change where fewer are free. Known blocks are given out last, the longest unused first."""
+        """`count` blocks, or None and no change where fewer are free. Known blocks go last, the longest unused first."""
         if count > len(self._free):
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]

@@ -34,6 +34,7 @@ class Engine:
         self.runner = runner
         self.observer: Callable[[StepReport], None] = lambda report: None
         self._clock = clock
+        self._num_ended = 0  # when it was last asked for
 
     @property
     def has_work(self) -> bool:
@@ -60,10 +61,14 @@ class Engine:
             return []
         outputs = self.scheduler.commit(plan, self._run(plan))
         drawn = sum(len(output.token_ids) for output in outputs)
-        self.observer(StepReport(self._clock() - started, len(plan.scheduled), plan.num_tokens, drawn))
+        self.observer(StepReport(self._clock() - started, len(plan.scheduled), plan.num_tokens, drawn, self._ended()))
         if not self.has_work:
             self.scheduler.check_integrity()
         return outputs
+
+    def _ended(self) -> int:
+        before, self._num_ended = self._num_ended, self.scheduler.num_ended
+        return self._num_ended - before
 
     def stats(self) -> EngineStats:
         """Load after the last step."""

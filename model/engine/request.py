@@ -171,6 +171,8 @@ class StepReport:
     """Computed, of prompts and answers."""
     num_drawn: int = 0
     """New tokens of answers."""
+    num_ended: int = 0
+    """Requests that have ended since the step before, in whatever way."""
 
 
 class TokenEngine(Protocol):

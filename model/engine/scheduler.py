@@ -81,6 +81,7 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
         self.num_preemptions = 0
+        self.num_ended = 0
         self.num_prefix_queries = 0
         """Tokens of admitted requests that were looked up in the prefix cache."""
         self.num_prefix_hits = 0
@@ -281,6 +282,7 @@ class Scheduler:
         error: str | None = None,
     ) -> Output:
         del self._by_id[request.request_id]
+        self.num_ended += 1
         (self._running if request.blocks else self._waiting).remove(request)
         self._give_back(request)
         request.finish_reason = reason

@@ -108,7 +108,7 @@ def prompts(value: str | list[str] | list[int] | list[list[int]] | None) -> tupl
 
 
 def timing_of(body: Generation, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Milliseconds of the slowest answer that ended, and the cached tokens of the least lucky, where the caller wants to know."""
+    """Milliseconds of the slowest answer that ended, and the fewest cached tokens, where the caller wants to know."""
     times = [chunk.times for chunk in chunks if chunk.times is not None]
     if not body.timing or not times:
         return {}

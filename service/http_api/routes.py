@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
 from model.errors import ModelNotFound, NoChatTemplate
+from service.capacity import Load, document, read_question
 from service.generation import GenerationService
 from service.http_api import chat
 from service.http_api.body import read_json
@@ -39,6 +40,8 @@ class Site:
     """How messages become a prompt, where the checkpoint says so."""
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
+    loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None
+    """How many replicas there are, and the loads of those that answer; None where there is this one alone."""
 
 
 class Json(Response):
@@ -64,6 +67,7 @@ def build_router(site: Site) -> APIRouter:
     guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_generation(guarded, site)
     _add_models(guarded, site.service)
+    _add_capacity(guarded, site)
     add_tokens(guarded, site.service, site.template)
     router = APIRouter()
     _add_operations(router, site)
@@ -146,6 +150,19 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
             "owned_by": "attend",
             "max_model_len": service.engine.info.max_model_len,
         }
+
+
+def _add_capacity(router: APIRouter, site: Site) -> None:
+    """How much room there is."""
+
+    @router.get("/v1/capacity")
+    async def capacity(request: Request) -> Response:
+        """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
+        question = read_question(request.query_params.multi_items())
+        engine = site.service.engine
+        own = Load(engine.info, engine.stats(), site.metrics.meter.pace())
+        expected, loads = (1, [own]) if site.loads is None else await site.loads()
+        return Json(document(loads, expected, question))
 
 
 def _add_operations(router: APIRouter, site: Site) -> None:

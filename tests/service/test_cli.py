@@ -5,9 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from model.engine.build import EngineOptions, build_engine
 from service import cli
 from service.settings import PREFIX, Settings
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint
@@ -50,7 +53,7 @@ def attend(monkeypatch, capfd):
 def test_help_lists_every_command(attend):
     status, out, _ = attend("--help")
     assert status == 0
-    assert all(command in out for command in ("serve", "generate", "train"))
+    assert all(command in out for command in ("serve", "generate", "train", "inspect", "check"))
 
 
 def test_serve_help_lists_every_setting_with_its_variable_and_default(attend):
@@ -165,6 +168,12 @@ def test_a_missing_folder_is_named(attend, tmp_path):
     assert "Traceback" not in err
 
 
+def copied(folder, to):
+    for source in folder.iterdir():
+        (to / source.name).write_bytes(source.read_bytes())
+    return to
+
+
 def cut(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -183,11 +192,80 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGE)
 def test_a_damaged_checkpoint_stops_generate_with_the_file_named(attend, folder, tmp_path, damage, named):
-    for source in folder.iterdir():
-        (tmp_path / source.name).write_bytes(source.read_bytes())
-    damage(tmp_path)
+    damage(copied(folder, tmp_path))
     status, out, err = attend("generate", "hello", "--model", tmp_path)
     assert (status, out) == (2, "")
     assert err.startswith("attend: ")
     assert named in err
     assert "Traceback" not in err
+
+
+def test_inspect_tells_what_the_engine_would_be(attend, folder):
+    status, out, _ = attend("inspect", folder, "--json")
+    found = json.loads(out)
+    info = build_engine(folder, EngineOptions(device="cpu", dtype="float32", kv_cache_memory=1 << 20)).info
+    assert status == 0
+    assert found["parameters"] == info.num_parameters
+    assert (found["family"], found["vocab_size"], found["max_model_len"]) == (info.family, info.vocab_size, info.max_model_len)
+    assert found["weights"] == {
+        "files": 1, "bytes": (folder / "model.safetensors").stat().st_size, "dtypes": ["float32"]
+    }  # fmt: skip
+    # Two layers; keys and values of two heads of 8.
+    assert {name: memory["kv_bytes_per_token"] for name, memory in found["memory"].items()} == {
+        "float32": 256, "bfloat16": 128, "float16": 128
+    }  # fmt: skip
+    assert found["memory"]["bfloat16"]["kv_tokens_per_gib"] == 2**30 // 128
+    assert found["memory"]["float32"]["weights_bytes"] == 4 * info.num_parameters
+    assert found["tokenizer"]["size"] == VOCAB
+    assert (found["chat_template"], found["supported"]) == (False, True)
+
+
+def test_inspect_tells_a_person_the_same(attend, folder):
+    status, out, err = attend("inspect", folder)
+    assert (status, err) == (0, "")
+    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token", "/v1/chat/completions"):
+        assert told in out
+
+
+def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
+    found = json.loads(attend("inspect", "--json")[1])
+    assert (found["family"], found["chat_template"], found["weights"]["dtypes"]) == ("qwen3", True, ["bfloat16"])
+
+
+def test_inspect_counts_the_shards_of_a_checkpoint(attend, folder, tmp_path):
+    copied(folder, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names, where = sorted(tensors), {}
+    for file, part in (("a.safetensors", names[:3]), ("b.safetensors", names[3:])):
+        save_file({name: tensors[name].bfloat16() if file[0] == "a" else tensors[name] for name in part}, tmp_path / file)
+        where |= dict.fromkeys(part, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    found = json.loads(attend("inspect", tmp_path, "--json")[1])
+    size = sum((tmp_path / name).stat().st_size for name in ("a.safetensors", "b.safetensors"))
+    assert found["weights"] == {"files": 2, "bytes": size, "dtypes": ["bfloat16", "float32"]}
+
+
+def eight_bits(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("damage", "named"), [*DAMAGE, (eight_bits, "up_proj.weight is F8_E4M3")])
+def test_inspect_ends_what_cannot_be_served_with_status_two_and_the_reason(attend, folder, tmp_path, damage, named):
+    damage(copied(folder, tmp_path))
+    status, out, err = attend("inspect", tmp_path)
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ")
+    assert named in err
+    status, out, err = attend("inspect", tmp_path, "--json")
+    document = json.loads(out)
+    assert (status, err, document["supported"]) == (2, "", False)
+    assert named in document["error"]
+
+
+def test_check_of_what_is_no_url_is_a_sentence(attend):
+    status, out, err = attend("check", "ftp://somewhere")
+    assert (status, out) == (2, "")
+    assert err == "attend: URL must be as http://HOST:PORT; got 'ftp://somewhere'\n"

@@ -191,7 +191,7 @@ def test_a_step_reports_its_seconds_requests_and_tokens():
 
     engine.runner.submit = slow
     run(engine, [ask("a", [1, 2, 3, 4], 2), ask("b", [1, 2, 3], 2)])
-    assert [StepReport(0.25, 2, 6, 1), StepReport(0.25, 2, 2, 2), StepReport(0.25, 1, 1, 1)] == reports
+    assert [StepReport(0.25, 2, 6, 1, 0), StepReport(0.25, 2, 2, 2, 1), StepReport(0.25, 1, 1, 1, 1)] == reports
 
 
 def test_an_idle_step_does_and_reports_nothing():

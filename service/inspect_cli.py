@@ -1,0 +1,134 @@
+"""`attend inspect`: what a checkpoint is and what it would take to serve it, without reading its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from model.chat import ChatTemplate
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.net.checkpoint import inspect
+from model.net.transformer import Decoder
+from model.tokenizer import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What a server may compute in."""
+STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""What weights may be stored in, under the names of safetensors."""
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
+    config = inspect(folder)
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in Decoder(config).parameters())
+    return {
+        "supported": True,
+        "folder": str(folder),
+        **_shape(config),
+        "parameters": parameters,
+        **_on_disk(folder),
+        "memory": {name: _memory(config, parameters, dtype.itemsize) for name, dtype in DTYPES.items()},
+        "tokenizer": _tokenizer(folder, config),
+        "chat_template": ChatTemplate.load(folder) is not None,
+    }
+
+
+def show(folder: Path, *, as_json: bool) -> int:
+    """Print the facts for a person, or as one JSON object. With JSON, what cannot be served is an object too, and status 2."""
+    try:
+        found = facts(folder)
+    except CheckpointError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"supported": False, "folder": str(folder), "error": str(error)}))
+        return 2
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name:<15} {text}" for name, text in lines(found)))
+    return 0
+
+
+def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts in words."""
+    mlp, tokenizer, weights = found["mlp"], found["tokenizer"], found["weights"]
+    kind, size = ("gated " if mlp["gated"] else "") + mlp["activation"], mlp["size"]
+    heads = f"{found['num_heads']} heads of {found['head_size']}, {found['num_kv_heads']} for keys and values"
+    layers = f"{found['num_layers']} of size {found['hidden_size']}; {heads}; {kind} MLP of {size}; {found['norm']}"
+    ends = ", ".join(map(repr, tokenizer["eos_tokens"])) or "none"
+    special = f"starts with {tokenizer['bos_token']!r}, ends with {ends}"
+    count = "1 file" if weights["files"] == 1 else f"{weights['files']} files"
+    rows = [
+        ("checkpoint", found["folder"]),
+        ("family", found["family"]),
+        ("layers", layers),
+        (
+            "vocabulary",
+            f"{found['vocab_size']} tokens; " + ("head tied to the embedding" if found["tied_head"] else "own head"),
+        ),
+        ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
+        ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
+        ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
+    ]
+    for name, memory in found["memory"].items():
+        cache = f"KV cache {_size(memory['kv_bytes_per_token'])} a token, {memory['kv_tokens_per_gib']:,} tokens a GiB"
+        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {cache}"))
+    return rows
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    names = ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "vocab_size", "norm", "positions")
+    return {name: getattr(config, name) for name in names} | {
+        "mlp": {"size": config.mlp_size, "activation": config.activation, "gated": config.gated_mlp},
+        "tied_head": config.tied_head,
+        "max_model_len": config.max_positions,
+    }
+
+
+def _on_disk(folder: Path) -> dict[str, Any]:
+    """The files that hold weights, and in what. Shapes and names are checked by now, so the files are there."""
+    index = folder / "model.safetensors.index.json"
+    table = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {"": "model.safetensors"}
+    paths = [folder / Path(name).name for name in sorted(set(table.values()))]
+    dtypes: set[str] = set()
+    for path in paths:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                stored = file.get_slice(name).get_dtype()
+                if stored not in STORED:
+                    known = "float32, bfloat16, float16 and float64"
+                    raise CheckpointError(f"{folder}: {path.name}: tensor {name} is {stored}, expected one of {known}")
+                dtypes.add(STORED[stored])
+    size = sum(path.stat().st_size for path in paths)
+    return {"weights": {"files": len(paths), "bytes": size, "dtypes": sorted(dtypes)}}
+
+
+def _memory(config: ModelConfig, parameters: int, itemsize: int) -> dict[str, int]:
+    token = config.kv_bytes_per_token(itemsize)
+    return {"weights_bytes": parameters * itemsize, "kv_bytes_per_token": token, "kv_tokens_per_gib": (1 << 30) // token}
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> dict[str, Any]:
+    tokenizer = Tokenizer.load(folder)
+    start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return {
+        "kind": type(tokenizer.raw.model).__name__,
+        "size": tokenizer.size,
+        "bos_token": None if start is None else tokenizer.raw.id_to_token(start),
+        "eos_tokens": [tokenizer.raw.id_to_token(token) for token in config.eos_token_ids],
+    }
+
+
+def _size(count: float) -> str:
+    """Bytes in words: 24.0 MiB."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
