@@ -20,7 +20,8 @@ from model.errors import CheckpointError
 from model.net.families import FAMILIES, Family, family_of, part_sizes, stop_tokens, their_names
 from model.net.transformer import Decoder
 
-FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+"""What weights may be stored in, under safetensors' names."""
 """What weights are stored in; an eight-bit float needs scales that are not read."""
 
 SHOWN = 5
@@ -138,7 +139,11 @@ class _Weights:
             return None
         self.used.add(name)
         file = self.where[name]
-        found = self.files[file].get_slice(name).get_shape()
+        tensor = self.files[file].get_slice(name)
+        found, stored = tensor.get_shape(), tensor.get_dtype()
+        if stored not in STORED:
+            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(STORED)}")
+            return None
         if found != list(shape):
             self.problems.append(f"{file}: tensor {name} has shape {found}, expected {list(shape)}")
             return None
@@ -151,11 +156,7 @@ class _Weights:
             return None
         name, file = place
         tensor: Tensor = self.files[file].get_tensor(name)
-        if tensor.dtype not in FLOATS:
-            self.problems.append(
-                f"{file}: tensor {name} is {tensor.dtype}, expected one of float32, bfloat16, float16 and float64"
-            )
-        elif not tensor.isfinite().all():
+        if not tensor.isfinite().all():
             self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
         return tensor
 
