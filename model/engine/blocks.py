@@ -13,7 +13,7 @@ Parent = str | int
 
 
 class BlockPool:
-    """Blocks 1 .. num_blocks, each free or held by one or more requests. Block 0 is reserved for padding and never given out."""
+    """Blocks 1 .. num_blocks, each free or held by some requests. Block 0 is reserved for padding and never given out."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -236,7 +236,7 @@ BAD_TENSORS: dict[str, tuple[Any, str]] = {
     "scalar": (torch.tensor(1.0), f"has shape [], expected [{WIDTH}]"),
     "integer": (torch.ones(WIDTH, dtype=torch.int64), "is I64, expected"),
     "boolean": (torch.ones(WIDTH, dtype=torch.bool), "is BOOL, expected"),
-    "eight-bit float": (torch.ones(WIDTH).to(torch.float8_e4m3fn), "float8"),
+    "eight-bit float": (torch.ones(WIDTH).to(torch.float8_e4m3fn), "is F8_E4M3"),
     "NaN": (torch.tensor([1.0] * (WIDTH - 1) + [float("nan")]), "holds NaN or infinity"),
     "infinite": (torch.full((WIDTH,), float("-inf")), "holds NaN or infinity"),
 }
