@@ -28,6 +28,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
+from model.params import describe
 
 if TYPE_CHECKING:  # numpy takes longer to import than the child process takes for its work
     import numpy as np
@@ -101,7 +102,7 @@ def choices(text: str) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"choice must be a JSON list of strings: {str(error)[:_SHOWN]}", "choice") from error
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_CHOICES:
-        got = f"{len(values)} of them" if isinstance(values, list) else f"a JSON {type(values).__name__}"
+        got = f"{len(values)} of them" if isinstance(values, list) else describe(values)
         raise InvalidRequest(f"choice must be a list of 1 to {MAX_CHOICES} strings; got {got}", "choice")
     for index, value in enumerate(values):
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_CHOICE_CHARACTERS:

@@ -77,9 +77,13 @@ class GenerationService:
         """Token ids of a text, made beside the event loop where that takes long."""
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    def detokenize(self, tokens: Sequence[int], name: str = "tokens") -> str:
-        """The text of token ids, special tokens included; an error calls them `name`."""
-        return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
+    async def detokenize(self, tokens: Sequence[int], name: str = "tokens") -> str:
+        """The text of token ids, special tokens included; an error calls them `name`. Made beside the event loop too."""
+
+        def text() -> str:
+            return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
+
+        return await asyncio.to_thread(text)
 
     def _advance(self, answers: dict[str, Answer], output: Output, record: RequestRecord) -> Iterator[Chunk]:
         """The chunk that an engine output makes of its answer; none where the answer has ended already."""

@@ -191,7 +191,8 @@ class RequestRecord:
     def _count_tokens(self) -> None:
         """Bring the counters up to what the caller has been given."""
         prompts, answers = sum(self._prompts.values()), self.num_tokens
-        self._metrics.prompt_tokens.inc(prompts - self._counted[0])
+        if prompts != self._counted[0]:
+            self._metrics.prompt_tokens.inc(prompts - self._counted[0])
         self._metrics.generation_tokens.inc(answers - self._counted[1])
         self._counted = (prompts, answers)
 

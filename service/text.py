@@ -27,6 +27,8 @@ class TextStream:
         return self._show(self._decoder.flush(), last=True)
 
     def _show(self, piece: str, *, last: bool) -> tuple[str, str | None]:
+        if not self._stops.stop:
+            return piece, None
         text = self._held + piece
         if self._num_tokens > self._stops.min_tokens:
             # What is held holds no whole stop string, but for one that came within min_tokens and is text for good.

@@ -107,7 +107,7 @@ class GrpcMethods:
             self._key(grpc_context)
             ask = decoded(request, pb.DetokenizeRequest)
             self.service.check_model(ask.model)
-            return pb.DetokenizeResponse(text=self.service.detokenize(ask.token_ids, "token_ids"))
+            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids"))
         except Exception as error:
             _refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()

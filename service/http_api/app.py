@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http_api import problems
+from service.http_api import documents, problems
 from service.http_api.page import add_pages
 from service.http_api.routes import Site, build_router, guard
 from service.records import REQUEST_ID
@@ -23,6 +23,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
     if expose_docs:
         add_pages(app, [guard(site.keys)])
     problems.install(app)
+    documents.install(app, keyed=site.keys is not None)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,

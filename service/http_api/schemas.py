@@ -109,20 +109,18 @@ def explained(error: ValidationError, document: dict[str, Any]) -> InvalidReques
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        path = ".".join(str(part) for part in first["loc"])
-        return InvalidRequest(f"{path[:64]} is not a field of this request", path[:64])
-    value = document.get(name)
-    inner = str(first["loc"][-1])
-    if isinstance(value, dict) and inner in value:
-        name, value = f"{name}.{inner}", value[inner]
-    wanted = "; or ".join(
-        dict.fromkeys(
-            _wanted(item["type"], item["msg"])
-            for item in error.errors(include_context=False)
-            if item["loc"][0] == first["loc"][0]
-        )
-    )
-    return InvalidRequest(f"{name} must be {wanted}; got {describe(value)}", name)
+        path = ".".join(str(part) for part in first["loc"])[:64]
+        shown = path if path.strip() and path.isprintable() else repr(path)
+        return InvalidRequest(f"{shown} is not a field of this request", path)
+    value, place = document.get(name), ""
+    inner = first["loc"][-1]
+    if isinstance(value, dict) and str(inner) in value:
+        name, value = f"{name}.{inner}", value[str(inner)]
+    same = [item for item in error.errors(include_context=False) if item["loc"][0] == first["loc"][0]]
+    if isinstance(value, list) and isinstance(inner, int) and len({item["loc"] for item in same}) == 1:
+        place, value = f"{name}[{inner}]", value[inner]
+    wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in same))
+    return InvalidRequest(f"{place or name} must be {wanted}; got {describe(value)}", name)
 
 
 def _wanted(kind: str, message: str) -> str:
@@ -136,4 +134,4 @@ def _wanted(kind: str, message: str) -> str:
         "dict_type": "an object",
         "model_type": "an object",
     }
-    return known.get(kind, message)
+    return known.get(kind) or message.replace("String should have", "a string of")

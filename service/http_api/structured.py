@@ -35,13 +35,21 @@ def _of_format(value: dict[str, Any]) -> GrammarSpec | None:
     if not isinstance(inner, dict) or "schema" not in inner:
         raise InvalidRequest(f"{name}.json_schema must be an object with a schema; got {describe(inner)}", name)
     _only(inner, {"name", "schema", "strict", "description"}, f"{name}.json_schema")
+    for key, kind_of_key, wanted in (
+        ("name", str, "a string"),
+        ("description", str, "a string"),
+        ("strict", bool, "a boolean"),
+    ):
+        if inner.get(key) is not None and not isinstance(inner[key], kind_of_key):
+            here = f"{name}.json_schema.{key}"
+            raise InvalidRequest(f"{here} must be {wanted}; got {describe(inner[key])}", here)
     return GrammarSpec("json_schema", _schema(inner["schema"], f"{name}.json_schema.schema"))
 
 
 def _of_kinds(value: dict[str, Any]) -> GrammarSpec | None:
     name = "structured_outputs"
     _only(value, set(KINDS), name)
-    given = {key: item for key, item in value.items() if item is not None and item is not False}
+    given = {key: item for key, item in value.items() if item is not None and not (key == "json_object" and item is False)}
     if not given:
         return None
     if len(given) > 1:
@@ -68,8 +76,8 @@ def _schema(value: Any, name: str) -> str:
     """A schema as text; vLLM's users also send it as a string."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, (dict, bool)):
-        raise InvalidRequest(f"{name} must be a JSON schema; got {describe(value)}", name)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be an object, or one in a string; got {describe(value)}", name)
     return json.dumps(value)
 
 

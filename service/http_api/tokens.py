@@ -53,7 +53,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         """Token ids to text."""
         body = _read(DetokenizeRequest, await read_json(request))
         service.check_model(body.model or "")
-        return _json({"prompt": service.detokenize(body.tokens)})
+        return _json({"prompt": await service.detokenize(body.tokens)})
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

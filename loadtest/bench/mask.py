@@ -1,0 +1,71 @@
+"""What structured output costs the engine: 16 streams under a grammar beside 16 without, the same number of tokens each."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable
+
+from loadtest.bench.busy import served_model
+from loadtest.bench.figures import Figure, ratios
+from model.engine.request import Request
+from model.grammar import CompiledGrammar, GrammarSpec
+from model.params import SamplingParams
+from service.generation import GenerationService
+
+STREAMS = 16
+MOST_RATIO = 1.1
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "role": {"enum": ["reader", "writer", "owner"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+    },
+    "required": ["name", "age", "role", "tags"],
+    "additionalProperties": False,
+}
+SPECS = {
+    "a JSON schema": GrammarSpec("json_schema", json.dumps({"type": "array", "items": PERSON, "minItems": 500})),
+    "a regex": GrammarSpec("regex", "([a-z_]{2,12} ){600,}"),
+}
+"""Neither is complete before the last token that is asked for, so that every stream has the same length."""
+
+
+async def at_once(service: GenerationService, grammar: CompiledGrammar | None, tokens: int) -> float:
+    """Tokens/s of all streams, greedy."""
+    numbers = itertools.count()
+    prompt = service.tokenizer.encode("def read(self, path):\n    ")
+
+    def request() -> Request:
+        started = None if grammar is None else grammar.start()
+        return Request(f"mask-{next(numbers)}", prompt, tokens, SamplingParams(temperature=0), grammar=started)
+
+    requests = [request() for _ in range(STREAMS)]
+    begun, made = time.perf_counter(), 0
+    async for outputs in service.engine.generate(requests):
+        made += sum(len(each.token_ids) for each in outputs)
+    assert made == STREAMS * tokens, f"{made} tokens, not {STREAMS * tokens}"
+    return made / (time.perf_counter() - begun)
+
+
+async def measure(turns: int, tokens: int) -> list[Figure]:
+    """Tokens/s without and with each grammar, and how many times longer it takes; the contestants take turns."""
+    async with served_model() as service:
+        compile_spec: Callable[[GrammarSpec], CompiledGrammar] = service.preparation.grammars.compile
+        contestants = {"no grammar": None} | {name: compile_spec(spec) for name, spec in SPECS.items()}
+        found: dict[str, list[float]] = {name: [] for name in contestants}
+        for turn in range(turns + 1):
+            for name, grammar in contestants.items():
+                speed = await at_once(service, grammar, tokens)
+                if turn:  # the first turn is warm-up
+                    found[name].append(speed)
+    figures = [Figure(f"{STREAMS} streams, {name}", "tokens/s", tuple(values)) for name, values in found.items()]
+    free = found["no grammar"]
+    return figures + [Figure(f"time, {name} / no grammar", "ratio", ratios(free, found[name]), MOST_RATIO) for name in SPECS]
+
+
+def run(turns: int, tokens: int) -> list[Figure]:
+    """`measure` in an event loop of its own."""
+    return asyncio.run(measure(turns, tokens))

@@ -1,0 +1,200 @@
+"""What the service itself spends on a token: streams of an engine that computes nothing, through each transport.
+
+The processor time is that of the thread of the event loop, where the service and the engine both live: Ray's and
+HAProxy's part of the way, and the socket's, are not in it.
+"""
+
+import asyncio
+import cProfile
+import pstats
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from loadtest.bench.figures import Figure
+from loadtest.bench.parsing import source_text
+from model.config import DEFAULT_MODEL
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
+from model.params import SamplingParams
+from model.tokenizer import Tokenizer
+from protos.attend.v1 import generation_pb2 as pb
+from service.generation import GenerationService
+from service.grpc_api.servicer import GrpcMethods
+from service.http_api.app import build_app
+from service.http_api.routes import Site
+from service.metrics import Metrics
+
+STREAMS, CONTEXT, TOP, SHOWN = 16, 4096, 5, 15
+Stream = Callable[[int], Awaitable[None]]
+"""One stream of so many tokens, to its end."""
+
+
+class IdleEngine:
+    """A TokenEngine without a model: each turn of the event loop brings every stream the next token of one text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens = tokenizer.encode(source_text(8 * CONTEXT))[:CONTEXT]
+        facts = {"family": "idle", "device": "cpu", "dtype": "float32", "backend": "none", "fingerprint": "fp_idle"}
+        sizes = {"max_model_len": 2 * CONTEXT, "block_size": 16, "num_blocks": CONTEXT, "vocab_size": tokenizer.size}
+        room = {"max_batch_requests": STREAMS, "max_queued_requests": STREAMS, "num_parameters": 0}
+        self.info = EngineInfo(**facts, **sizes, **room, bos_token_id=0, eos_token_ids=(0,))
+
+    def stats(self) -> EngineStats:
+        """No load."""
+        return EngineStats()
+
+    def heartbeat_age(self) -> float:
+        """Always alive."""
+        return 0.0
+
+    def on_step(self, observer: Callable[[StepReport], None]) -> None:
+        """There are no steps."""
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        """Nothing is kept that would have to be freed."""
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
+        """The tokens of each request, one in each list, with log probabilities where asked for."""
+        (request,) = requests
+        top = tuple((token, -1.5) for token in self.tokens[: request.logprobs or 0])
+        for place in range(request.max_tokens):
+            token = self.tokens[place]
+            scores = () if request.logprobs is None else (TokenLogprob(token, -0.5, top),)
+            await asyncio.sleep(0)
+            if place + 1 < request.max_tokens:
+                yield [Output(request.request_id, (token,), logprobs=scores)]
+            else:
+                yield [Output(request.request_id, (token,), FinishReason.LENGTH, Times(0.0, 0.0, 0.0), logprobs=scores)]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A gRPC context without a call."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        """Nothing was sent beside the message."""
+        return ()
+
+    def set_code(self, code: Any) -> None:
+        """A call that fails has no number to show."""
+        raise AssertionError(f"the call failed: {code}")
+
+    def set_details(self, details: str) -> None:
+        """See `set_code`, which comes first."""
+
+
+class Methods(GrpcMethods):
+    """The gRPC methods of a replica that never drains."""
+
+    def is_draining(self) -> bool:
+        """See `GrpcMethods.is_draining`."""
+        return False
+
+
+def alone(engine: IdleEngine) -> Stream:
+    """The engine and nothing else: what is to be taken away from the others."""
+
+    async def run(tokens: int) -> None:
+        seen = 0
+        async for outputs in engine.generate([Request("alone", [0], tokens, SamplingParams())]):
+            seen += len(outputs[0].token_ids)
+        assert seen == tokens
+
+    return run
+
+
+def http(service: GenerationService, metrics: Metrics, **more: Any) -> Stream:
+    """A streamed completion through the ASGI application."""
+
+    async def scrape() -> str:
+        return metrics.text()
+
+    app = build_app(Site(service, metrics, "0", scrape, lambda: False))
+    headers = [(b"content-type", b"application/json")]
+    asked = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+
+    async def run(tokens: int) -> None:
+        body = orjson.dumps({"prompt": "def ", "max_tokens": tokens, "ignore_eos": True, "stream": True} | more)
+        messages = iter([{"type": "http.request", "body": body}])
+        events = 0
+
+        async def receive() -> dict[str, Any]:
+            return next(messages, None) or await asyncio.Event().wait()
+
+        async def send(message: dict[str, Any]) -> None:
+            nonlocal events
+            events += message.get("body", b"").count(b'"choices":')  # not in an error's event
+
+        await app(asked | {"state": {}}, receive, send)
+        assert events == tokens, f"{events} events for {tokens} tokens"
+
+    return run
+
+
+def grpc(service: GenerationService, metrics: Metrics) -> Stream:
+    """A GenerateStream call of the servicer object, each message serialized."""
+    methods = Methods()
+    methods.service, methods.metrics = service, metrics
+
+    async def run(tokens: int) -> None:
+        request = pb.GenerateRequest(text="def ", max_tokens=tokens, stopping=pb.StoppingCriteria(ignore_eos=True))
+        count = size = 0
+        async for message in methods.GenerateStream(request, Context()):
+            size += len(message.SerializeToString())
+            count = message.outputs[0].num_tokens
+        assert count == tokens and size > tokens
+
+    return run
+
+
+def streams() -> dict[str, Stream]:
+    """Each way to a token, by its name."""
+    tokenizer = Tokenizer.load(DEFAULT_MODEL)
+    engine = IdleEngine(tokenizer)
+    service = GenerationService(engine, tokenizer, model_name="attend-default")
+    metrics = Metrics(engine, service.model_name)
+    return {
+        "the idle engine alone": alone(engine),
+        "SSE": http(service, metrics),
+        f"SSE with logprobs={TOP}": http(service, metrics, logprobs=TOP),
+        "gRPC": grpc(service, metrics),
+    }
+
+
+async def at_once(stream: Stream, tokens: int) -> float:
+    """Microseconds of processor time for each token."""
+    started = time.thread_time()
+    await asyncio.gather(*(stream(tokens) for _ in range(STREAMS)))
+    return (time.thread_time() - started) * 1e6 / (STREAMS * tokens)
+
+
+async def measure(turns: int, tokens: int) -> list[Figure]:
+    """Microseconds a token of each way; the ways take turns."""
+    ways = streams()
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, stream in ways.items():
+            spent = await at_once(stream, tokens)
+            if turn:  # the first turn is warm-up
+                found[name].append(spent)
+    return [Figure(f"a token through {name}", "us of CPU", tuple(values)) for name, values in found.items()]
+
+
+def run(turns: int, tokens: int) -> list[Figure]:
+    """`measure` in an event loop of its own."""
+    return asyncio.run(measure(turns, tokens))
+
+
+def profile(tokens: int) -> None:
+    """Print, for each way, the functions in which the time goes: microseconds a token in the function itself, and in all."""
+    for name, stream in streams().items():
+        watch = cProfile.Profile(time.thread_time)
+        watch.runcall(asyncio.run, at_once(stream, tokens))
+        print(f"\n{name}: us a token, itself and with what it calls")
+        rows = pstats.Stats(watch).stats.items()
+        for (file, line, function), (_, _, own, total, _) in sorted(rows, key=lambda row: -row[1][2])[:SHOWN]:
+            share = [seconds * 1e6 / (STREAMS * tokens) for seconds in (own, total)]
+            print(f"{share[0]:8.2f} {share[1]:8.2f}  {'/'.join(file.split('/')[-3:])}:{line} {function}")

@@ -1,0 +1,243 @@
+"""/openapi.json: one document of every route, its bodies, its answers and its failures.
+
+FastAPI knows the paths and what the handlers' docstrings say; the handlers read and write their JSON themselves, so the rest
+comes from `operations.py`, `fields.py` and `responses.py`. Nothing here takes part in answering another request.
+"""
+
+import json
+import re
+from typing import Any, cast
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from service.http_api.body import MAX_BYTES, MAX_DEPTH
+from service.http_api.fields import NOTES, REFUSED, Note, Schema
+from service.http_api.operations import OPERATIONS, TAGS, Operation, Stream
+from service.http_api.problems import error_body, error_response
+from service.http_api.responses import Error
+
+OPENAPI_VERSION = "3.1.0"
+REF = "#/components/schemas/{model}"
+ABOUT = f"""\
+Text generation over HTTP, in OpenAI's shapes, with more fields under the names that vLLM uses.
+
+A body is strict JSON in UTF-8: no unknown fields, no duplicate keys, no NaN, at most {MAX_BYTES} bytes and {MAX_DEPTH} levels.
+null means absent. An integer is written without a decimal point: 3.0 is refused.
+
+Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""
+_EXAMPLE_ID = "8d3f"
+_HEADERS: dict[str, Schema] = {
+    "X-Request-Id": {"description": "The request's id, which the logs have too.", "schema": {"type": "string"}},
+    "Retry-After": {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}},
+    "WWW-Authenticate": {"description": "How to prove who you are.", "schema": {"const": "Bearer"}},
+    "x-should-retry": {"description": "Tells OpenAI's clients not to try again.", "schema": {"const": "false"}},
+}
+_STATUS = {
+    400: "The request can never work as it stands; `param` names the field.",
+    401: "No API key, or one that is not known.",
+    404: "Not the served model.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or is compressed.",
+    429: "The queue is full, or a limit of the API key is reached.",
+    500: "A bug of the server; the message has the id to ask about.",
+    503: "The server is shutting down.",
+    504: "The deadline passed before the first token.",
+}
+DONE = "[DONE]"
+_SSE = (
+    f"One of the server-sent events. `data: {DONE}` is always last: a stream without it was cut. A failure in the middle is "
+    "an `Error` before it. A line that begins with a colon says nothing but that the server is there."
+)
+
+
+def install(app: FastAPI, *, keyed: bool = False) -> None:
+    """Have `app` describe itself by `document`, made when it is first asked for. Requests are handled as before.
+
+    `keyed` is whether it asks for API keys.
+    """
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = document(app, keyed=keyed)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to another document
+
+
+def document(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
+    """The OpenAPI document of the routes that `app` has and shows, with or without a need for API keys."""
+    tags = [{"name": name, "description": text} for name, text in TAGS.items()]
+    whole = get_openapi(
+        title=app.title,
+        version=app.version,
+        openapi_version=OPENAPI_VERSION,
+        description=ABOUT,
+        tags=tags,
+        routes=app.routes,
+    )
+    for path, item in whole["paths"].items():
+        for method, found in item.items():
+            known = OPERATIONS.get((method, path))
+            if known is not None:
+                item[method] = _operation(_name(found["operationId"], path, method), found, known)
+                item[method]["security"] = [{"ApiKey": []}] if known.guarded and keyed else []
+    whole["components"] = {
+        "schemas": schemas(),
+        "headers": _HEADERS,
+        "parameters": {"X-Request-Id": _REQUEST_ID},
+        "securitySchemes": {"ApiKey": _API_KEY},
+    }
+    return whole
+
+
+_REQUEST_ID: Schema = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "The id to call this request by: 1 to 128 letters, digits and . _ : / + = @ -; another makes a new one.",
+    "schema": {"type": "string"},
+    "example": _EXAMPLE_ID,
+}
+_API_KEY: Schema = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has keys."}
+
+
+def _name(generated: str, path: str, method: str) -> str:
+    """The handler's name, which FastAPI's id has before the path and the method."""
+    return generated.removesuffix(re.sub(r"\W", "_", f"{path}_{method}"))
+
+
+def _operation(name: str, found: dict[str, Any], known: Operation) -> dict[str, Any]:
+    """FastAPI's object of an operation, with what it could not know."""
+    body = {} if known.body is None else {"requestBody": _request(known.body, known.requests)}
+    return {
+        "operationId": name,
+        "tags": [known.tag],
+        "summary": known.summary,
+        "description": found["description"],
+        "parameters": [*known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}],
+        **body,
+        "responses": {str(status): answer for status, answer in sorted(_responses(known).items())},
+    }
+
+
+def _request(body: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    shown = {name: {"value": value} for name, value in examples.items()}
+    return {"required": True, "content": {"application/json": {"schema": _ref(body), "examples": shown}}}
+
+
+def _responses(known: Operation) -> dict[int, dict[str, Any]]:
+    answers = {status: _answer(text, _content(known, example)) for status, (text, example) in known.answers.items()}
+    if known.stream is not None:
+        answers[200]["content"]["text/event-stream"] = _events(known.stream)
+    for status, failure in _failures(known.errors).items():
+        if status in answers:
+            answers[status]["content"] |= failure["content"]
+        else:
+            answers[status] = failure
+    return answers
+
+
+def _content(known: Operation, example: Any) -> dict[str, Any]:
+    if known.answer is not None:
+        return {"application/json": {"schema": _ref(known.answer), "example": example}}
+    return {"text/plain": {"schema": {"type": "string"}, "example": example}}
+
+
+def _events(stream: Stream) -> dict[str, Any]:
+    """One event of a stream, as clients parse it: OpenAPI 3.1 has no word for the whole."""
+    json_event = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"oneOf": [_ref(stream.event), _ref(Error)]},
+    }
+    data = {"anyOf": [{"const": DONE}, json_event], "description": "The object as JSON, or the end of the stream."}
+    schema = {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
+    texts = {name: json.dumps(event) for name, event in stream.examples.items()} | {"The end": DONE}
+    return {"schema": schema, "examples": {name: {"value": {"data": text}} for name, text in texts.items()}}
+
+
+def _failures(errors: tuple[Exception, ...]) -> dict[int, dict[str, Any]]:
+    """By status: the answers as the handlers of `problems.py` make them."""
+    failures: dict[int, dict[str, Any]] = {}
+    for error in errors:
+        made = error_response(error, _EXAMPLE_ID)
+        names = [name for name in _HEADERS if name.lower() in made.headers]
+        empty = _answer(_STATUS[made.status_code], {"application/json": {"schema": _ref(Error), "examples": {}}}, *names)
+        failure = failures.setdefault(made.status_code, empty)
+        value = cast(dict[str, Any], error_body(error, _EXAMPLE_ID))
+        failure["content"]["application/json"]["examples"][value["error"]["code"]] = {"value": value}
+    return failures
+
+
+def _answer(text: str, content: dict[str, Any], *headers: str) -> dict[str, Any]:
+    named = {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *headers)}
+    return {"description": text, "headers": named, "content": content}
+
+
+def _ref(model: type[BaseModel]) -> Schema:
+    return {"$ref": REF.format(model=model.__name__)}
+
+
+class _Plain(GenerateJsonSchema):
+    """JSON Schema without titles and null defaults; a type or null is a list of both."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Never."""
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """The type alone: what absence means is in the notes."""
+        return self.generate_inner(schema["schema"])
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        """`{"type": [.., "null"]}` where that says it."""
+        return nullable([self.generate_inner(schema["schema"])])
+
+    def union_schema(self, schema: core_schema.UnionSchema) -> JsonSchemaValue:
+        """An integer or a number is a number."""
+        made = super().union_schema(schema)
+        return {"type": "number"} if made == {"anyOf": [{"type": "integer"}, {"type": "number"}]} else made
+
+
+def nullable(shapes: list[Schema]) -> Schema:
+    """One of the shapes, or null."""
+    if len(shapes) == 1 and isinstance(shapes[0].get("type"), str) and "const" not in shapes[0]:
+        return shapes[0] | {"type": [shapes[0]["type"], "null"]}
+    alternatives = [each for shape in shapes for each in (shape["anyOf"] if set(shape) == {"anyOf"} else [shape])]
+    return {"anyOf": [*alternatives, {"type": "null"}]}
+
+
+def schemas() -> dict[str, Schema]:
+    """Every body and answer, by its model's name."""
+    bodies = [known.body for known in OPERATIONS.values() if known.body is not None]
+    answers = [known.answer for known in OPERATIONS.values() if known.answer is not None]
+    events = [known.stream.event for known in OPERATIONS.values() if known.stream is not None]
+    models: list[type[BaseModel]] = [*bodies, *answers, *events, Error]
+    inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
+    _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
+    defined: dict[str, Schema] = made["$defs"]
+    for schema in defined.values():
+        schema.pop("title", None)
+    for name in (*(body.__name__ for body in bodies), "StreamOptions"):
+        defined[name] = noted(name, defined[name])
+    return dict(sorted(defined.items()))
+
+
+def noted(name: str, schema: Schema) -> Schema:
+    """The schema of a body with the notes of its fields."""
+    notes = {key: NOTES.get(f"{name}.{key}") or NOTES[key] for key in schema["properties"]}
+    fields = {key: _field(value, notes[key]) for key, value in schema["properties"].items()}
+    required = [key for key, note in notes.items() if note.required]
+    return schema | {"properties": fields | REFUSED.get(name, {})} | ({"required": required} if required else {})
+
+
+def _field(schema: Schema, note: Note) -> Schema:
+    if note.shapes:
+        shapes = list(note.shapes)
+        single = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+        schema = single if note.required else nullable(shapes)
+    said = {"description": note.text} | ({} if note.default is None else {"default": note.default})
+    return schema | note.limits | said

@@ -1,0 +1,143 @@
+"""The numbers of the serving path are of what they say, and can be made again: each measurement once, as small as it goes."""
+
+import asyncio
+import json
+import math
+
+import httpx
+import pytest
+
+from loadtest.bench import busy, mask, parsing, per_token, serving
+from loadtest.bench.figures import Figure, percentile, ratios
+from loadtest.bench.over_http import engine_stream
+from loadtest.bench.transports import http_stream, throughput
+from model.grammar import MAX_TEXT_BYTES, GrammarSpec
+from service.http_api.body import MAX_BYTES
+from service.metrics import Metrics
+from tests.fakes import build_server
+
+TOKENS = 6
+
+
+def sane(figures: list[Figure], turns: int) -> bool:
+    """As many values as turns, each a positive number."""
+    return all(len(each.values) == turns and all(0 < value < math.inf for value in each.values) for each in figures)
+
+
+def test_a_figure_shows_its_median_between_its_quartiles():
+    figure = Figure("steps", "ms", (5.0, 1.0, 2.0, 4.0, 3.0), most=9)
+    assert figure.quartiles == (2.0, 3.0, 4.0)
+    assert figure.row() == "| steps | 3 | 2 to 4 | ms | at most 9 |"
+    assert figure.document()["values"] == [5.0, 1.0, 2.0, 4.0, 3.0]
+
+
+def test_a_figure_of_one_value_is_that_value():
+    assert Figure("steps", "ms", (7.0,)).quartiles == (7.0, 7.0, 7.0)
+
+
+def test_ratios_are_of_neighbours_and_percentiles_of_all_values():
+    assert ratios([2, 9], [1, 3]) == (2, 3)
+    assert percentile(range(101), 99) == 99
+    assert percentile([5.0], 99) == 5
+
+
+def test_both_transports_read_the_same_call_from_the_measured_bodies():
+    prompt = parsing.source_text(parsing.ORDINARY)
+    http = asyncio.run(parsing.read_http(parsing.http_body(prompt)))
+    grpc = asyncio.run(parsing.read_grpc(parsing.grpc_body(prompt)))
+    assert (http.prompts, http.sampling, http.stops) == (grpc.prompts, grpc.sampling, grpc.stops)
+    assert len(http.prompts[0]) == parsing.ORDINARY
+
+
+def test_the_measured_bodies_have_the_sizes_they_are_named_after():
+    assert len(parsing.source_text(parsing.LONG)) == 100_000
+    assert 180 <= len(parsing.http_body(parsing.source_text(parsing.ORDINARY))) <= 220
+    assert busy.TEXT == MAX_BYTES
+
+
+def test_reading_is_measured_in_each_turn():
+    figures = parsing.run(2)
+    assert len(figures) == 4 and sane(figures, 2)
+
+
+def test_the_schemas_of_the_load_are_nearly_as_large_as_may_be_and_all_different():
+    texts = {busy.schema_text(number) for number in range(3)}
+    assert len(texts) == 3
+    assert all(0.9 * MAX_TEXT_BYTES < len(text) <= MAX_TEXT_BYTES for text in texts)
+
+
+def test_a_phase_sees_steps_of_all_streams_and_the_load_beside_them():
+    async def once():
+        async with busy.served_model() as service:
+            compiler = service.preparation.grammars
+            for number in range(2):
+                compiler.compile(GrammarSpec("json_schema", busy.schema_text(number, 1000)))
+            done = []
+
+            async def job():
+                done.append(await service.tokenize("def " * 100))
+
+            found = await busy.phase(service, Metrics(service.engine, service.model_name), 0.5, (job,))
+            return found, done, compiler.misses
+
+    found, done, misses = asyncio.run(once())
+    assert found.jobs == len(done) > 0
+    assert misses == 2, "each schema of the load is compiled, not found in the cache"
+    assert len(found.steps) >= 2 and all(seconds > 0 for seconds in found.steps)
+    assert len(found.gaps) >= len(found.steps)
+
+
+@pytest.mark.parametrize("way", range(4), ids=list(per_token.streams()))
+def test_every_way_to_a_token_ends_with_as_many_tokens_as_were_asked_for(way):
+    """The streams count what arrives, and fail otherwise."""
+    stream = list(per_token.streams().values())[way]
+    assert asyncio.run(per_token.at_once(stream, TOKENS)) > 0
+
+
+def test_a_stream_that_breaks_off_is_not_counted_as_whole():
+    """The idle engine has no more than CONTEXT tokens to give."""
+    stream = per_token.streams()["SSE"]
+    with pytest.raises(AssertionError, match=f"{per_token.CONTEXT} events for {per_token.CONTEXT + 1} tokens"):
+        asyncio.run(stream(per_token.CONTEXT + 1))
+
+
+def test_the_time_of_a_token_is_measured_in_each_turn():
+    figures = per_token.run(2, TOKENS)
+    assert len(figures) == 4 and sane(figures, 2)
+
+
+def test_the_profile_names_the_functions_of_each_way(capsys):
+    per_token.profile(TOKENS)
+    shown = capsys.readouterr().out
+    assert shown.count("us a token") == 4
+    assert "generation.py" in shown and "convert.py" in shown
+
+
+def test_streams_under_a_grammar_are_as_long_as_those_without():
+    """`at_once` counts the tokens, and fails otherwise."""
+    figures = mask.run(1, TOKENS)
+    assert len(figures) == 1 + 2 * len(mask.SPECS) and sane(figures, 1)
+
+
+def test_the_streams_over_http_and_inside_are_of_as_many_tokens():
+    async def both():
+        server = build_server()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://attend") as client:
+            return [await throughput(stream, 2, TOKENS) for stream in (http_stream(client), engine_stream(server.service))]
+
+    assert all(speed > 0 for speed in asyncio.run(both()))
+
+
+def test_the_command_prints_a_table_and_writes_the_same_figures(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    serving.main(["parse", "per-token", "--turns", "1", "--tokens", str(TOKENS), "--json", str(file)])
+    documents = json.loads(file.read_text())
+    assert {document["of"] for document in documents} == {"parse", "per-token"}
+    table = capsys.readouterr().out.splitlines()
+    assert [row.split("|")[1].strip() for row in table[2:]] == [document["what"] for document in documents]
+
+
+@pytest.mark.parametrize("words", [["parsing"], ["--tokens", "0"], ["--tokens", "901"], ["--turns", "0"]], ids=str)
+def test_a_command_that_measures_nothing_is_refused(words):
+    with pytest.raises(SystemExit):
+        serving.read_flags(words)

@@ -1,0 +1,221 @@
+"""The project's own table of bad inputs: what is sent, on which transport, and what must be said about it.
+
+Every row is bad for every server, whatever its model: `test_bad_inputs.py` sends them to the fakes and to a real server.
+"""
+
+from protos.attend.v1 import generation_pb2 as pb
+from tests.service.bad_calls import CHAT, COMPLETIONS, JSON, TOKENIZE
+from tests.service.bad_rows import GOOD, SECRET, UNSUPPORTED, A, both, chat, completion, grpc, http, keyless, says
+from tests.service.bad_syntax import ENCODING, HEADERS, STRUCTURE, TYPES, WIRE
+from tests.service.bad_values import COMBINATIONS, LIMITS, RANGES, TOKENS
+
+CONVERSATIONS = [
+    http("messages: none", {}, "messages", "messages is required", path=CHAT),
+    chat("messages: an empty list", {"messages": []}, "messages", "1 to 2048"),
+    chat("messages: too many", {"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "1 to 2048"),
+    chat("messages: a string", {"messages": "hello"}, "messages", "list"),
+    says("messages: one that is a string", "hello", "messages[1]", "object"),
+    says("messages: no role", {"content": "a"}, "messages[1].role", "one of"),
+    says("messages: an unknown role", {"role": "robot", "content": "a"}, "messages[1].role", "one of"),
+    says("messages: a role in capitals", {"role": "USER", "content": "a"}, "messages[1].role", "one of"),
+    says("messages: a role that is a list", {"role": ["user"], "content": "a"}, "messages[1].role", "one of"),
+    says("messages: no content", {"role": "user"}, "messages[1].content", "string"),
+    says("messages: a number for content", {"role": "user", "content": 4}, "messages[1].content", "string"),
+    says("messages: no parts", {"role": "user", "content": []}, "messages[1].content", "text part"),
+    says("messages: a part that is a string", {"role": "user", "content": ["a"]}, "messages[1].content[0]", "object"),
+    says(
+        "messages: a part without text",
+        {"role": "user", "content": [{"type": "text"}]},
+        "messages[1].content[0].text",
+        "string",
+    ),
+    says(
+        "messages: a picture",
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://h/"}}]},
+        "messages[1].content[0].type",
+        "'text'",
+        UNSUPPORTED,
+    ),
+    says("messages: an unknown field", {"role": "user", "content": "a", "mood": "glad"}, "messages[1].mood", "not a field"),
+    says("messages: a long name", {"role": "user", "content": "a", "name": "n" * 257}, "messages[1].name", "256"),
+    says(
+        "messages: a call of a tool",
+        {"role": "assistant", "tool_calls": [{"id": "1"}]},
+        "messages[1].tool_calls",
+        "not supported",
+        UNSUPPORTED,
+    ),
+    chat("messages: tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tool calling", UNSUPPORTED),
+    chat("messages: a choice of tools", {"tool_choice": "auto"}, "tool_choice", "tool calling", UNSUPPORTED),
+    chat("messages: a prompt", {"prompt": "a"}, "prompt", "not a field"),
+    chat("messages: an option of no template", {"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", "not an option"),
+    chat("messages: a template", {"chat_template": "{{ 7 * 7 }}"}, "chat_template", "not a field"),
+    chat("messages: an empty model", {"model": ""}, "model", "name of a model"),
+    chat("messages: an unknown model", {"model": "no-such-model"}, "model", "does not exist", "model_not_found"),
+    chat("messages: log probabilities by number", {"logprobs": 3}, "logprobs", "boolean"),
+]
+STRUCTURED = [
+    completion("structured: an unknown format", {"response_format": {"type": "xml"}}, "response_format", "one of text"),
+    completion("structured: a format without a type", {"response_format": {}}, "response_format", "one of text"),
+    completion("structured: a string for the format", {"response_format": "json"}, "response_format", "object"),
+    completion("structured: no schema", {"response_format": {"type": "json_schema"}}, "response_format", "a schema"),
+    completion("structured: a list for the schema", {"structured_outputs": {"json": []}}, "structured_outputs.json", "object"),
+    completion(
+        "structured: two kinds", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "must hold one"
+    ),
+    completion("structured: an unknown kind", {"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "not a field"),
+    completion(
+        "structured: a number for the regex", {"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "string"
+    ),
+    completion(
+        "structured: false for the regex", {"structured_outputs": {"regex": False}}, "structured_outputs.regex", "string"
+    ),
+    completion(
+        "structured: a number for the schema's name",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
+        "response_format.json_schema.name",
+        "string",
+    ),
+    completion(
+        "structured: a string for strict",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": "yes", "schema": {}}}},
+        "response_format.json_schema.strict",
+        "boolean",
+    ),
+    completion("structured: an object for the choices", {"structured_outputs": {"choice": {"a": 1}}}, "choice", "(object)"),
+    completion("structured: no choices", {"structured_outputs": {"choice": []}}, "choice", "1 to 1000"),
+    completion("structured: an empty choice", {"structured_outputs": {"choice": ["a", ""]}}, "choice", "choice[1]"),
+    both(
+        "structured: an open group",
+        {"structured_outputs": {"regex": "a(b"}},
+        {"decoding": {"regex": "a(b"}},
+        "regex",
+        "unclosed group",
+    ),
+    both(
+        "structured: a bomb",
+        {"structured_outputs": {"regex": "((a{999}){999}){999}"}},
+        {"decoding": {"regex": "((a{999}){999}){999}"}},
+        "regex",
+        "regex",
+    ),
+    both("structured: an empty regex", {"structured_outputs": {"regex": ""}}, {"decoding": {"regex": ""}}, "regex", "empty"),
+    both(
+        "structured: 64 KiB and a byte",
+        {"structured_outputs": {"regex": "a" * 65537}},
+        {"decoding": {"regex": "a" * 65537}},
+        "regex",
+        "65536",
+    ),
+    both(
+        "structured: half a grammar",
+        {"structured_outputs": {"grammar": "start: ("}},
+        {"decoding": {"grammar": "start: ("}},
+        "grammar",
+        "grammar",
+    ),
+    both(
+        "structured: a grammar of itself alone",
+        {"structured_outputs": {"grammar": "start: start"}},
+        {"decoding": {"grammar": "start: start"}},
+        "grammar",
+        "no text",
+    ),
+    both(
+        "structured: no JSON",
+        {"structured_outputs": {"json": "{"}},
+        {"decoding": {"json_schema": "{"}},
+        "json_schema",
+        "json_schema",
+    ),
+    both(
+        "structured: a schema of nothing",
+        {"structured_outputs": {"json": {"enum": []}}},
+        {"decoding": {"json_schema": '{"enum": []}'}},
+        "json_schema",
+        "json_schema",
+    ),
+    both(
+        "structured: a schema in a file",
+        {"structured_outputs": {"json": {"$ref": "file:///etc/passwd"}}},
+        {"decoding": {"json_schema": '{"$ref": "file:///etc/passwd"}'}},
+        "json_schema",
+        "json_schema",
+    ),
+    both(
+        "structured: a schema that never ends",
+        {"structured_outputs": {"json": {"type": "integer", "multipleOf": 100000007}}},
+        {"decoding": {"json_schema": '{"type": "integer", "multipleOf": 100000007}'}},
+        "json_schema",
+        "too complex",
+    ),
+    grpc(
+        "structured: no choices over gRPC",
+        pb.GenerateRequest(text="a", decoding={"choice": {}}).SerializeToString(),
+        "1 to 1000",
+    ),
+]
+KEYS = [
+    keyless("none", None, "needs an API key"),
+    keyless("an empty one", "Bearer ", "needs an API key"),
+    keyless("a scheme alone", "Bearer", "needs an API key"),
+    keyless("another scheme", "Basic YTpi", "needs an API key"),
+    keyless("no scheme", f"{SECRET}", "needs an API key"),
+    keyless("another one", "Bearer att_of-somebody-else", "not known"),
+    keyless("half of one", f"Bearer {SECRET[:-4]}", "not known"),
+    keyless("one and more", f"Bearer {SECRET}x", "not known"),
+    keyless("two in one", f"Bearer {SECRET},{SECRET}", "not known"),
+    keyless("one of ten thousand characters", "Bearer " + "k" * 10_000, "not known"),
+    http(
+        "keys: none for the models",
+        b"",
+        None,
+        "needs an API key",
+        "invalid_api_key",
+        method="GET",
+        path="/v1/models",
+        keyed=True,
+    ),
+    http("keys: none to tokenize", A, None, "needs an API key", "invalid_api_key", path=TOKENIZE, keyed=True),
+    http(
+        "keys: in the address",
+        A,
+        None,
+        "needs an API key",
+        "invalid_api_key",
+        path=f"{COMPLETIONS}?api_key={SECRET}",
+        keyed=True,
+    ),
+    http(
+        "keys: a good one in another header",
+        A,
+        None,
+        "needs an API key",
+        "invalid_api_key",
+        headers=JSON | {"x-api-key": SECRET},
+        keyed=True,
+    ),
+    http("keys: none, and a body that is none", b"{", None, "needs an API key", "invalid_api_key", path=CHAT, keyed=True),
+    grpc(
+        "keys: two",
+        GOOD,
+        "needs an API key",
+        "invalid_api_key",
+        metadata=(("authorization", f"Bearer {SECRET}"),) * 2,
+        keyed=True,
+    ),
+    grpc("keys: none to tokenize over gRPC", b"", "needs an API key", "invalid_api_key", rpc="Tokenize", keyed=True),
+    grpc("keys: none to detokenize over gRPC", b"", "needs an API key", "invalid_api_key", rpc="Detokenize", keyed=True),
+    grpc(
+        "keys: none, and bytes that are no message",
+        b"\xff",
+        "needs an API key",
+        "invalid_api_key",
+        rpc="GenerateStream",
+        keyed=True,
+    ),
+]
+ROWS = (
+    *(*ENCODING, *STRUCTURE, *TYPES, *HEADERS),
+    *(*RANGES, *COMBINATIONS, *TOKENS, *LIMITS, *CONVERSATIONS, *STRUCTURED, *WIRE, *KEYS),
+)

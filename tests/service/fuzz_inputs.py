@@ -1,0 +1,323 @@
+"""Inputs that nobody meant: valid bodies and messages, changed as values, as JSON and as bytes.
+
+Grammars are left out, as each new one starts a process; `test_fuzz.py` has them on their own.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import strategies as st
+
+from protos.attend.v1 import generation_pb2 as pb
+from tests.service.bad_calls import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+
+Change = Callable[[bytes], bytes]
+
+COMPLETION: dict[str, Any] = {
+    **{"prompt": "abc", "max_tokens": 4, "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stop": ["xyz"]},
+    **{"logprobs": 2, "logit_bias": {"5": 1.5}, "stream": True, "stream_options": {"include_usage": True}, "user": "é😀"},
+}
+CONVERSATION: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "brief"},
+        {"role": "user", "content": [{"type": "text", "text": "naïve 😀"}], "name": "ann"},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": "4", "tool_call_id": "t"},
+    ],
+    **{"max_completion_tokens": 4, "logprobs": True, "top_logprobs": 1},
+}
+BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (COMPLETIONS, COMPLETION),
+    (COMPLETIONS, {"prompt": [[97, 98], [99]], "max_tokens": 2, "echo": True, "prompt_logprobs": 1, "min_tokens": 1}),
+    (COMPLETIONS, {"prompt": ["a", "b"], "best_of": 1, "deadline_ms": 60000, "cache_salt": "s", "bad_words": ["no"]}),
+    (COMPLETIONS, {"prompt": [97], "resume_token_ids": [98], "allowed_token_ids": [99], "stop_token_ids": [100]}),
+    (CHAT, CONVERSATION),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "stream": True, "chat_template_kwargs": {}}),
+    (TOKENIZE, {"prompt": "naïve", "add_special_tokens": False, "return_token_strs": True}),
+    (DETOKENIZE, {"tokens": [97, 98], "model": "fake"}),
+)
+FIELDS = sorted(
+    {name for _, body in BODIES for name in body}
+    | {"model", "min_p", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_token_ids", "request_id"}
+    | {"presence_penalty", "frequency_penalty", "repetition_penalty", "truncate_prompt_tokens", "timing", "suffix", "tools"}
+    | {"tool_choice", "response_format", "structured_outputs", "__proto__", "", "prompt ", "Prompt", "x" * 300}
+    | {"\ud800", "\udc00x", "a\n\0"}
+)
+RAW = (
+    *("1e999", "-1e999", "1e-999", "NaN", "-Infinity", "9" * 399, "9" * 401, "9" * 5000, "-0", "-0.0", "1E400", "0.1e1", "1e2"),
+    *(
+        '{"a":1,"a":2}',
+        '{"a":{"b":[{"c":1,"c":1}]}}',
+        '"\\ud800"',
+        '"\\udc00\\ud800"',
+        '{"\\ud800":1}',
+        '{"\\udfff":"\\udfff"}',
+    ),
+    *("[" * 40 + "]" * 40, '{"a":' * 31 + "1" + "}" * 31, "[" * 3000, "01", "+1", ".5", "1.", "'a'", "tru", "undefined", ""),
+    *('"\\x"', '"\\u12"', '"\t"', '"\x00"', "/**/1", "[1,]", '{"a"}', "{,}", "1 2", '"', "\\", "}", "]", '\ufeff"a"', "١"),
+)
+"""Texts that no JSON writer would write in a value's place."""
+_HOLE = "hole\x01{}"
+EXTREMES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2, 3.0, 0.5, -0.5, 2.0001, 100.5, 255, 256, 257, 301, 2**31 - 1, 2**31, 2**53 + 1),
+    *(
+        2**63 - 1,
+        2**63,
+        -(2**63),
+        -(2**63) - 1,
+        2**64,
+        10**30,
+        1e300,
+        -1e-300,
+        5e-324,
+        "",
+        "0",
+        "true",
+        "None",
+        "\0",
+        "a\nb\r\x1b[",
+    ),
+    *(
+        "é" * 40,
+        "😀" * 70,
+        "\u202e\ufeff\u2028",
+        "\ufdfa" * 20,
+        "\ud800",
+        "x\udfff",
+        "a" * 129,
+        "b" * 5000,
+        "../../etc/passwd",
+        "{{7*7}}",
+        "fake",
+    ),
+    *([], {}, [[]], [{}], [None], [True], [1.0], [-1], [257], [97, "a"], ["a", 97], [[97], "a"], [""], ["a"] * 5, [97] * 400),
+    *(
+        {"": 1},
+        {"type": "json_object"},
+        {"json_object": True},
+        {"regex": False},
+        {"type": "text", "x": 1},
+        {"1": "a"},
+        {"0x1": 1},
+    ),
+    *({"-1": 1}, {"257": 1}, {"5": 1e3}, {"1_0": 1}, {"٣": 1}, {str(key): 1 for key in range(301)}, {"type": "json_schema"}),
+    *(
+        {"role": "user"},
+        {"role": [], "content": {}},
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        {"include_usage": 1},
+    ),
+)
+
+texts = st.text(max_size=20)
+scalars = st.none() | st.booleans() | st.integers() | st.integers(-3, 10) | st.floats() | st.floats(-3, 3) | texts
+trees = st.recursive(scalars, lambda one: st.lists(one, max_size=4) | st.dictionaries(texts, one, max_size=3), max_leaves=6)
+holes = st.integers(0, len(RAW) - 1).map(_HOLE.format)
+values = st.one_of(st.sampled_from(EXTREMES), st.sampled_from(EXTREMES), scalars, trees, holes)
+
+
+@st.composite
+def json_bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+    """(path, body): a valid body with one to three of its values changed, anywhere in it."""
+    path, document = draw(st.sampled_from(BODIES))
+    document = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 3))):
+        _change(draw, document)
+    text = json.dumps(document, ensure_ascii=draw(st.booleans()))
+    for index, raw in enumerate(RAW):
+        text = text.replace(json.dumps(_HOLE.format(index)), raw)
+    if draw(st.integers(0, 9)) == 0:  # a key twice
+        text = text[:-1] + ", " + json.dumps({draw(st.sampled_from(FIELDS)): draw(scalars)})[1:]
+    return path, text.encode("utf-8", "surrogatepass")
+
+
+ODD = ("", " ", "\0", "a\n\r", "\x1b[31m", "\ud800", "x\udfffy", "\u202e", "\ufeff", "k" * 300, "constructor", "n.n", "é😀")
+"""Names of fields that no field has, and texts for them."""
+
+
+def _change(draw: st.DrawFn, document: dict[str, Any]) -> None:
+    how = draw(st.sampled_from(("set", "set", "set", "inside", "inside", "drop", "add", "odd")))
+    if how == "odd":
+        document[draw(st.sampled_from(ODD))] = draw(st.sampled_from(ODD) | holes)
+        return
+    place: Any = document
+    if how == "inside":
+        while containers := [key for key in _keys(place) if isinstance(place[key], (dict, list)) and place[key]]:
+            place = place[draw(st.sampled_from(containers))]
+            if draw(st.booleans()):
+                break
+    if isinstance(place, dict):
+        name = draw(st.sampled_from([*place, "role", "type", "zz"] if place is not document else FIELDS))
+        if how == "drop":
+            place.pop(name, None)
+        else:
+            place[draw(texts) if how == "add" else name] = copy.deepcopy(draw(values))
+    else:
+        place[draw(st.integers(0, len(place) - 1))] = copy.deepcopy(draw(values))
+
+
+def _keys(place: Any) -> list[Any]:
+    return list(place) if isinstance(place, dict) else list(range(len(place)))
+
+
+PIECES = (
+    *(b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xef\xbb\xbf", b"\0", b"\x1f", b"\\ud800"),
+    *(b"\\", b'"', b"{", b"}", b"[", b"]", b",", b":", b"{}", b"[[[[[[[[" * 5, b"null", b"NaN", b"1e9999", b"9" * 450, b"//"),
+    *(b'"a":1,', b'"n":1,"n":1', b"\r\n", b" " * 1000, b"\xe2\x80\xa8", b"\xc2\xa0", b"-", b".", b"e5", b"\\u0000"),
+)
+_place = st.integers(0, 2**16)
+
+
+def _flip(place: int, bit: int) -> Change:
+    return lambda data: _with(data, place, bytes([data[place % len(data)] ^ 1 << bit]), 1) if data else data
+
+
+def _insert(place: int, piece: bytes) -> Change:
+    return lambda data: _with(data, place, piece, 0)
+
+
+def _cut(place: int, size: int) -> Change:
+    return lambda data: _with(data, place, b"", size)
+
+
+def _double(place: int, size: int) -> Change:
+    return lambda data: _with(data, place, data[place % (len(data) + 1) :][:size], 0)
+
+
+def _with(data: bytes, place: int, piece: bytes, gone: int) -> bytes:
+    """`data` with `gone` bytes from `place` on (modulo its length) replaced."""
+    start = place % len(data) if gone and data else place % (len(data) + 1)
+    return data[:start] + piece + data[start + gone :]
+
+
+byte_changes = st.one_of(
+    st.builds(_flip, _place, st.integers(0, 7)),
+    st.builds(_insert, _place, st.sampled_from(PIECES) | st.binary(max_size=4)),
+    st.builds(_cut, _place, st.integers(1, 8) | st.just(2**20)),
+    st.builds(_double, _place, st.integers(1, 60)),
+)
+
+
+@st.composite
+def byte_bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+    """(path, body): the bytes of a valid body, damaged, or in another encoding."""
+    path, document = draw(st.sampled_from(BODIES))
+    text = json.dumps(document, ensure_ascii=draw(st.booleans()))
+    data = text.encode(draw(st.sampled_from(("utf-8",) * 8 + ("utf-8-sig", "utf-16", "utf-32-le", "utf-7"))))
+    for change in draw(st.lists(byte_changes, min_size=1, max_size=3)):
+        data = change(data)
+    return path, data
+
+
+def _tag(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+WIRE = (
+    *(_tag(number, kind) for number in (1, 5, 7, 10, 99, 536870911) for kind in range(8)),
+    *(_tag(number, 0) + _varint(2**64 - 1) for number in (5, 11, 13)),
+    *(_tag(number, 2) + _varint(size) for number in (3, 4, 7, 14) for size in (1, 200, 2**31, 2**63)),
+    *(_tag(7, 2) + b"\x0a" + b"\xff" * 10, _tag(5, 0) + b"\xff" * 11, _tag(3, 2) + b"\x02\xc3\x28", _tag(0, 0) + b"\0"),
+    *(
+        _tag(99, 3) * 200,
+        _tag(99, 3) + _tag(99, 4),
+        _tag(99, 4),
+        b"\x80" * 20,
+        _tag(6, 1) + b"\x00\x00\x00\x00\x00\x00\xf8\x7f",
+    ),
+)
+"""Pieces of the wire format: every wire type, endless numbers, lengths that lie, groups, no UTF-8."""
+
+
+def _request(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**fields)
+
+
+MESSAGES: tuple[tuple[str, Message], ...] = (
+    (
+        "Generate",
+        _request(text="naïve 😀", max_tokens=4, temperature=0.5, sampling={"n": 2, "top_k": 3, "top_p": 0.5, "seed": -1}),
+    ),
+    (
+        "GenerateStream",
+        _request(token_ids={"ids": [97, 98, 256]}, response={"logprobs": True, "top_logprobs": 2, "echo": True}),
+    ),
+    (
+        "Generate",
+        _request(text="a", stopping={"stop_strings": ["x", "yz"], "stop_token_ids": [7], "min_tokens": 2}, cache_salt="s"),
+    ),
+    (
+        "GenerateStream",
+        _request(text="a", decoding={"logit_bias": {5: 1.0}, "bad_words": ["x"]}, resume_token_ids={"ids": [98]}),
+    ),
+    (
+        "Generate",
+        _request(text="abc", model="fake", request_id="id", deadline_ms=60000, truncate_prompt_tokens=2, max_tokens=3),
+    ),
+    ("Tokenize", pb.TokenizeRequest(model="fake", text="naïve", add_special_tokens=False)),
+    ("Detokenize", pb.DetokenizeRequest(model="fake", token_ids=[97, 256])),
+)
+wire_changes = st.one_of(
+    byte_changes,
+    st.builds(_insert, _place, st.sampled_from(WIRE)),
+    st.builds(lambda piece: lambda data: data + piece, st.sampled_from(WIRE)),
+)
+
+
+@st.composite
+def byte_messages(draw: st.DrawFn) -> tuple[str, bytes]:
+    """(method, bytes): those of a valid message, damaged."""
+    method, message = draw(st.sampled_from(MESSAGES))
+    data = message.SerializeToString()
+    for change in draw(st.lists(wire_changes, min_size=1, max_size=3)):
+        data = change(data)
+    return method, data
+
+
+INTEGERS = (0, 1, -1, 2, 4, 8, 9, 20, 21, 97, 128, 256, 257, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63))
+REALS = (0.0, -0.0, 0.5, 1.0, 2.0, 2.5, -2.5, 101.0, 5e-324, 1e300, float("inf"), float("-inf"), float("nan"))
+WORDS = ("", "a", "abc", "fake", "id-7", "two words", "\0", "a\nb", "😀é", "x" * 129, "y" * 257, "z" * 3000)
+GRAMMARS = {"json_schema", "regex", "grammar"}
+_KINDS: dict[int, st.SearchStrategy[Any]] = {
+    FieldDescriptor.TYPE_INT64: st.sampled_from(INTEGERS),
+    FieldDescriptor.TYPE_DOUBLE: st.sampled_from(REALS),
+    FieldDescriptor.TYPE_FLOAT: st.sampled_from(REALS[:9] + REALS[10:]),
+    FieldDescriptor.TYPE_BOOL: st.booleans(),
+    FieldDescriptor.TYPE_STRING: st.sampled_from(WORDS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+}
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[str, bytes]:
+    """(method, bytes): a well-formed message whose fields have any value of their types."""
+    method, message = draw(st.sampled_from(MESSAGES))
+    message = copy.deepcopy(message)
+    for _ in range(draw(st.integers(1, 4))):
+        _fill(draw, message)
+    return method, message.SerializeToString()
+
+
+def _fill(draw: st.DrawFn, message: Any) -> None:
+    field = draw(st.sampled_from([each for each in message.DESCRIPTOR.fields if each.name not in GRAMMARS]))
+    if field.name == "logit_bias":
+        message.logit_bias.update({draw(st.sampled_from(INTEGERS)): draw(_KINDS[FieldDescriptor.TYPE_FLOAT])})
+    elif field.message_type is not None:
+        getattr(message, field.name).SetInParent()
+        _fill(draw, getattr(message, field.name))
+    elif field.is_repeated:
+        getattr(message, field.name).extend(
+            draw(st.lists(_KINDS[field.type], max_size=6)) * draw(st.sampled_from((1, 1, 1, 80)))
+        )
+    else:
+        setattr(message, field.name, draw(_KINDS[field.type]))

@@ -1,0 +1,92 @@
+"""A fake server that describes itself, and what it takes to hold its answers against its /openapi.json."""
+
+import asyncio
+import json
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+from fastapi import FastAPI
+from jsonschema import Draft202012Validator
+
+from model.chat import ChatTemplate
+from service.http_api.routes import Site
+from tests.fakes import FakeEngine, Server, build_server
+
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [97]},
+}
+"""The least that each route with a body takes."""
+
+
+def chatting_server(engine: FakeEngine | None = None, **more: Any) -> Server:
+    """A replica without Ray whose checkpoint has a chat template."""
+    with patch("tests.fakes.Site", partial(Site, template=TEMPLATE, **more)):
+        return build_server(engine)
+
+
+def fastapi_of(server: Server) -> FastAPI:
+    """The FastAPI application inside the server's."""
+    app: Any = server.app
+    while not isinstance(app, FastAPI):
+        app = app.app
+    return app
+
+
+@cache
+def document() -> dict[str, Any]:
+    return fastapi_of(chatting_server()).openapi()
+
+
+def operation(path: str) -> dict[str, Any]:
+    return document()["paths"][path]["post" if path in LEAST else "get"]
+
+
+def ask(server: Server, method: str, path: str, **more: Any) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with server.http() as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(call())
+
+
+def faults(schema: dict[str, Any], value: Any) -> list[str]:
+    """What `schema`, a part of the document, has against `value`."""
+    whole = schema | {"components": document()["components"]}
+    return [error.message for error in Draft202012Validator(whole).iter_errors(value)]
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The objects of a stream that ends as it should."""
+    lines = [line for line in response.text.split("\n") if line and not line.startswith(":")]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def event_schema(media: dict[str, Any]) -> dict[str, Any]:
+    """The schema of the JSON in the events of a described stream."""
+    done, event = media["schema"]["properties"]["data"]["anyOf"]
+    assert done == {"const": "[DONE]"}
+    return event["contentSchema"]
+
+
+def assert_described(response: httpx.Response, described: dict[str, Any]) -> None:
+    """The response is one of those that the operation `described` has, whole or event by event."""
+    answer = described["responses"][str(response.status_code)]
+    for name, header in answer["headers"].items():
+        schema = document()["components"]["headers"][header["$ref"].rpartition("/")[2]]["schema"]
+        value = response.headers[name]
+        assert not faults(schema, int(value) if schema.get("type") == "integer" else value)
+    media = answer["content"][response.headers["content-type"].partition(";")[0]]
+    if response.headers["content-type"].startswith("text/event-stream"):
+        assert [faults(event_schema(media), event) for event in events(response)] == [[] for _ in events(response)]
+    elif response.headers["content-type"].startswith("application/json"):
+        assert not faults(media["schema"], response.json())
+    else:
+        assert not faults(media["schema"], response.text)

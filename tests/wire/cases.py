@@ -1,0 +1,171 @@
+"""The exchanges whose transcripts are kept: what a client's author would try first, and every way in which it may fail.
+
+The server's engine counts: after "a" it says "b". A token is a byte, and the end-of-text token is 256.
+"""
+
+from typing import Any
+
+from model.errors import EngineFailed, Overloaded
+from service.keys import Limits
+from tests.fakes import END, FakeEngine, says, seeded
+from tests.wire.exchange import SECRET, Http, MakeEngine
+
+CHATML = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+GOOD_KEY = f"Bearer {SECRET}"
+NO_LIMITS = Limits()
+ONE_A_MINUTE = Limits(requests_per_minute=1)
+
+
+def refusing(error: Exception) -> MakeEngine:
+    """An engine that takes nothing."""
+    return _changed(refusal=error)
+
+
+def breaking(after: int) -> MakeEngine:
+    """An engine that fails in the middle."""
+    return _changed(broken_after=after)
+
+
+def draining() -> FakeEngine:
+    engine = FakeEngine()
+    engine.drain()
+    return engine
+
+
+def stalled(steps: int) -> MakeEngine:
+    """An engine that takes so many steps and then no more."""
+
+    def make() -> FakeEngine:
+        engine = FakeEngine(held=True)
+        engine.release(steps)
+        return engine
+
+    return make
+
+
+def _changed(**attributes: Any) -> MakeEngine:
+    def make() -> FakeEngine:
+        engine = FakeEngine()
+        for name, value in attributes.items():
+            setattr(engine, name, value)
+        return engine
+
+    return make
+
+
+def speaking(text: str) -> MakeEngine:
+    """An engine that says `text` to everything."""
+    return lambda: FakeEngine(says(text))
+
+
+def complete(name: str, *, engine: MakeEngine = FakeEngine, **body: Any) -> Http:
+    return Http(name, {"model": "fake", "prompt": "a", "max_tokens": 3, "seed": 7} | body, engine=engine)
+
+
+def chat(name: str, *, engine: MakeEngine = speaking("Hi é!"), **body: Any) -> Http:
+    path = "/v1/chat/completions"
+    return Http(name, {"model": "fake"} | HELLO | {"seed": 7} | body, path, engine=engine, template=CHATML)
+
+
+def get(name: str, path: str, *, engine: MakeEngine = FakeEngine) -> Http:
+    return Http(name, path=path, method="GET", engine=engine)
+
+
+def refused(name: str, body: Any = None, **more: Any) -> Http:
+    return Http(f"error-{name}", {"prompt": "a"} if body is None else body, **more)
+
+
+GENERATION = [
+    Http("defaults", {"prompt": "a"}),
+    complete("empty-prompt", prompt="", return_token_ids=True),
+    complete("plain"),
+    complete("stream", stream=True),
+    complete("stream-usage", **USAGE),
+    complete("stream-continuous-usage", stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}),
+    complete("n-2", n=2, engine=lambda: FakeEngine(seeded)),
+    complete("stream-n-2", n=2, engine=lambda: FakeEngine(seeded), **USAGE),
+    complete("list-of-prompts", prompt=["a", "hello"], n=2),
+    complete("stream-list-of-prompts", prompt=[[97], [104, 105]], **USAGE),
+    complete("echo", prompt="xyz", echo=True),
+    complete("logprobs", logprobs=2),
+    complete("stream-logprobs", logprobs=2, stream=True),
+    complete("logprobs-utf-8", engine=speaking("é"), logprobs=0),
+    complete("echo-logprobs", prompt="xyz", echo=True, logprobs=1),
+    complete("stream-echo-logprobs", prompt="xyz", echo=True, logprobs=1, stream=True),
+    complete("prompt-logprobs", prompt="xyz", prompt_logprobs=1),
+    complete("max-tokens-0", prompt="xyz", echo=True, logprobs=0, max_tokens=0),
+    complete("stop-string", stop=["de"], max_tokens=16),
+    complete("stream-stop-string", stop=["de"], max_tokens=16, stream=True),
+    complete("stop-string-logprobs", stop=["de"], max_tokens=16, logprobs=0),
+    complete("stop-string-included", stop=["de"], include_stop_str_in_output=True, max_tokens=16),
+    complete("stop-token", stop_token_ids=[100], max_tokens=16, return_token_ids=True),
+    complete("end-of-text", prompt=[253], max_tokens=16, return_token_ids=True),
+    complete("ignore-eos", prompt=[253], ignore_eos=True, skip_special_tokens=False, return_token_ids=True),
+    complete("stream-utf-8", engine=speaking("é😀"), max_tokens=16, stream=True, return_token_ids=True),
+    complete("stream-utf-8-cut", engine=speaking("é😀"), max_tokens=4, stream=True),
+    complete("seed-of-53-bits", seed=2**53 - 1, max_tokens=1),
+    complete("timing", timing=True),
+    complete("stream-timing", timing=True, **USAGE),
+    complete("return-token-ids", return_token_ids=True),
+    complete("stream-return-token-ids", return_token_ids=True, stream=True),
+    complete("resume", resume_token_ids=[98, 99], max_tokens=5, logprobs=0, return_token_ids=True),
+    complete("stream-resume", resume_token_ids=[98, 99], max_tokens=5, **USAGE),
+    complete("stream-deadline", deadline_ms=500, engine=stalled(2), **USAGE),
+    complete("request-id", request_id="mine.7", max_tokens=1),
+    chat("chat"),
+    chat("chat-stream", stream=True),
+    chat("chat-stream-usage", max_completion_tokens=2, **USAGE),
+    chat("chat-logprobs", logprobs=True, top_logprobs=1, max_tokens=4),
+    chat("chat-stream-logprobs", logprobs=True, top_logprobs=1, max_tokens=4, stream=True),
+    chat("chat-stream-n-2", n=2, max_tokens=2, stream=True, engine=lambda: FakeEngine(seeded)),
+    chat("chat-return-token-ids", max_tokens=2, return_token_ids=True),
+]
+SERVER = [
+    Http("tokenize", {"prompt": "é!", "return_token_strs": True}, "/tokenize"),
+    Http("detokenize", {"tokens": [195, 169, 33, END]}, "/detokenize"),
+    get("tokenizer-info", "/tokenizer_info"),
+    get("models", "/v1/models"),
+    get("model", "/v1/models/fake"),
+    get("version", "/version"),
+    get("healthz", "/healthz"),
+    get("healthz-stuck", "/healthz", engine=_changed(age=1e6)),
+    get("readyz", "/readyz"),
+    get("readyz-draining", "/readyz", engine=draining),
+]
+ERRORS = [
+    refused("400-range", {"prompt": "a", "temperature": 3}),
+    refused("400-type", {"prompt": "a", "max_tokens": "3"}),
+    refused("400-unknown-field", {"prompt": "a", "max_token": 3}),
+    refused("400-not-built", {"prompt": "a", "suffix": "z"}),
+    refused("400-json", '{"prompt": "a"'),
+    refused("400-context", {"prompt": "a", "max_tokens": 128}),
+    refused("400-stream", {"prompt": "a", "temperature": 3, "stream": True}),
+    refused("400-no-chat-template", HELLO, path="/v1/chat/completions"),
+    refused("400-tools", HELLO | {"tools": [{"type": "function"}]}, path="/v1/chat/completions", template=CHATML),
+    refused("400-missing-field", {}, path="/tokenize"),
+    refused("401-no-key", limits=NO_LIMITS),
+    refused("401-wrong-key", limits=NO_LIMITS, headers={"Authorization": "Bearer att_other"}),
+    refused("404-model", {"prompt": "a", "model": "gpt-4"}),
+    get("error-404-models-id", "/v1/models/gpt-4"),
+    refused("404-route", path="/v1/embeddings"),
+    refused("405", path="/v1/completions", method="PUT"),
+    refused("307-slash", path="/v1/completions/"),
+    Http("error-405-head", path="/healthz", method="HEAD"),
+    refused("413", headers={"Content-Length": "1048577"}),
+    refused("415", "prompt=a", headers={"Content-Type": "application/x-www-form-urlencoded"}),
+    refused("429-queue", engine=refusing(Overloaded("the queue is full", 2))),
+    refused("429-key-limit", limits=ONE_A_MINUTE, headers={"Authorization": GOOD_KEY}, times=2),
+    refused("500", engine=refusing(EngineFailed("SecretError"))),
+    refused("500-request-id", {"prompt": "a", "request_id": "mine.7"}, engine=refusing(EngineFailed("SecretError"))),
+    refused("503", engine=draining),
+    refused("504", {"prompt": "a", "deadline_ms": 1}, engine=stalled(0)),
+    refused("given-id", {"prompt": "a", "n": 0}, headers={"X-Request-Id": "mine.7"}),
+    complete("error-in-stream", engine=breaking(2), **USAGE),
+    chat("chat-error-in-stream", engine=breaking(1), **USAGE),
+]
+HTTP = GENERATION + SERVER + ERRORS
