@@ -1,10 +1,11 @@
 # One verb per habit. `make serve` and `make test` do all their own set-up.
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-PROTO  := protos/attend/v1/generation.proto
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+CLIENTS := $(VENV)/clients
+PROTO   := protos/attend/v1/generation.proto
 
-.PHONY: setup serve test check protos train clean
+.PHONY: setup serve test test-clients check protos train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -20,7 +21,17 @@ serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 test: setup  ## every test
 	$(BIN)/python -m pytest $(ARGS)
 
-check: setup  ## format, lint, types, imports, generated code
+# Warnings of the clients' own code are not ours: `-W default` shows them and fails nothing.
+test-clients: setup $(CLIENTS)/.ready  ## clients that nobody here wrote, against real servers
+	ATTEND_TEST_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest -W default tests/clients $(ARGS)
+
+$(CLIENTS)/.ready: pyproject.toml tests/clients/constraints.txt | setup
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --upgrade "pip>=25.1" -c tests/clients/constraints.txt
+	$(CLIENTS)/bin/pip install --quiet -c tests/clients/constraints.txt --group clients
+	touch $@
+
+check: setup  ## format, lint, types, imports, the proto
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -76,14 +76,15 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     if role not in ROLES:
         raise _wrong(f"{place}.role", f"must be one of {', '.join(ROLES)}", role)
     read = {"role": "system" if role == "developer" else role, "content": _content(message, role, f"{place}.content")}
-    named = ("name", "tool_call_id") if role == "tool" else ("name",)
     for name, value in message.items():
         here = f"{place}.{name[:64]}"
-        if name not in ("role", "content", *named, *_NULL_ONLY):
+        if name not in ("role", "content", "name", "tool_call_id", *_NULL_ONLY) or (
+            name == "tool_call_id" and role != "tool" and value is not None
+        ):
             raise InvalidRequest(f"{here} is not a field of a message with this role", here)
         if name in _NULL_ONLY and value not in (None, []):
             raise NotSupported(f"{here} is not supported: a message holds text alone; got {describe(value)}", here)
-        if name in named and value is not None:
+        if name in ("name", "tool_call_id") and value is not None:
             read[name] = _short(value, here)
     return read
 

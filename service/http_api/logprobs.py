@@ -19,8 +19,9 @@ def finite(value: float) -> float:
 class CompletionLogprobs:
     """The lists of one answer, as its chunks come. Offsets count the characters that the answer has shown before."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, echo: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, top: int, *, skip_special_tokens: bool, echo: bool) -> None:
         self._tokenizer = tokenizer
+        self._num_top = top
         self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._echo = echo
         self._offset = 0
@@ -62,14 +63,14 @@ class CompletionLogprobs:
 
     def _top(self, scored: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the token itself: so there may be one more than was asked for."""
-        pairs = (*scored.top, (scored.token_id, scored.logprob))
+        pairs = (*scored.top[: self._num_top], (scored.token_id, scored.logprob))
         return {self._tokenizer.text_of(token): finite(value) for token, value in pairs}
 
 
-def prompt_logprobs(prompt: PromptPart, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
-    """Of each prompt token: null for the first, then {token id: {logprob, decoded_token}}, in vLLM's shape."""
+def prompt_logprobs(prompt: PromptPart, top: int, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+    """Of each prompt token: null for the first, then {token id: {logprob, decoded_token}} of the `top` likeliest and itself."""
     rows: list[dict[str, Any] | None] = [None]
     for scored in prompt.logprobs:
-        pairs = (*scored.top, (scored.token_id, scored.logprob))
+        pairs = (*scored.top[:top], (scored.token_id, scored.logprob))
         rows.append({str(t): {"logprob": finite(v), "decoded_token": tokenizer.text_of(t)} for t, v in pairs})
     return rows

@@ -27,9 +27,7 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     if body.logprobs is not None:
         integer("logprobs", body.logprobs, 0, MAX_COMPLETION_LOGPROBS)
-    if body.echo and None not in (body.logprobs, body.prompt_logprobs) and body.logprobs != body.prompt_logprobs:
-        raise InvalidRequest(f"prompt_logprobs must equal logprobs, which is {body.logprobs}, with echo", "prompt_logprobs")
-    of_prompt = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
+    of_prompt = (body.logprobs if body.echo else None, body.prompt_logprobs)
     return Command(
         prompts=prompts(body.prompt),
         sampling=sampling_of(body),
@@ -41,7 +39,7 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
         skip_special_tokens=body.skip_special_tokens is not False,
         decoding=decoding_of(body),
         logprobs=body.logprobs,
-        prompt_logprobs=of_prompt,
+        prompt_logprobs=max((top for top in of_prompt if top is not None), default=None),
         echo=bool(body.echo),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         cache_salt=body.cache_salt or "",
@@ -177,14 +175,14 @@ class CompletionWriter:
             if prompt is not None:
                 choice["prompt_token_ids"] = list(prompt.token_ids)
         if body.prompt_logprobs is not None and prompt is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(prompt, self.tokenizer)
+            choice["prompt_logprobs"] = prompt_logprobs(prompt, body.prompt_logprobs, self.tokenizer)
         return choice
 
     def _logprobs_of(self, chunk: Chunk) -> dict[str, list[Any]]:
         if chunk.index not in self._logprobs:
             skip = self.body.skip_special_tokens is not False
             echo = bool(self.body.echo)
-            lists = CompletionLogprobs(self.tokenizer, skip_special_tokens=skip, echo=echo)
+            lists = CompletionLogprobs(self.tokenizer, self.body.logprobs or 0, skip_special_tokens=skip, echo=echo)
             lists.skip(self.body.resume_token_ids or ())
             self._logprobs[chunk.index] = lists
         return self._logprobs[chunk.index].of(chunk)

@@ -75,12 +75,6 @@ COMBINATIONS = [
     completion("combinations: best_of is not n", {"n": 2, "best_of": 3}, "best_of", "equal n"),
     completion("combinations: options of a stream without one", {"stream_options": {}}, "stream_options", "stream is true"),
     completion(
-        "combinations: two counts of prompt log probabilities",
-        {"echo": True, "logprobs": 1, "prompt_logprobs": 2},
-        "prompt_logprobs",
-        "equal logprobs",
-    ),
-    completion(
         "combinations: two structures",
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "structured_outputs",

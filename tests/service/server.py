@@ -46,7 +46,8 @@ class Server:
         self.tag = secrets.token_hex(8)
         self.http, self.grpc = free_port(), free_port()
         self.log = log
-        command = [sys.executable, "-m", "service.cli", "serve", *flags]
+        python = os.environ.get("ATTEND_TEST_PYTHON", sys.executable)  # `make test-clients` runs us where Attend is not
+        command = [python, "-m", "service.cli", "serve", *flags]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.http), "--grpc-port", str(self.grpc)],

@@ -79,6 +79,12 @@ def test_log_probabilities_are_there_when_asked_for():
     assert "prompt_logprobs" not in choice(prompt="abc", echo=True, logprobs=1)
 
 
+def test_an_echo_and_the_prompts_own_list_hold_as_many_alternatives_as_each_was_asked_for():
+    told = choice(prompt="abc", echo=True, logprobs=1, prompt_logprobs=4, max_tokens=2)
+    assert [len(each) for each in told["logprobs"]["top_logprobs"][1:]] == [2] * 4
+    assert [len(each) for each in told["prompt_logprobs"][1:]] == [5] * 2
+
+
 def test_prompt_logprobs_have_vllms_shape():
     assert choice(prompt="ab", prompt_logprobs=1)["prompt_logprobs"] == [
         None,
@@ -92,8 +98,8 @@ def test_minus_infinity_is_a_number_in_json():
     scored = TokenLogprob(98, -math.inf, ((97, -math.inf),))
     prompt = PromptPart((97, 98), (scored,), "ab")
     end = Chunk(0, "b", (98,), 1, 2, 0, FinishReason.STOP, None, (scored,), prompt)
-    lists = CompletionLogprobs(byte_tokenizer(), skip_special_tokens=True, echo=True).of(end)
+    lists = CompletionLogprobs(byte_tokenizer(), 1, skip_special_tokens=True, echo=True).of(end)
     assert lists["token_logprobs"] == [None, -9999.0, -9999.0]
     assert lists["top_logprobs"] == [None, *[{"a": -9999.0, "b": -9999.0}] * 2]
-    _, row = prompt_logprobs(prompt, byte_tokenizer())
+    _, row = prompt_logprobs(prompt, 1, byte_tokenizer())
     assert {each["logprob"] for each in row.values()} == {-9999.0}

@@ -1,0 +1,79 @@
+"""What schemathesis makes of /openapi.json: bodies within the schemas and beside them, every method, at every route."""
+
+import copy
+import re
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from service.http_api.responses import Error
+from tests.fakes import MODEL, VOCAB
+from tests.service.http_api.described import chatting_server, document
+
+schemathesis = pytest.importorskip("schemathesis", minversion="4")
+schemathesis.checks.load_all_checks()
+checks = pytest.importorskip("schemathesis.specs.openapi.checks")
+
+RELATIONS = re.compile(
+    r"stream_options is only allowed when stream is true|top_logprobs is only allowed when logprobs is true|"
+    r"best_of must equal n|max_completion_tokens must equal max_tokens|"
+    r"max_tokens must be at least 1 without echo|n times the number of prompts|"
+    r"min_tokens must be an integer from 0 to \d+|min_tokens cannot be combined with structured output|"
+    r"response_format and structured_outputs cannot both|structured_outputs must hold one of|"
+    r"resume_token_ids (needs|holds|must hold fewer|does not follow)|.*maximum context length is|"
+    r"(regex|grammar|json_schema|choice)\b.*:|chat_template_kwargs: .* is not an option|"
+    r"[a-z_]+(\[\d+\])? must be .*integer.*; got .*\d\.0\b"
+)
+"""What a body that fits its schema is refused for: how fields go together, what a grammar or a template says, and 3.0."""
+
+
+def of_this_replica():
+    """The document, with the model and the vocabulary of the fake: no body is wasted on names and ids that it lacks."""
+    mine = copy.deepcopy(document())
+    schemas = mine["components"]["schemas"]
+    for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest"):
+        schemas[name]["properties"]["model"] = {"enum": [MODEL, None]}
+        schemas[name] = _bounded(schemas[name])
+    return mine
+
+
+def _bounded(schema):
+    """The same schema with an end to its token ids, which are the integers that have none."""
+    if isinstance(schema, list):
+        return [_bounded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    endless = schema.get("type") == "integer" and "maximum" not in schema
+    return {name: _bounded(item) for name, item in schema.items()} | ({"maximum": VOCAB - 1} if endless else {})
+
+
+def failures_have_our_shape(ctx, response, case):
+    """Every failure of a JSON route is an Error, methods that are not offered too."""
+    if response.status_code >= 400:
+        Error.model_validate(response.json())
+
+
+def what_fits_is_refused_for_its_meaning_alone(ctx, response, case):
+    """A body within its schema is answered, or refused for what no schema of one field can say."""
+    if response.status_code == 400 and case.meta.generation.mode is schemathesis.GenerationMode.POSITIVE:
+        assert RELATIONS.match(response.json()["error"]["message"]), response.text
+
+
+server = chatting_server()
+api = schemathesis.openapi.from_dict(of_this_replica())
+api.app = server.app
+
+
+@api.parametrize()
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+def test_every_call_is_answered_as_the_document_says(case):
+    case.call_and_validate(
+        excluded_checks=[checks.positive_data_acceptance],  # ours knows which refusals are right
+        additional_checks=[failures_have_our_shape, what_fits_is_refused_for_its_meaning_alone],
+    )
