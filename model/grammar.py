@@ -55,7 +55,7 @@ _PROBE_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from model.grammar i
 
 _JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
     "whitespace_flexible": True,
-    "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # one blank or one line's indentation: a lost model writes no end of them
+    "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
     "lenient": False,  # a keyword that is not carried out is refused by name
     "coerce_one_of": False,
     "json_allow_general_unicode_escapes": True,

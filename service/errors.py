@@ -23,6 +23,10 @@ class TooLarge(InvalidRequest):
     """A body over the limit."""
 
 
+class SlowBody(InvalidRequest):
+    """A body that did not arrive in time."""
+
+
 class WrongMediaType(InvalidRequest):
     """A body that does not say that it is JSON, or is compressed."""
 
@@ -47,6 +51,7 @@ TABLE: dict[type[AttendError], Wire] = {
     NoChatTemplate: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "no_chat_template"),
     ContextTooLong: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "context_length_exceeded"),
     TooLarge: Wire(413, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
+    SlowBody: Wire(408, StatusCode.DEADLINE_EXCEEDED, "invalid_request_error", "request_timeout"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
     ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),

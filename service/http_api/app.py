@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http_api import documents, problems
+from service.http_api.limits import HeaderLimit
 from service.http_api.page import add_pages
 from service.http_api.routes import Site, build_router, guard
 from service.records import REQUEST_ID
@@ -32,7 +33,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id"],
         )
-    return RequestIds(app)
+    return RequestIds(HeaderLimit(app))
 
 
 class RequestIds:

@@ -1,5 +1,6 @@
 """A request body as strict JSON: UTF-8, no duplicate keys, no NaN, bounded in size and depth."""
 
+import asyncio
 import json
 import math
 import re
@@ -9,9 +10,11 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from model.errors import InvalidRequest
-from service.errors import ClientGone, TooLarge, WrongMediaType
+from service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 
 MAX_BYTES = 1 << 20
+BODY_SECONDS = 30.0
+"""What a caller gets to send all of a body: nothing in front of the application limits it."""
 MAX_DEPTH = 32
 MAX_DIGITS = 400
 """Longer numbers cannot be meant, and Python refuses to read integers of over 4300 digits."""
@@ -21,7 +24,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object that a request brings. Raises InvalidRequest, TooLarge or WrongMediaType."""
+    """The JSON object that a request brings. Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone."""
     content_type = request.headers.get("content-type", "").lower()
     media_type, _, parameters = content_type.partition(";")
     charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
@@ -34,14 +37,17 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 async def _read(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > MAX_BYTES:
-        raise TooLarge(f"the body must be at most {MAX_BYTES} bytes; got {length}")
+    if length.isdecimal() and int(length[:20]) > MAX_BYTES:  # Python refuses to read thousands of digits
+        raise TooLarge(f"the body must be at most {MAX_BYTES} bytes; got {length[:20]}")
     body = bytearray()
     try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_BYTES:
-                raise TooLarge(f"the body must be at most {MAX_BYTES} bytes")
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise TooLarge(f"the body must be at most {MAX_BYTES} bytes")
+    except TimeoutError as error:
+        raise SlowBody(f"the body must arrive within {BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:
         raise ClientGone("the caller left before the end of the body") from error
     return bytes(body)
@@ -63,9 +69,9 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
     escaped = b"\\u" in body  # the only way in for a lone surrogate
+    _check(dict.fromkeys(document, None), "", surrogates=escaped)  # first: what is said of a value holds its name
     for name, value in document.items():
         _check(value, name, surrogates=escaped)
-    _check(dict.fromkeys(document, None), "", surrogates=escaped)
     if isinstance(document, _Doubled):
         raise InvalidRequest(f"the body has the duplicate key {document.key!r}", _plain(document.key))
     return document

@@ -136,16 +136,16 @@ FORMATS: tuple[Schema, ...] = (
 )
 _CHOICE = TEXT | {"minLength": 1, "maxLength": MAX_CHOICE_CHARACTERS}
 _KINDS: dict[str, tuple[list[Schema], str]] = {
-    "json": (_JSON_SCHEMA["anyOf"], "A JSON schema, or the text of one; false is off. At most 64 KiB."),
+    "json": (_JSON_SCHEMA["anyOf"], "A JSON schema, or the text of one. At most 64 KiB."),
     "regex": ([TEXT | {"minLength": 1}], "A regular expression in Rust's syntax, for the whole answer. At most 64 KiB."),
     "choice": ([listed(_CHOICE, minItems=1, maxItems=MAX_GRAMMAR_CHOICES)], "The answers to choose from. At most 64 KiB."),
     "grammar": ([TEXT | {"minLength": 1}], "A grammar in Lark's form, or in GBNF. At most 64 KiB."),
-    "json_object": ([{"const": True}], "Any JSON object."),
+    "json_object": ([{"type": "boolean"}], "Any JSON object; false is off."),
 }
 KINDS: Schema = {
     "type": "object",
     "properties": {
-        name: {"anyOf": [*shapes, {"enum": [None, False]}], "description": text} for name, (shapes, text) in _KINDS.items()
+        name: {"anyOf": [*shapes, {"type": "null"}], "description": text} for name, (shapes, text) in _KINDS.items()
     },
     "additionalProperties": False,
 }

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from model.errors import SettingError
 from service.settings import Settings
-from service.supervisor import ray_environment
+from service.supervisor import HEADER_SECONDS, ray_environment, write_edge
 
 SUBREAPER = """
 import ctypes, subprocess, sys
@@ -67,6 +68,69 @@ def test_the_proxy_and_the_timeout_are_settings(bare, tmp_path):
     assert (fast["RAY_SERVE_ENABLE_HA_PROXY"], plain["RAY_SERVE_ENABLE_HA_PROXY"]) == ("1", "0")
     assert int(fast["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 100
     assert all(isinstance(value, str) for value in (fast | plain).values())
+
+
+WRITTEN_BY_RAY = """global
+    nbthread 2
+defaults
+    mode http
+    timeout client 660s
+    errorfile 503 {folder}/500.http
+    balance leastconn
+frontend http_frontend
+    bind 127.0.0.1:1
+frontend grpc_frontend
+    bind 127.0.0.1:2 proto h2
+"""
+
+
+@pytest.fixture
+def wrapped(bare, tmp_path, monkeypatch):
+    """(wrapper, configuration that Ray has written) around a program that prints its arguments instead of HAProxy."""
+    binary, folder, config = tmp_path / "binary", tmp_path / "edge", tmp_path / "haproxy.cfg"
+    binary.write_text('#!/bin/sh\necho "$@"\n')
+    binary.chmod(0o755)
+    folder.mkdir()
+    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(binary))
+    return write_edge(folder), config
+
+
+def test_the_binary_runs_as_ray_wants_it_with_our_rules_in_its_file(wrapped):
+    wrapper, config = wrapped
+    words = ["-db", "-f", str(config), "-dR", "-sf", "7"]
+    done = subprocess.run([str(wrapper), *words], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == words
+    assert not done.stderr
+    _, defaults, http, grpc = config.read_text().replace("\nfrontend", "\ndefaults").split("\ndefaults")
+    assert f"timeout http-request {HEADER_SECONDS}s" in defaults
+    assert "http-error status 503" in defaults
+    assert "errorfile" not in defaults
+    assert "return status 505" in http
+    assert "return" not in grpc
+    assert "attend_id" in http
+    assert "attend_id" in grpc
+
+
+def test_haproxy_itself_takes_our_rules(bare, tmp_path):
+    config = tmp_path / "haproxy.cfg"
+    (tmp_path / "500.http").write_bytes(b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n")
+    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path) + "    http-request return status 200\n")
+    wrapper = write_edge(tmp_path)
+    done = subprocess.run([wrapper, "-c", "-f", config, "-q"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "http-error" in config.read_text()
+
+
+def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):
+    assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in ray_environment(Settings(proxy="python"), tmp_path)
+    assert not (tmp_path / "haproxy").exists()
+
+
+def test_a_binary_that_cannot_be_run_is_named_before_anything_starts(bare, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "nothing"))
+    with pytest.raises(SettingError, match="nothing"):
+        ray_environment(Settings(), tmp_path)
 
 
 def under_a_supervisor(command: str, seconds: float) -> list[str]:
