@@ -25,6 +25,8 @@ from service.settings import Settings
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHAN_SECONDS = 3.0
 """What Ray's helpers get to end by themselves once their driver is gone."""
+STOP_SECONDS = 60.0
+"""What the driver gets to stop in, beside the drain. Usually it takes five."""
 HEADER_SECONDS = 10
 """What a caller gets to begin a request on a new connection and to send all of its head."""
 WRAPPER = """#!/bin/sh
@@ -55,11 +57,28 @@ def run(settings: Settings) -> int:
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
             preexec_fn=lambda: _leave_group(libc),
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: _forward(driver, number))
-        status = driver.wait()
+        status = supervise(driver, int(settings.drain_seconds + STOP_SECONDS))
         end_orphans(ORPHAN_SECONDS)
     return status if status >= 0 else 128 - status
+
+
+def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
+    """Wait for the driver's end; returns its status. A signal to us tells it to stop, and so long afterwards it is killed.
+
+    It is told by SIGTERM for Ctrl-C too: a shell starts background jobs with SIGINT ignored, and they start theirs so.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        if driver.poll() is None:
+            driver.terminate()
+            signal.alarm(seconds)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    signal.signal(signal.SIGALRM, lambda number, frame: driver.kill())
+    status = driver.wait()
+    signal.alarm(0)
+    return status
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
@@ -165,6 +184,3 @@ def _leave_group(libc: ctypes.CDLL) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _forward(driver: "subprocess.Popen[bytes]", number: int) -> None:
-    if driver.poll() is None:
-        driver.send_signal(number)

@@ -1,6 +1,7 @@
 """The parent of a server: what it tells Ray, and that it leaves no process behind."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -20,6 +21,27 @@ subprocess.run(["sh", "-c", sys.argv[1]], stdout=sys.stdout)
 end_orphans(float(sys.argv[2]))
 print("over")
 """
+
+
+SUPERVISED = """
+import subprocess, sys
+from service.supervisor import supervise
+driver = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(supervise(driver, 1), flush=True)
+"""
+TIRED = "import time; print('runs', flush=True); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + TIRED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("driver", "status"), [(TIRED, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
+@pytest.mark.parametrize("shell", [[], ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]], ids=["", "in the background"])
+def test_a_driver_is_told_to_stop_and_killed_if_it_does_not(driver, status, number, shell):
+    command = [*shell, sys.executable, "-c", SUPERVISED, driver]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        parent.send_signal(number)
+        assert parent.stdout.readline() == f"{int(status)}\n"
 
 
 @pytest.fixture
