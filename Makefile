@@ -5,14 +5,15 @@ BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
 
-.PHONY: setup serve test test-clients check protos train clean
+.PHONY: setup serve test test-clients check manifests protos train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt model/net/native/kernels.cpp
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt --editable . --group check
+	$(BIN)/python -m model.net.native
 	touch $@
 
 serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
@@ -38,6 +39,9 @@ check: setup  ## format, lint, types, imports, the proto
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.check_protos
 
+manifests: setup  ## render deploy/ and check it strictly (needs kubectl or kustomize)
+	$(BIN)/python -m tests.deploy.check
+
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
 
@@ -45,4 +49,4 @@ train: setup  ## train the default model into ./run (hours on two cores; resumes
 	$(BIN)/attend train --out run $(ARGS)
 
 clean:  ## remove what the other verbs made
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf model/net/native/kernels-*.so $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 
 from model.chat import ChatTemplate
 from model.engine.build import EngineOptions, build_engine
-from model.errors import EngineFailed, SettingError
+from model.errors import EngineFailed
 from model.tokenizer import Tokenizer
-from service import logs, scrape
+from service import logs, scrape, tracing
 from service.capacity import Load
 from service.generation import GenerationService
 from service.grpc_api.servicer import GrpcMethods
@@ -37,7 +37,7 @@ class Attend(GrpcMethods):
 
     def __init__(self, settings_json: str) -> None:
         settings = Settings.from_json(settings_json)
-        logs.configure(settings.log_level, settings.log_format)
+        logs.configure(settings.log_level, settings.log_format, settings.log_file)
         self.settings = settings
         self.engine = build_engine(settings.folder, engine_options(settings))
         tokenizer = Tokenizer.load(settings.folder)
@@ -49,7 +49,9 @@ class Attend(GrpcMethods):
             deadline_default_ms=settings.deadline_default_ms,
         )
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
-        self.metrics = Metrics(self.engine, settings.name)
+        self.tracer = open_tracer(settings)
+        vllm = settings.metrics_compat == "vllm"
+        self.metrics = Metrics(self.engine, settings.name, tracer=self.tracer, vllm_names=vllm)
         self.engine.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -98,6 +100,16 @@ class Attend(GrpcMethods):
     def __del__(self) -> None:
         if hasattr(self, "engine"):
             self.engine.close()
+        if hasattr(self, "tracer") and self.tracer is not None:
+            self.tracer.close()
+
+
+def open_tracer(settings: Settings) -> tracing.Tracer | None:
+    """The tracer of this replica; None where no collector is set."""
+    if not settings.otel_endpoint:
+        return None
+    replica = serve.get_replica_context().replica_id.unique_id
+    return tracing.open_tracer(settings.otel_endpoint, settings.name, version=version("attend"), replica=replica)
 
 
 def engine_options(settings: Settings) -> EngineOptions:
@@ -105,6 +117,7 @@ def engine_options(settings: Settings) -> EngineOptions:
     return EngineOptions(
         device=settings.device,
         dtype=settings.dtype,
+        backend=settings.backend,
         max_model_len=settings.max_model_len,
         max_batch_requests=settings.max_batch_requests,
         max_batch_tokens=settings.max_batch_tokens,
@@ -117,15 +130,14 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 def gpus_wanted(device: str, available: float) -> int:
-    """GPUs that a replica asks for. `cuda` without one is an error now: Serve would wait for it for ever."""
-    if device == "cuda" and available < 1:
-        raise SettingError("device is cuda, but the cluster has no GPU")
-    return 1 if device != "cpu" and available >= 1 else 0
+    """GPUs that a replica asks for. With `cuda` it is one, there or not: a cluster's nodes may come after its application."""
+    return 1 if device == "cuda" or (device == "auto" and available >= 1) else 0
 
 
 def build(args: dict[str, Any]) -> serve.Application:
     """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
     settings = read_settings(args)
+    tracing.check(settings.otel_endpoint)
     gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         num_replicas=settings.replicas,

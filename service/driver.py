@@ -16,7 +16,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
-from model.errors import AttendError, CheckpointError
+from model.errors import AttendError, CheckpointError, SettingError
 from model.net.checkpoint import inspect
 from service.deployment import build
 from service.keys import load_keys
@@ -68,6 +68,8 @@ async def start(settings: Settings) -> None:
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
+    if settings.device == "cuda" and ray.cluster_resources().get("GPU", 0) < 1:
+        raise SettingError("device is cuda, but this machine has no GPU")  # Serve would wait for one for ever
     try:
         application = build(settings.model_dump())
         await asyncio.to_thread(serve.run, application, name=APP, route_prefix="/")

@@ -5,7 +5,7 @@ All label children exist from the start, so that a replica without traffic still
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -15,10 +15,15 @@ from prometheus_client.registry import Collector
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
 from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unauthenticated
 from service.capacity import LoadMeter
+from service.compat import VllmNames
 from service.errors import ClientGone
 from service.records import Chunk
+from service.tracing import AnswerFacts, CallFacts, Tracer, context_of
 
 log = logging.getLogger("attend.requests")
+
+Headers = Callable[[], Iterable[tuple[str, str]]]
+"""Gives a caller's headers or metadata: (name in lower case, value)."""
 
 ROUTES = {"http": ("/v1/completions", "/v1/chat/completions"), "grpc": ("Generate", "GenerateStream")}
 """The routes that generate: each of their calls counts once in attend_requests_total."""
@@ -38,12 +43,22 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 class Metrics:
     """The registry of one replica."""
 
-    def __init__(self, engine: TokenEngine, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        model: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
+        vllm_names: bool = False,
+    ) -> None:
         self._labels = {"model": model}
         self.clock = clock
+        self.tracer = tracer
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))
+        self._twins = VllmNames(self.registry) if vllm_names else None
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the calls that produced a token")
         self.generation_tokens = self._counter("generation_tokens", "Tokens handed to callers")
         self._requests = Counter(
@@ -69,9 +84,9 @@ class Metrics:
         self.step_batch = self._histogram("step_batch_size", "Requests in a step", BATCH)
         engine.on_step(self._stepped)
 
-    def open(self, transport: str, route: str, request_id: str = "") -> "RequestRecord":
-        """Start the record of one call. The id is for the log."""
-        return RequestRecord(self, transport, route, request_id)
+    def open(self, transport: str, route: str, request_id: str = "", headers: Headers = tuple) -> "RequestRecord":
+        """Start the record of one call. The id is for the log; `headers` gives the caller's where a trace needs them."""
+        return RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once."""
@@ -79,7 +94,7 @@ class Metrics:
 
     def text(self) -> str:
         """This replica's page in the Prometheus text format."""
-        return generate_latest(self.registry).decode()
+        return generate_latest(self.registry).decode() + (self._twins.text() if self._twins else "")
 
     def _stepped(self, report: StepReport) -> None:
         """Called by the step thread; prometheus_client locks."""
@@ -134,7 +149,7 @@ class _EngineCollector(Collector):
 class RequestRecord:
     """The life of one call, from its arrival at a transport to its one outcome."""
 
-    def __init__(self, metrics: Metrics, transport: str, route: str, request_id: str) -> None:
+    def __init__(self, metrics: Metrics, transport: str, route: str, request_id: str, context: Mapping[str, str]) -> None:
         self._metrics = metrics
         self.request_id = request_id
         """For the log."""
@@ -149,6 +164,10 @@ class RequestRecord:
         self.at_once = False
         """Whether the caller is given the whole answer at the end, or nothing if it fails."""
         self.num_tokens = 0
+        self._context = context
+        self._first_token: float | None = None
+        """Seconds after the arrival, of any answer."""
+        self._answers: list[AnswerFacts] = []
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -199,7 +218,8 @@ class RequestRecord:
     def _tokens(self, chunk: Chunk, now: float) -> None:
         metrics, new = self._metrics, len(chunk.token_ids)
         if not self.num_tokens:
-            metrics.first_token.observe(now - self._arrived)
+            self._first_token = now - self._arrived
+            metrics.first_token.observe(self._first_token)
         if chunk.index in self._last:
             metrics.inter_token.observe((now - self._last[chunk.index]) / new)
         else:
@@ -214,6 +234,8 @@ class RequestRecord:
         self._metrics.decode.observe(times.decode)
 
     def _ended(self, chunk: Chunk, now: float) -> None:
+        if chunk.times is not None and chunk.finish_reason is not None:
+            self._answers.append(AnswerFacts(chunk.index, now - self._arrived, chunk.times, chunk.finish_reason))
         self._metrics.answer_length.observe(chunk.num_tokens)
         if chunk.num_tokens > 1:
             self._metrics.per_token.observe((now - self._first[chunk.index]) / (chunk.num_tokens - 1))
@@ -222,9 +244,44 @@ class RequestRecord:
         if not self._closed:
             self._closed = True
             self._metrics.count(*self._where, outcome)
-            seconds = self._metrics.clock() - self._arrived
-            self._metrics.duration.observe(seconds)
-            log.info("%s %s %s: %s, %d tokens, %.3f s", *self._where, self.request_id, outcome, self.num_tokens, seconds)
+            facts = self._facts(outcome)
+            self._metrics.duration.observe(facts.seconds)
+            trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
+            log_call(facts, trace)
+
+    def _facts(self, outcome: str) -> CallFacts:
+        transport, route = self._where
+        return CallFacts(
+            transport=transport,
+            route=route,
+            request_id=self.request_id,
+            outcome=outcome,
+            seconds=self._metrics.clock() - self._arrived,
+            first_token=self._first_token,
+            prompt_tokens=sum(self._prompts.values()),
+            generation_tokens=self.num_tokens,
+            answers=tuple(self._answers),
+            context=self._context,
+        )
+
+
+def log_call(facts: CallFacts, trace_id: str | None) -> None:
+    """One line for a call that has ended; as JSON, its numbers are fields."""
+    fields: dict[str, object] = {
+        "request_id": facts.request_id,
+        "transport": facts.transport,
+        "route": facts.route,
+        "outcome": facts.outcome,
+        "prompt_tokens": facts.prompt_tokens,
+        "generation_tokens": facts.generation_tokens,
+        "seconds": round(facts.seconds, 6),
+        "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
+    }
+    if trace_id is not None:
+        fields["trace_id"] = trace_id
+    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s"
+    where = (facts.transport, facts.route, facts.request_id, facts.outcome)
+    log.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, extra=fields)
 
 
 def outcome_of(error: AttendError) -> str:

@@ -36,6 +36,9 @@ class Settings(BaseModel):
     grpc_port: Port = Field(9000, description="gRPC port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if the cluster has one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto is bfloat16 where it is native")
+    backend: Literal["auto", "native", "torch", "reference"] = Field(
+        "auto", description="who computes attention; auto is the fastest that fits"
+    )
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(
         None, description="tokens of prompt and answer; default: the model's"
     )
@@ -44,7 +47,7 @@ class Settings(BaseModel):
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         256, description="requests that may wait; more are refused with 429"
     )
-    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(16, description="tokens in a KV block")
+    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
     prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
@@ -58,8 +61,11 @@ class Settings(BaseModel):
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
+    metrics_compat: Literal["", "vllm"] = Field("", description="vllm shows the metrics under vLLM's names too; empty does not")
+    otel_endpoint: str = Field("", description="OpenTelemetry collector's OTLP/HTTP URL for traces; empty makes none")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
+    log_file: str = Field("", description="file that log lines are added to; empty is the standard error of `attend serve`")
 
     @property
     def folder(self) -> Path:
@@ -91,7 +97,7 @@ def allowed(name: str) -> str:
     schema = Settings.model_json_schema()["properties"][name]
     schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
     if "enum" in schema:
-        *others, last = map(str, schema["enum"])
+        *others, last = (str(one) or "empty" for one in schema["enum"])
         return f"{', '.join(others)} or {last}"
     if schema["type"] not in ("integer", "number"):
         return {"boolean": "true or false"}.get(schema["type"], "text")

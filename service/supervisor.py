@@ -6,6 +6,7 @@ adopts orphans (PR_SET_CHILD_SUBREAPER) and ends them when the driver is gone, a
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -51,7 +52,7 @@ def run(settings: Settings) -> int:
     with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
         environment = ray_environment(settings, Path(private)) | ports.environment()
         driver = subprocess.Popen(
-            [sys.executable, "-m", "service.driver", settings.to_json()],
+            [sys.executable, "-m", "service.driver", with_log(settings).to_json()],
             env={**os.environ, **environment},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
@@ -79,6 +80,15 @@ def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
     status = driver.wait()
     signal.alarm(0)
     return status
+
+
+def with_log(settings: Settings) -> Settings:
+    """The settings for the replicas, whose own standard error Ray puts into files: their log lines go to ours."""
+    if settings.log_file:
+        return settings
+    flags = fcntl.fcntl(sys.stderr, fcntl.F_GETFL)
+    fcntl.fcntl(sys.stderr, fcntl.F_SETFL, flags | os.O_APPEND)  # several processes write, so each must write at the end
+    return settings.model_copy(update={"log_file": f"/proc/{os.getpid()}/fd/{sys.stderr.fileno()}"})
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
@@ -182,5 +192,3 @@ def _leave_group(libc: ctypes.CDLL) -> None:
     """Runs in the driver before its program: Ctrl-C reaches the parent alone, and the parent's end reaches the driver."""
     os.setpgid(0, 0)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-

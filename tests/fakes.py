@@ -292,6 +292,10 @@ class CallContext:
     def __init__(self) -> None:
         self.code: grpc.StatusCode | None = None
         self.details = ""
+        self.metadata: list[tuple[str, str]] = []
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self.metadata
 
     def set_code(self, code: grpc.StatusCode) -> None:
         self.code = code

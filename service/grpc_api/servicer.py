@@ -63,7 +63,7 @@ class GrpcMethods:
     async def Generate(self, request: pb.GenerateRequest | Malformed, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
         request_id = id_of(request)
-        record = self.metrics.open("grpc", "Generate", request_id)
+        record = self.metrics.open("grpc", "Generate", request_id, grpc_context.invocation_metadata)
         record.at_once = True
         try:
             with record.errors():
@@ -79,7 +79,7 @@ class GrpcMethods:
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
         request_id = id_of(request)
-        record = self.metrics.open("grpc", "GenerateStream", request_id)
+        record = self.metrics.open("grpc", "GenerateStream", request_id, grpc_context.invocation_metadata)
         try:
             with record.errors():
                 async with aclosing(self.service.generate(self._command(request, request_id, grpc_context), record)) as batches:

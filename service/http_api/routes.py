@@ -82,7 +82,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        record = site.metrics.open("http", "/v1/completions", request.state.request_id)
+        record = site.metrics.open("http", "/v1/completions", request.state.request_id, request.headers.items)
         with record.errors():
             body = read_completion(await read_json(request))
             command = to_command(body, body.request_id or request.state.request_id)
@@ -94,7 +94,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
-        record = site.metrics.open("http", "/v1/chat/completions", request.state.request_id)
+        record = site.metrics.open("http", "/v1/chat/completions", request.state.request_id, request.headers.items)
         with record.errors():
             body = chat.read_chat(await read_json(request))
             if site.template is None:

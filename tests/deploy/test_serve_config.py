@@ -2,36 +2,15 @@
 
 import copy
 import importlib
-import typing
 
-import pydantic
 import pytest
 
 from service.settings import Settings, read_settings
-from tests.deploy.manifests import SERVE_TEXT, attend_env, rayservice, serve
+from tests.deploy.manifests import attend_env, serve
+from tests.deploy.serve_schema import unknown_keys
 
 arguments = serve["applications"][0]["args"]
 pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
-
-
-def models_in(annotation):
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return [annotation]
-    return [model for inner in typing.get_args(annotation) for model in models_in(inner)]
-
-
-def unknown_keys(value, annotation, path=""):
-    """Paths of the keys that no schema knows. Serve itself ignores them; free dicts (args, user_config) have no schema."""
-    if isinstance(value, list):
-        return [bad for i, item in enumerate(value) for bad in unknown_keys(item, annotation, f"{path}[{i}]")]
-    models = models_in(annotation)
-    if not models or not isinstance(value, dict):
-        return []
-    fields = {name: field.annotation for model in models for name, field in model.model_fields.items()}
-    inner = {key: item for key, item in value.items() if key in fields}
-    return [f"{path}.{key}" for key in value if key not in fields] + [
-        bad for key, item in inner.items() for bad in unknown_keys(item, fields[key], f"{path}.{key}")
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +18,6 @@ def schema():
     from ray.serve.schema import ServeDeploySchema
 
     return ServeDeploySchema
-
-
-def test_rayservice_embeds_the_serve_config_word_for_word():
-    assert rayservice["spec"]["serveConfigV2"] == SERVE_TEXT, (
-        "copy deploy/serve/attend.yaml into rayservice.yaml, indented by 4"
-    )
 
 
 def test_serve_accepts_the_config(schema):

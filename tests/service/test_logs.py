@@ -1,9 +1,13 @@
 """Log lines: one for each record, JSON where a collector reads them, and never a caller's text."""
 
 import asyncio
+import io
+import itertools
 import json
 import logging
+import os
 import sys
+import urllib.request
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from protos.attend.v1 import generation_pb2 as pb
 from service import logs
 from tests.fakes import CallContext, FakeEngine, build_server
+from tests.service.server import wait_for
 
 
 @pytest.fixture
@@ -19,6 +24,8 @@ def root():
     logger = logging.getLogger("attend")
     before = logger.handlers[:], logger.level, logger.propagate
     yield logger
+    for handler in logger.handlers:
+        handler.close()
     logger.handlers[:], logger.level, logger.propagate = before
 
 
@@ -47,6 +54,27 @@ def test_a_json_line_carries_its_exception():
     assert "Traceback" in document["exception"]
 
 
+def test_fields_given_as_extra_are_fields_of_the_json_line():
+    document = json.loads(logs.JsonFormatter().format(with_extra(tokens=7, seconds=0.25, first=None, place=object)))
+    assert (document["tokens"], document["seconds"], document["first"]) == (7, 0.25, None)
+    assert document["place"] == "<class 'object'>"
+
+
+def test_no_field_of_extra_replaces_one_of_the_line():
+    document = json.loads(logs.JsonFormatter().format(with_extra(time="then", level="loud", logger="mine")))
+    assert (document["time"], document["level"], document["logger"]) == ("2023-11-14T22:13:20.250Z", "warning", "attend.test")
+
+
+def test_a_text_line_says_nothing_of_extra():
+    assert "7" not in logging.Formatter("%(levelname)s %(name)s: %(message)s").format(with_extra(tokens=7))
+
+
+def with_extra(**fields) -> logging.LogRecord:
+    made = record("ended")
+    vars(made).update(fields)
+    return made
+
+
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.text())
 @example("\ud800 from a file name")
@@ -59,11 +87,11 @@ def test_whatever_the_message_holds_the_record_is_one_line_of_json(message):
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_configured_lines_go_to_standard_error_from_the_level_on(root, capsys, style):
+def test_configured_lines_go_to_standard_error_from_the_level_on(root, capfd, style):
     logs.configure("warning", style)
     logging.getLogger("attend.some").info("quiet")
     logging.getLogger("attend.some").warning("loud")
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out == ""
     assert "loud" in err
     assert "quiet" not in err
@@ -71,11 +99,47 @@ def test_configured_lines_go_to_standard_error_from_the_level_on(root, capsys, s
     assert err.startswith("{") == (style == "json")
 
 
-def test_configuring_twice_does_not_write_twice(root, capsys):
+def test_lines_reach_standard_error_though_something_stands_in_the_place_of_sys_stderr(root, capfd, monkeypatch):
+    """Serve puts a logger there in each replica, which drops what is below its own level."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logs.configure("info", "json")
+    logging.getLogger("attend.some").info("seen")
+    assert json.loads(capfd.readouterr().err)["message"] == "seen"
+
+
+def test_configuring_twice_does_not_write_twice(root, capfd):
     logs.configure("info", "text")
     logs.configure("info", "text")
     logging.getLogger("attend.some").info("once")
-    assert capsys.readouterr().err.count("once") == 1
+    assert capfd.readouterr().err.count("once") == 1
+
+
+def test_lines_go_to_the_end_of_a_file_where_one_is_named(root, capfd, tmp_path):
+    (tmp_path / "log").write_text("before\n")
+    logs.configure("info", "text", str(tmp_path / "log"))
+    logging.getLogger("attend.some").info("after \ud800")
+    first, second = (tmp_path / "log").read_text().splitlines()
+    assert first == "before"
+    assert second.endswith("INFO attend.some: after \\ud800")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_process_reads_lines_through_its_standard_error(root):
+    """What /proc/PID/fd/2 names may be a pipe, of which only the other end is read."""
+    ours, theirs = os.pipe()
+    logs.configure("info", "json", f"/proc/{os.getpid()}/fd/{theirs}")
+    os.close(theirs)
+    logging.getLogger("attend.some").info("through")
+    assert json.loads(os.read(ours, 4096))["message"] == "through"
+    os.close(ours)
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_on_standard_error(root, capfd, tmp_path):
+    logs.configure("info", "json", str(tmp_path / "none" / "log"))
+    logging.getLogger("attend.some").info("still here")
+    warning, line = map(json.loads, capfd.readouterr().err.splitlines())
+    assert warning["level"] == "warning" and "No such file" in warning["message"]
+    assert line["message"] == "still here"
 
 
 @pytest.mark.parametrize("failure", ["engine", "bug"])
@@ -118,3 +182,51 @@ def test_a_request_id_from_a_message_cannot_write_a_log_line_of_its_own(caplog):
         asyncio.run(server.methods.Generate(pb.GenerateRequest(request_id=FORGED, text="a"), context))
     assert context.code is not None
     assert not any("\n" in one.getMessage() for one in caplog.records)
+
+
+CALL = {"request_id": "id-5", "transport": "http", "route": "/v1/completions"}
+
+
+def ended_calls(caplog) -> list[dict]:
+    """The lines of the calls that have ended, as JSON."""
+    lines = [logs.JsonFormatter().format(one) for one in caplog.records if one.name == "attend.requests"]
+    return [json.loads(line) for line in lines]
+
+
+def test_a_call_that_ends_is_one_line_with_its_numbers_as_fields(caplog):
+    clock = itertools.count(0, 0.5).__next__
+    with caplog.at_level(logging.INFO, "attend"):
+        build_server(clock=clock).post({"prompt": "ab", "max_tokens": 3}, headers={"x-request-id": "id-5"})
+    [line] = ended_calls(caplog)
+    assert line.items() >= (CALL | {"outcome": "length", "prompt_tokens": 2, "generation_tokens": 3}).items()
+    assert 0 < line["first_token_seconds"] < line["seconds"]
+    assert line["message"].startswith("http /v1/completions id-5: length, 2 prompt tokens, 3 tokens, ")
+
+
+def test_a_refused_call_has_no_first_token_and_no_tokens(caplog):
+    with caplog.at_level(logging.INFO, "attend"):
+        build_server().post({"prompt": "ab", "n": 99}, headers={"x-request-id": "id-5"})
+    [line] = ended_calls(caplog)
+    assert line.items() >= (CALL | {"outcome": "invalid", "prompt_tokens": 0, "generation_tokens": 0}).items()
+    assert line["first_token_seconds"] is None
+
+
+def test_a_grpc_call_is_logged_with_the_same_fields(caplog):
+    server, context = build_server(), CallContext()
+    with caplog.at_level(logging.INFO, "attend"):
+        request = pb.GenerateRequest(request_id="id-6", text="my secret prompt", max_tokens=4)
+        asyncio.run(server.methods.Generate(request, context))
+    [line] = ended_calls(caplog)
+    assert (line["transport"], line["route"], line["request_id"]) == ("grpc", "Generate", "id-6")
+    assert (line["prompt_tokens"], line["generation_tokens"]) == (16, 4)
+    assert "secret" not in json.dumps(line)
+
+
+@pytest.mark.ray
+def test_a_real_server_writes_a_line_for_each_call_to_its_standard_error(server):
+    headers = {"Content-Type": "application/json", "X-Request-Id": "seen-by-its-owner"}
+    body = json.dumps({"prompt": "my secret prompt", "max_tokens": 3}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/completions", body, headers), timeout=60) as answer:
+        answer.read()
+    assert wait_for(lambda: "seen-by-its-owner: " in server.output())
+    assert "secret" not in server.output()

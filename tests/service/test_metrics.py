@@ -18,7 +18,7 @@ from model.errors import (
     Overloaded,
     Unavailable,
 )
-from service.metrics import OUTCOMES, ROUTES, outcome_of
+from service.metrics import OUTCOMES, ROUTES, Metrics, outcome_of
 from service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, says, until
 
@@ -228,3 +228,10 @@ def test_the_page_has_no_created_series_and_no_second_help():
     assert "_created" not in text
     helps = re.findall(r"^# HELP (\S+)", text, re.MULTILINE)
     assert len(helps) == len(set(helps))
+
+
+def test_vllms_names_stand_on_the_page_only_where_they_are_wanted():
+    plain, both = (Metrics(FakeEngine(), MODEL, vllm_names=wanted).text() for wanted in (False, True))
+    assert "vllm:" not in plain
+    assert "vllm:num_requests_waiting{" in both
+    assert both.startswith(plain[:1000])

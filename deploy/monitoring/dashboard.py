@@ -1,0 +1,199 @@
+"""Writes dashboard.json: `python deploy/monitoring/dashboard.py`. Grafana imports the file; a test holds the two together.
+
+The data source and the chosen models and replicas are variables, so the file names nothing of one installation.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Panel = dict[str, Any]
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+MODEL = 'model=~"$model"'
+CHOSEN = 'model=~"$model", replica=~"$replica"'
+WIDTH, HEIGHT = 24, 8
+
+
+def panel(title: str, unit: str, queries: dict[str, str], *, kind: str = "timeseries", width: int = 8, text: str = "") -> Panel:
+    """One panel; `queries` are expressions by the legend of what they give, `width` is in 24ths of the page."""
+    targets = [
+        {"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": expr, "legendFormat": legend, "range": True}
+        for i, (legend, expr) in enumerate(queries.items())
+    ]
+    return {
+        "type": kind,
+        "title": title,
+        "description": text,
+        "datasource": SOURCE,
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "options": {},
+        "gridPos": {"w": width, "h": HEIGHT if kind == "timeseries" else HEIGHT // 2},
+        "targets": targets,
+    }
+
+
+def total(name: str, by: str = "", labels: str = CHOSEN) -> str:
+    """The rate of a counter, summed."""
+    return (
+        f"sum by ({by}) (rate({name}{{{labels}}}[$__rate_interval]))"
+        if by
+        else f"sum(rate({name}{{{labels}}}[$__rate_interval]))"
+    )
+
+
+def quantiles(name: str, by: str = "") -> dict[str, str]:
+    """Median, 95th and 99th percentile of a histogram."""
+    labels = f"le, {by}" if by else "le"
+    prefix = f"{{{{{by}}}}} " if by else ""
+    return {
+        f"{prefix}p{share * 100:g}": f"histogram_quantile({share}, {total(f'{name}_bucket', labels)})"
+        for share in (0.5, 0.95, 0.99)
+    }
+
+
+def mean(name: str, by: str = "replica") -> str:
+    """What a histogram's observations were on average."""
+    return f"{total(f'{name}_sum', by)} / {total(f'{name}_count', by)}"
+
+
+def overview() -> Iterator[Panel]:
+    """Is it up, and how much does it do."""
+    for title, unit, expr in (
+        ("Replicas that answer", "none", 'sum(attend_scrape_replicas_answered{job="attend"})'),
+        ("Replicas", "none", 'sum(attend_scrape_replicas_expected{job="attend"})'),
+        ("Running", "none", f"sum(attend_requests_running{{{CHOSEN}}})"),
+        ("Waiting", "none", f"sum(attend_requests_waiting{{{CHOSEN}}})"),
+        ("Calls", "reqps", total("attend_requests_total")),
+        ("Tokens made", "none", total("attend_generation_tokens_total")),
+    ):
+        yield panel(title, unit, {"": expr}, kind="stat", width=4)
+    yield panel("Calls by outcome", "reqps", {"{{outcome}}": total("attend_requests_total", "outcome")})
+    tokens = {"prompt": total("attend_prompt_tokens_total"), "answer": total("attend_generation_tokens_total")}
+    yield panel("Tokens a second", "none", tokens)
+    late = {
+        "errors": f"model:attend_calls_failed:ratio_rate5m{{{MODEL}}}",
+        "late first tokens": f"model:attend_first_token_late:ratio_rate5m{{{MODEL}}}",
+        "late next tokens": f"model:attend_next_token_late:ratio_rate5m{{{MODEL}}}",
+        "refused": f"model:attend_calls_rejected:ratio_rate5m{{{MODEL}}}",
+    }
+    yield panel("Share that breaks an objective", "percentunit", late, text="Needs the recording rules of rules.yaml.")
+
+
+def latency() -> Iterator[Panel]:
+    """What callers wait for."""
+    for title, name in (
+        ("Time to first token", "attend_time_to_first_token_seconds"),
+        ("Between two tokens", "attend_inter_token_latency_seconds"),
+        ("Mean time per token after the first", "attend_time_per_output_token_seconds"),
+        ("Whole call", "attend_request_duration_seconds"),
+        ("In the queue", "attend_request_queue_seconds"),
+        ("Prefill", "attend_request_prefill_seconds"),
+        ("Decode", "attend_request_decode_seconds"),
+    ):
+        yield panel(title, "s", quantiles(name))
+    yield panel("Prompt tokens of a call", "none", quantiles("attend_request_prompt_tokens"))
+    yield panel("Tokens of an answer", "none", quantiles("attend_request_generation_tokens"))
+
+
+def engine() -> Iterator[Panel]:
+    """What the replicas do."""
+    yield panel("Running", "none", {"{{replica}}": f"attend_requests_running{{{CHOSEN}}}"})
+    yield panel("Waiting", "none", {"{{replica}}": f"attend_requests_waiting{{{CHOSEN}}}"})
+    yield panel("Requests in a step", "none", {"{{replica}}": mean("attend_step_batch_size")})
+    yield panel("Step", "s", quantiles("attend_step_seconds"))
+    yield panel("Steps a second", "none", {"{{replica}}": total("attend_step_seconds_count", "replica")})
+    heartbeat = {"{{replica}}": f"attend_engine_heartbeat_seconds{{{CHOSEN}}}"}
+    yield panel(
+        "Since the step thread last came round", "s", heartbeat, text="Above 10 s an alert, above 30 s Serve replaces it."
+    )
+
+
+def cache() -> Iterator[Panel]:
+    """The KV cache."""
+    yield panel("KV blocks that requests hold", "percentunit", {"{{replica}}": f"attend_kv_cache_usage{{{CHOSEN}}}"})
+    yield panel("Preemptions a second", "none", {"{{replica}}": total("attend_preemptions_total", "replica")})
+    hits, asked = (total(f"attend_prefix_cache_{what}_total", "replica") for what in ("hits", "queries"))
+    yield panel("Prompt tokens found in the prefix cache", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
+    labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"
+    yield panel("Cache", "none", {labels: f"attend_cache_config_info{{{CHOSEN}}}"}, kind="stat", width=WIDTH)
+
+
+def transports() -> Iterator[Panel]:
+    """HTTP and gRPC apart."""
+    for transport in ("http", "grpc"):
+        labels = f'{CHOSEN}, transport="{transport}"'
+        by_outcome = {"{{outcome}}": total("attend_requests_total", "outcome", labels)}
+        yield panel(f"{transport}: calls by outcome", "reqps", by_outcome, width=12)
+        by_route = {"{{route}}": total("attend_requests_total", "route", labels)}
+        yield panel(f"{transport}: calls by route", "reqps", by_route, width=12)
+
+
+def placed(rows: dict[str, Iterator[Panel]]) -> list[Panel]:
+    """The panels below their rows' titles, from left to right, with ids."""
+    panels: list[Panel] = []
+    y = 0
+    for title, row in rows.items():
+        panels.append({"type": "row", "title": title, "collapsed": False, "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}})
+        x, y, height = 0, y + 1, 0
+        for one in row:
+            place = one["gridPos"]
+            if x + place["w"] > WIDTH:
+                x, y, height = 0, y + height, 0
+            place |= {"x": x, "y": y}
+            x, height = x + place["w"], max(height, place["h"])
+            panels.append(one)
+        y += height
+    return [{"id": number, **one} for number, one in enumerate(panels, 1)]
+
+
+def choice(name: str, query: str) -> dict[str, Any]:
+    """A variable whose values Prometheus knows; all of them at first."""
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole document."""
+    variables: Sequence[dict[str, Any]] = (
+        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
+        choice("model", "label_values(attend_requests_running, model)"),
+        choice("replica", f"label_values(attend_requests_running{{{MODEL}}}, replica)"),
+    )
+    rows = {
+        "Overview": overview(),
+        "Latency": latency(),
+        "Engine": engine(),
+        "Cache": cache(),
+        "Transports": transports(),
+    }
+    return {
+        "uid": "attend",
+        "title": "Attend",
+        "tags": ["attend"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": list(variables)},
+        "panels": placed(rows),
+    }
+
+
+def text() -> str:
+    """The file's content."""
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("dashboard.json").write_text(text(), encoding="utf-8")

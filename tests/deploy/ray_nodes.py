@@ -1,0 +1,139 @@
+"""Ray nodes as KubeRay starts them, `ray start --block`, but on one machine and on ports of their own."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from service.ports import claim
+from service.supervisor import write_edge
+from tests.deploy.manifests import attend_env, ray_env
+from tests.service.server import TAG, free_port, wait_for
+
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+NODE_DRAIN = 30
+"""Seconds; in production it is 640."""
+
+
+class Cluster:
+    """A head without CPUs, as in the RayService, and one worker with the CPUs of both of its workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tag = folder, secrets.token_hex(8)
+        self.http, self.grpc, self.dashboard, self.gcs = (free_port() for _ in range(4))
+        self.worker_http, self.worker_grpc = free_port(), free_port()
+        self.token = secrets.token_hex(32)
+        (folder / "token").write_text(self.token)
+        (folder / "token").chmod(0o600)
+        inner, self.lock = claim(self.http, self.grpc)
+        # The variables of the pods; then what one machine needs, and times that a test can wait for.
+        self.environment = {
+            **os.environ,
+            **ray_env,
+            **attend_env,
+            **inner.environment(),
+            TAG: self.tag,
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(folder)),  # as the image does
+            "ATTEND_NUM_THREADS": "1",
+            "ATTEND_KV_CACHE_MEMORY": str(64 << 20),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+            "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.worker_http),
+            "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(self.worker_grpc),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(NODE_DRAIN),
+        }
+        # Ray's sockets lie in its temporary folder, and their paths must be short.
+        self.session = Path("/tmp") / f"attend-ray-{self.tag[:6]}"
+        self.head: subprocess.Popen[bytes] | None = None
+        self.worker: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Both nodes; returns when the head's dashboard answers."""
+        common = [
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--node-ip-address=127.0.0.1",
+            "--disable-usage-stats",
+            "--block",
+            "--object-store-memory=80000000",
+        ]
+        head = [
+            *("--head", "--num-cpus=0", f"--port={self.gcs}", f"--dashboard-port={self.dashboard}"),
+            *("--dashboard-host=127.0.0.1", f"--ray-client-server-port={free_port()}", f"--temp-dir={self.session}"),
+        ]
+        self.head = self.ray_start("head", [*head, *common], {})
+        assert wait_for(lambda: bool(self.rest("/api/version")) or self.head.poll() is not None, 90), self.log("head")
+        assert self.head.poll() is None, self.log("head")
+        own = {"RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()), "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port())}
+        self.worker = self.ray_start("worker", [f"--address=127.0.0.1:{self.gcs}", "--num-cpus=4", *common], own)
+
+    def ray_start(self, name: str, flags: list[str], extra: dict[str, str]) -> subprocess.Popen[bytes]:
+        """`ray start`, with an agent's port of its own."""
+        command = [*RAY, "start", f"--dashboard-agent-listen-port={free_port()}", *flags]
+        with (self.folder / name).open("wb") as file:
+            return subprocess.Popen(
+                command, stdout=file, stderr=file, env=self.environment | extra, cwd="/tmp", start_new_session=True
+            )
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text(errors="replace")[-3000:]
+
+    def rest(self, path: str) -> dict[str, Any]:
+        """An answer of Ray's dashboard; empty while there is none."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.dashboard}{path}")
+        request.add_header("Authorization", f"Bearer {self.token}")
+        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+        return {}
+
+    def deploy(self, file: Path) -> None:
+        """`serve deploy`, which returns before the application runs."""
+        command = [sys.executable, "-m", "ray.serve.scripts", "deploy", "-a", f"http://127.0.0.1:{self.dashboard}", str(file)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=90, cwd="/tmp")
+        assert done.returncode == 0, done.stderr
+
+    def application(self) -> dict[str, Any]:
+        """What Serve says of the application; empty before there is one."""
+        return self.rest("/api/serve/applications/").get("applications", {}).get("default", {})
+
+    def replicas(self) -> int:
+        """Replicas that run."""
+        deployment = self.application().get("deployments", {}).get("Attend", {})
+        return sum(each["state"] == "RUNNING" for each in deployment.get("replicas", []))
+
+    def processes(self) -> list[int]:
+        """Every living process of this cluster, whatever became of its parents."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                if alive and f"{TAG}={self.tag}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster that leaves no process behind. Never `ray stop`: it ends every Ray of the machine."""
+    nodes = Cluster(folder)
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        for pid in nodes.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for node in filter(None, (nodes.head, nodes.worker)):
+            node.wait(10)
+        wait_for(lambda: not nodes.processes(), 10)
+        nodes.lock.close()
+        shutil.rmtree(nodes.session, ignore_errors=True)

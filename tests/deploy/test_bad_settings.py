@@ -1,0 +1,54 @@
+"""What a pod says when it cannot start: the last line of its container's log, which Kubernetes makes its termination message.
+
+`attend inspect` is the RayService's init container, `attend serve` is the standalone pod.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.service.server import free_port
+
+MESSAGE_BYTES = 2048
+"""Of the log's end, what FallbackToLogsOnError keeps."""
+
+
+def last_line(verb, **variables):
+    """Status, and last line, of a container with these variables."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTEND_")} | variables
+    command = [sys.executable, "-m", "service.cli", verb]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert len(done.stdout) < MESSAGE_BYTES, "the message would be cut"
+    return done.returncode, done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("verb", ["inspect", "serve"])
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("ATTEND_DEVICE", "tpu", "attend: ATTEND_DEVICE = 'tpu' cannot be used: input should be 'auto', 'cpu' or 'cuda'"),
+        ("ATTEND_PORT", "tcp://10.0.0.1:8000", "attend: ATTEND_PORT = 'tcp://10.0.0.1:8000' cannot be used: "),
+        ("ATTEND_MODEL", "/weights", "attend: /weights"),
+    ],
+)
+def test_a_wrong_setting_ends_the_container_with_one_sentence(verb, variable, value, sentence):
+    status, line = last_line(verb, **{variable: value})
+    assert status == 2
+    assert line.startswith(sentence), line
+
+
+def test_a_taken_port_ends_the_standalone_pod_with_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, line = last_line("serve", ATTEND_PORT=str(port))
+    assert (status, line) == (2, f"attend: port {port} is taken: another process listens on it")
+
+
+def test_a_missing_key_file_ends_the_standalone_pod_with_one_sentence(tmp_path):
+    ports = {"ATTEND_PORT": str(free_port()), "ATTEND_GRPC_PORT": str(free_port())}
+    status, line = last_line("serve", ATTEND_API_KEYS_FILE=str(tmp_path / "keys"), **ports)
+    assert status == 2
+    assert line.startswith("attend: ") and str(tmp_path / "keys") in line

@@ -1,0 +1,275 @@
+"""What deploy/ renders to passes every check, and the checks find what is wrong: one mutant for each way to be wrong."""
+
+import copy
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from tests.deploy import prometheus_rule, render
+from tests.deploy.check import NEWEST, OLDEST, problems
+from tests.deploy.manifests import ROOT, SERVE_TEXT, serve
+
+pytestmark = [
+    pytest.mark.skipif(render.renderer() is None, reason="NOT RENDERED: neither kustomize nor kubectl is installed"),
+    pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # Ray Serve's own models
+]
+HA, ALONE = "overlays/prod-gpu-ha", "base/standalone"
+HEAD = "spec.rayClusterConfig.headGroupSpec"
+WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
+RAY = f"{WORKER}.template.spec.containers.0"
+POD = "spec.template.spec"
+LEAVE_OUT = object()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("folder", render.RENDERED)
+def test_a_rendering_has_no_problem(folder, version):
+    assert problems(render.render(folder), version) == []
+
+
+@pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder != ALONE])
+def test_the_rayservice_applies_the_serve_configuration_word_for_word(folder):
+    [service] = render.of_kind(render.render(folder), "RayService")
+    scaled = service["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling", False)
+    file = "autoscaling.yaml" if scaled else "attend.yaml"
+    assert service["spec"]["serveConfigV2"] == (ROOT / "deploy/serve" / file).read_text()
+
+
+def test_the_autoscaled_serve_configuration_differs_in_the_number_of_replicas_alone():
+    scaled = yaml.safe_load((ROOT / "deploy/serve/autoscaling.yaml").read_text())
+    plain = copy.deepcopy(serve)
+    numbers = scaled["applications"][0]["deployments"][0].pop("autoscaling_config")
+    assert numbers["min_replicas"] == plain["applications"][0]["deployments"][0].pop("num_replicas")
+    assert scaled == plain
+
+
+def test_the_prometheus_rule_is_the_rule_file():
+    assert prometheus_rule.TARGET.read_text() == prometheus_rule.text(), "run: python -m tests.deploy.prometheus_rule"
+
+
+def test_every_folder_with_a_kustomization_is_part_of_a_rendering():
+    """A folder that nothing renders would be checked by nothing."""
+    reached = {ROOT / "deploy" / folder for folder in render.RENDERED}
+    todo = list(reached)
+    while todo:
+        folder = todo.pop()
+        text = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        named = [(folder / entry).resolve() for key in ("resources", "components") for entry in text.get(key, [])]
+        fresh = {path for path in named if path.is_dir()} - reached
+        reached |= fresh
+        todo += fresh
+    assert {path.parent for path in (ROOT / "deploy").rglob("kustomization.yaml")} == reached
+
+
+MUTANTS = [  # rendering, kind, place, value, what the check says
+    (HA, "Namespace", "metadata.label", {}, "label"),
+    (HA, "ServiceAccount", "automountServiceAccountTokn", False, "automountServiceAccountTokn"),
+    (HA, "ConfigMap", "dat", {}, "dat"),
+    (HA, "ConfigMap", "data.ATTEND_DEVIC", "cuda", "no setting ATTEND_DEVIC"),
+    (HA, "ConfigMap", "data.ATTEND_DEVICE", "tpu", "ATTEND_DEVICE = 'tpu' cannot be used"),
+    (HA, "PersistentVolumeClaim", "spec.accessMode", [], "accessMode"),
+    (HA, "PersistentVolumeClaim", "metadata.name", "weights", "no PersistentVolumeClaim attend-weights"),
+    (HA, "PodDisruptionBudget", "spec.maxUnavailabl", 1, "maxUnavailabl"),
+    (HA, "PodDisruptionBudget", "spec.selector.matchLabels", {"app": "attend"}, "nothing carries"),
+    (HA, "NetworkPolicy", "spec.ingres", [], "ingres"),
+    (HA, "NetworkPolicy", "spec.podSelector.matchLabels", {"app": "attend"}, "nothing carries"),
+    (HA, "HTTPRoute", "spec.rules.0.backendRef", [], "backendRef"),
+    (HA, "HTTPRoute", "spec.rules.0.matches.0.path.type", "Prefix", "Prefix"),
+    (HA, "HTTPRoute", "spec.rules.0.backendRefs.0.port", 8001, "no Service"),
+    (HA, "HTTPRoute", "spec.rules.0.backendRefs.0.name", "attend", "no Service"),
+    (HA, "HTTPRoute", "spec.rules.0.timeouts.request", "15s", "gateway cuts"),
+    (HA, "GRPCRoute", "spec.rules.0.timeouts", {"request": "630s"}, "timeouts"),
+    (HA, "GRPCRoute", "spec.rules.0.matches.0.method.servic", "x", "servic"),
+    (HA, "ServiceMonitor", "spec.endpoint", [], "endpoint"),
+    (HA, "ServiceMonitor", "spec.endpoints.0.port", "http", "no port http"),
+    (HA, "ServiceMonitor", "spec.selector.matchLabels", {"app": "attend"}, "nothing carries"),
+    (HA, "PodMonitor", "spec.podMetricsEndpoint", [], "podMetricsEndpoint"),
+    (HA, "PodMonitor", "spec.podMetricsEndpoints.0.port", "metric", "has the port metric"),
+    (HA, "PrometheusRule", "spec.groups.0.rules.0.exp", "1", "exp"),
+    (HA, "RayService", "spec.upgradeStrateg", {}, "upgradeStrateg"),
+    (HA, "RayService", "spec.serveService.spec.ports.1.appProtocol", LEAVE_OUT, "appProtocol None"),
+    (HA, "RayService", "spec.serveService.spec.ports.1.appProtocl", "x", "appProtocl"),
+    (HA, "RayService", f"{HEAD}.templat", {}, "templat"),
+    (HA, "RayService", f"{WORKER}.maxReplica", 2, "maxReplica"),
+    (HA, "RayService", f"{WORKER}.maxReplicas", 4, "find room"),
+    (HA, "RayService", f"{WORKER}.replicas", "2", "'2'"),
+    (HA, "RayService", f"{RAY}.imagePullPolic", "Always", "imagePullPolic"),
+    (HA, "RayService", f"{RAY}.ports.0.name", "http", "port serve is not 8000"),
+    (HA, "RayService", f"{RAY}.ports.2.name", "metric", "port metrics is not 8080"),
+    (HA, "RayService", f"{RAY}.envFrom.0.configMapRef.name", "attend-settings", "no ConfigMap attend-settings"),
+    (HA, "RayService", f"{RAY}.volumeMounts.0.name", "temp", "no volume"),
+    (HA, "RayService", f"{RAY}.resources.limits.memory", "16GB", "no quantity"),
+    (HA, "RayService", f"{RAY}.securityContext.allowPrivilegeEscalation", LEAVE_OUT, "not restricted"),
+    (HA, "RayService", f"{RAY}.lifecycle.preStop.exec.command.1", "60", "shorter than preStop, drain and exit"),
+    (HA, "RayService", f"{WORKER}.template.spec.terminationGracePeriodSeconds", 600, "shorter than preStop, drain and exit"),
+    (HA, "RayService", f"{WORKER}.template.spec.serviceAccountName", "attend-sa", "no ServiceAccount"),
+    (HA, "RayService", f"{HEAD}.template.spec.securityContext.runAsNonRoot", False, "not restricted"),
+    (HA, "RayService", "spec.rayClusterDeletionDelaySeconds", 60, "deleted before"),
+    (HA, "RayService", "spec.rayClusterConfig.autoscalerOptions.securityContext", LEAVE_OUT, "autoscaler is not restricted"),
+    (HA, "RayService", "spec.rayClusterConfig.autoscalerOptions.resourcs", {}, "resourcs"),
+    (HA, "RayService", "spec.rayClusterConfig.gcsFaultToleranceOptions.redisPasswor", {}, "redisPasswor"),
+    (HA, "RayService", "spec.serveConfigV2", SERVE_TEXT.replace("num_replicas:", "num_replica:"), "num_replica is unknown"),
+    (HA, "RayService", "spec.serveConfigV2", SERVE_TEXT.replace("port: 8000", "port: eight"), "http_options"),
+    (
+        HA,
+        "RayService",
+        "spec.serveConfigV2",
+        SERVE_TEXT.replace("drain_seconds: 620", "drain_seconds: 300"),
+        "not in this order",
+    ),
+    (HA, "RayService", "spec.serveConfigV2", SERVE_TEXT.replace("drain_seconds:", "drain_second:"), "ATTEND_DRAIN_SECOND"),
+    (HA, "RayService", "metadata.namespace", "default", "namespace"),
+    (ALONE, "Deployment", "spec.replica", 2, "replica"),
+    (ALONE, "Deployment", f"{POD}.containers.0.readinessProbe.httpGet.pat", "/", "pat"),
+    (ALONE, "Deployment", f"{POD}.containers.0.readinessProbe.httpGet.port", "http", "asks the port http"),
+    (ALONE, "Deployment", f"{POD}.containers.0.startupProbe.grpc.port", 9001, "asks the port 9001"),
+    (ALONE, "Deployment", f"{POD}.terminationGracePeriodSeconds", 30, "shorter than preStop, drain and exit"),
+    (ALONE, "Deployment", f"{POD}.volumes.0.hostPath", {"path": "/tmp"}, "path of its host"),
+    (ALONE, "Deployment", "spec.selector.matchLabels", {"app": "attend"}, "nothing carries"),
+    (ALONE, "Service", "spec.port", [], "port"),
+    (ALONE, "Service", "spec.ports.1.appProtocol", LEAVE_OUT, "appProtocol None"),
+    (ALONE, "Service", "spec.ports.0.targetPort", "http", "no container has the port http"),
+    (ALONE, "Service", "spec.selector", {"app": "attend"}, "nothing carries"),
+    (ALONE, "HorizontalPodAutoscaler", "spec.maxReplica", 8, "maxReplica"),
+    (ALONE, "HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "attnd", "there is no"),
+    (ALONE, "ConfigMap", "data.ATTEND_DRAIN_SECONDS", "60", "not in this order"),
+]
+
+
+def mutated(objects, kind, place, value):
+    name = "attend-settings" if kind == "ConfigMap" else ""
+    item = next(item for item in objects if item["kind"] == kind and item["metadata"]["name"].startswith(name))
+    *steps, last = place.split(".")
+    for step in steps:
+        item = item[int(step)] if isinstance(item, list) else item[step]
+    key = int(last) if isinstance(item, list) else last
+    if value is LEAVE_OUT:
+        del item[key]
+    else:
+        item[key] = value
+    return objects
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "place", "value", "words"),
+    MUTANTS,
+    ids=[f"{kind}-{place}-{i}" for i, (_, kind, place, *_) in enumerate(MUTANTS)],
+)
+def test_a_mutant_fails_the_check_and_is_named(folder, kind, place, value, words):
+    found = problems(mutated(render.render(folder), kind, place, value))
+    assert any(words in problem for problem in found), found
+
+
+def test_each_kind_has_a_mutant():
+    kinds = {item["kind"] for folder in render.RENDERED for item in render.render(folder)}
+    assert kinds == {kind for _, kind, *_ in MUTANTS}
+
+
+def test_a_kind_without_a_schema_is_a_problem():
+    [problem] = problems([{"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "x"}}])
+    assert "Widget" in problem
+
+
+def test_a_key_that_stands_twice_is_refused():
+    with pytest.raises(yaml.YAMLError, match="stands twice"):
+        yaml.load("{a: 1, a: 2}", Loader=render.StrictLoader)
+
+
+def rendered_from(folder):
+    command = [*render.renderer(), str(folder)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return list(yaml.load_all(text, Loader=render.StrictLoader))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (("configurations: [nameref.yaml]", ""), "there is no ConfigMap attend-settings"),
+        (("fieldPaths: [spec.serveConfigV2]", "fieldPaths: [spec.serveConfig]"), "serveConfig"),
+    ],
+    ids=["without the nameReference", "the Serve configuration put elsewhere"],
+)
+def test_a_kustomization_that_lost_a_line_fails_the_check(tmp_path, edit, words):
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    file = tmp_path / "deploy/base/rayservice/kustomization.yaml"
+    assert edit[0] in file.read_text()
+    file.write_text(file.read_text().replace(*edit))
+    assert any(words in problem for problem in problems(rendered_from(file.parent)))
+
+
+# Who reaches a port, by the policies: ports that answer past HAProxy, or that run code, are for Ray's own pods alone.
+CLOSED = {
+    "gcs": 6379,
+    "client server": 10001,
+    "dashboard agent": 52365,
+    "haproxy statistics": 8404,
+    "haproxy exporter": 9101,
+    "fallback proxy, http": 8500,
+    "fallback proxy, grpc": 9500,
+    "replica, http": 30000,
+    "replica, grpc": 40000,
+}
+
+
+def peers_of(policy, port):
+    """What may call a port, of the rules of a policy."""
+    rules = policy["spec"].get("ingress", [])
+    return [
+        peer
+        for rule in rules
+        if "ports" not in rule or port in [each["port"] for each in rule["ports"]]
+        for peer in rule["from"]
+    ]
+
+
+@pytest.mark.parametrize("folder", render.RENDERED)
+def test_strangers_reach_the_served_ports_and_no_other(folder):
+    [policy] = [item for item in render.of_kind(render.render(folder), "NetworkPolicy") if item["metadata"]["name"] == "attend"]
+    own = [] if folder == ALONE else [{"podSelector": policy["spec"]["podSelector"]}]
+    for name, port in CLOSED.items():
+        assert peers_of(policy, port) == own, name
+    assert {"podSelector": {}} in peers_of(policy, 8000) and {"podSelector": {}} in peers_of(policy, 9000)
+    dashboard = [peer for peer in peers_of(policy, 8265) if peer not in own]
+    assert all(peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"} for peer in dashboard)
+    assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+
+
+@pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder.startswith("overlays/")])
+def test_an_overlays_namespace_refuses_what_no_policy_allows(folder):
+    objects = render.render(folder)
+    [namespace] = render.of_kind(objects, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    [deny] = [item for item in render.of_kind(objects, "NetworkPolicy") if item["metadata"]["name"] == "default-deny"]
+    assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+# The marks of deploy/README.md.
+MARK = re.compile(r"^\| `(?P<path>[^`]+)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
+
+
+def marks():
+    section = (ROOT / "deploy/README.md").read_text().split("## The mark of each manifest")[1].split("\n## ")[0]
+    return {match["path"]: match["mark"].strip() for match in MARK.finditer(section)}
+
+
+def test_every_manifest_has_its_mark():
+    files = [path for path in (ROOT / "deploy").rglob("*") if path.suffix in (".yaml", ".env", ".json")]
+    owned = {
+        str(path.relative_to(ROOT / "deploy"))
+        for path in files
+        if path.parent.name != "monitoring" or "components" in path.parts
+    }
+    folders = {path for path in marks() if path.endswith("/")}
+    covered = {path for path in owned if path in marks() or any(path.startswith(folder) for folder in folders)}
+    assert covered == owned
+    assert all((ROOT / "deploy" / path).exists() for path in marks()), "a mark for nothing"
+    assert set(marks().values()) <= {"run", "schema-checked", "not run"}
+
+
+def test_what_is_marked_run_is_named_by_a_test_that_starts_ray():
+    text = "".join(path.read_text() for path in (ROOT / "tests/deploy").glob("test_ray_*.py"))
+    ran = [path for path, mark in marks().items() if mark == "run"]
+    assert ran and all(f'"deploy/{path}"' in text for path in ran), ran

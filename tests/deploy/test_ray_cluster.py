@@ -1,0 +1,106 @@
+"""The Serve configurations on two Ray nodes, and what SIGTERM to a node does to its streams."""
+
+import signal
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import httpx
+import pytest
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1 import generation_pb2_grpc as rpc
+from tests.deploy.check import EXIT_SECONDS
+from tests.deploy.manifests import ROOT
+from tests.deploy.ray_nodes import NODE_DRAIN, cluster
+from tests.service.server import wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+CONFIGURATIONS = ["deploy/serve/attend.yaml", "deploy/serve/autoscaling.yaml"]
+TOKENS = 900
+LONGEST = 12
+"""Seconds; in production it is 600."""
+PROMPT = "def fibonacci(n):"
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("ray")) as started:
+        yield started
+
+
+def deploy(nodes, path):
+    """Deploy a file with its ports moved, and with a drain that a test can wait for. Returns when both replicas run."""
+    config = yaml.safe_load((ROOT / path).read_text())
+    config["http_options"] |= {"host": "127.0.0.1", "port": nodes.http}
+    config["grpc_options"]["port"] = nodes.grpc
+    [application] = config["applications"]
+    application["args"] |= {"request_timeout_seconds": LONGEST, "drain_seconds": LONGEST}
+    file = nodes.folder / "serve.yaml"
+    file.write_text(yaml.safe_dump(config))
+    nodes.deploy(file)
+    running = wait_for(lambda: nodes.application().get("status") == "RUNNING" and nodes.replicas() == 2, 180)
+    assert running, nodes.application()
+
+
+def stream_over_http(url):
+    """(time, line) of each event."""
+    body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        return [(time.monotonic(), line) for line in answer.iter_lines() if line]
+
+
+def stream_over_grpc(target):
+    """(time, message) of each message."""
+    request = pb.GenerateRequest(text=PROMPT, max_tokens=TOKENS, stopping=pb.StoppingCriteria(ignore_eos=True))
+    with grpc.insecure_channel(target) as channel:
+        answer = rpc.GenerationServiceStub(channel).GenerateStream(request, timeout=60)
+        return [(time.monotonic(), message) for message in answer]
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS)
+def test_serve_deploy_of_the_file_answers_on_both_nodes_over_both_transports(nodes, path):
+    deploy(nodes, path)
+    for http, port in ((nodes.http, nodes.grpc), (nodes.worker_http, nodes.worker_grpc)):
+        up = f"http://127.0.0.1:{http}/readyz"
+        assert wait_for(lambda up=up: httpx.get(up, timeout=10).status_code == 200, 30)
+        body = {"prompt": PROMPT, "max_tokens": 4}
+        answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            whole = rpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(text=PROMPT, max_tokens=4), timeout=60)
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert whole.outputs[0].num_tokens == 4
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_rays_dashboard_asks_for_the_token(nodes):
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://127.0.0.1:{nodes.dashboard}/api/serve/applications/", timeout=20)
+
+
+def test_sigterm_to_a_node_lets_its_streams_end_within_the_grace_period(nodes):
+    """The node holds every replica, and no other can take them: the worst case. The longest request ends with its deadline."""
+    if nodes.replicas() != 2:
+        deploy(nodes, CONFIGURATIONS[0])
+    url, target = f"http://127.0.0.1:{nodes.worker_http}", f"127.0.0.1:{nodes.worker_grpc}"
+    with ThreadPoolExecutor(4) as pool:
+        http = [pool.submit(stream_over_http, url) for _ in range(2)]
+        grpcs = [pool.submit(stream_over_grpc, target) for _ in range(2)]
+        time.sleep(1.5)  # tokens flow: what is left of the streams outlives the signal
+        signalled = time.monotonic()
+        nodes.worker.send_signal(signal.SIGTERM)
+        lines, messages = [each.result() for each in http], [each.result() for each in grpcs]
+    for stream in lines:
+        assert stream[-1][1] == "data: [DONE]", stream[-2:]
+        assert stream[0][0] < signalled < stream[-1][0], "the stream did not run when the signal came"
+    for stream in messages:
+        assert stream[0][0] < signalled < stream[-1][0]
+        assert stream[-1][1].outputs[-1].finish_info.finish_reason in (pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_DEADLINE)
+    assert max(stream[-1][0] for stream in lines + messages) - signalled <= LONGEST + 2
+    nodes.worker.wait(NODE_DRAIN + EXIT_SECONDS)
+    print(f"streams ended {max(s[-1][0] for s in lines + messages) - signalled:.1f} s after SIGTERM, the node", end=" ")
+    print(f"{time.monotonic() - signalled:.1f} s after it")
