@@ -9,7 +9,8 @@ from torch import Tensor
 from model.engine.request import Request, TokenLogprob
 from model.engine.scheduler import Plan, Scheduled, StepResult
 from model.errors import EngineFailed
-from model.net.backends import AttentionBackend, BatchLayout, KVCache, Row, paged
+from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
+from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
 from model.sampling import Draw, completing, logprobs, sample
 
@@ -52,7 +53,7 @@ class PendingStep:
 class ModelRunner:
     """A decoder, its KV cache, and the attention backend between them."""
 
-    def __init__(self, net: Decoder, backend: AttentionBackend, cache: KVCache, device: str) -> None:
+    def __init__(self, net: Decoder | NativeDecoder, backend: AttentionBackend, cache: KVCache, device: str) -> None:
         self.net = net
         self.backend = backend
         self.cache = cache
@@ -67,7 +68,7 @@ class ModelRunner:
         )
         tokens = [token for item in items for token in item.request.tokens(item.start, item.count)]
         tokens_T = torch.tensor(tokens, device=self.device)
-        hidden_TE = self.net(tokens_T, layout.positions_T, paged(self.backend, self.cache, layout))
+        hidden_TE = self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
         prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
         drawing, draws, last, errors = _draws(items)
         if not drawing:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.net.attention import Attention, attend, causal_mask
+from model.net.attention import attend, causal_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,12 @@ class BatchLayout:
         keys_S = torch.arange(num_keys, device=self.block_table_RB.device)
         blocks_RS = self.block_table_RB[rows].index_select(1, keys_S // self.block_size)
         return blocks_RS * self.block_size + keys_S % self.block_size
+
+    @cached_property
+    def spans(self) -> tuple[Tensor, Tensor]:
+        """int64 [R] each: where a row's tokens start, and how many they are."""
+        starts, counts = ([getattr(row, name) for row in self.rows] for name in ("start", "count"))
+        return torch.tensor(starts), torch.tensor(counts)
 
     @cached_property
     def single(self) -> tuple[Tensor, Tensor]:
@@ -168,10 +174,13 @@ def _fused(q_RTHD: Tensor, k_RSKD: Tensor, v_RSKD: Tensor, mask: Tensor) -> Tens
 BACKENDS: dict[str, type[AttentionBackend]] = {"reference": ReferenceBackend, "torch": TorchBackend}
 
 
-def paged(backend: AttentionBackend, cache: KVCache, layout: BatchLayout) -> Attention:
-    """Bind a backend to one step, as the `attention` argument of the decoder."""
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """A backend bound to one step: the `attention` argument of the decoder."""
 
-    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        return backend.forward(layer, q_THD, k_TKD, v_TKD, cache, layout)
+    backend: AttentionBackend
+    cache: KVCache
+    layout: BatchLayout
 
-    return attention
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout)

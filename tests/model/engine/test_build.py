@@ -19,7 +19,7 @@ from tests.model.engine.machines import ask, told
 CONFIG = tiny_config()
 BLOCK = CONFIG.kv_bytes_per_token(4) * 16
 """Bytes of one block of 16 tokens in float32."""
-OPTIONS = EngineOptions(device="cpu", dtype="float32", num_threads=1, kv_cache_memory=65 * BLOCK)
+OPTIONS = EngineOptions(device="cpu", dtype="float32", block_size=16, num_threads=1, kv_cache_memory=65 * BLOCK)
 
 NATIVE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 needs_units = pytest.mark.skipif(not NATIVE, reason="this CPU has no units for bfloat16, so nothing is packed")

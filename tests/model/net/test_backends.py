@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.net.attention import attend, causal_mask
-from model.net.backends import BACKENDS, AttentionBackend, BatchLayout, KVCache, Row, paged
+from model.net.backends import BACKENDS, AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.transformer import Decoder
 from model.train.loss import dense_causal
 from tests.model.checkpoints import tiny_config, tiny_decoder
@@ -203,7 +203,7 @@ def run_paged(net: Decoder, backend: AttentionBackend, texts: list[Tensor], cuts
     for step in schedule(cuts):
         layout = BatchLayout.build([Row(blocks[r], start, count) for r, start, count in step], 8, "cpu")
         tokens = torch.cat([texts[r][start : start + count] for r, start, count in step])
-        logits = net.logits(net(tokens, layout.positions_T, paged(backend, cache, layout)))
+        logits = net.logits(net(tokens, layout.positions_T, Paged(backend, cache, layout)))
         for (request, _, _), part in zip(step, logits.split([count for _, _, count in step]), strict=True):
             outputs[request].append(part)
     return [torch.cat(parts) for parts in outputs]

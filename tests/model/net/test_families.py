@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.errors import CheckpointError
-from model.net.backends import BACKENDS, BatchLayout, KVCache, Row, paged
+from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from model.net.checkpoint import load, read_config, save
 from model.net.families import FAMILIES
 from model.net.transformer import Decoder
@@ -49,7 +49,7 @@ def generate(net: Decoder, backend: str, steps: int) -> tuple[list[int], torch.T
     text, scores, new = [], [], PROMPT
     for _ in range(steps):
         layout = BatchLayout.build([Row(blocks, len(text), len(new))], 8, "cpu")
-        hidden = net(torch.tensor(new), layout.positions_T, paged(attention, cache, layout))
+        hidden = net(torch.tensor(new), layout.positions_T, Paged(attention, cache, layout))
         scores.append(net.logits(hidden[-1]))
         text, new = text + new, [int(scores[-1].argmax())]
     return text[len(PROMPT) :] + new, torch.stack(scores)

@@ -1,0 +1,24 @@
+"""`python -m model.net.native`: build the kernels, and say what came of it. A machine without a compiler is no error."""
+
+import shutil
+import subprocess
+import sys
+
+from model.net.native.library import build
+
+
+def main() -> int:
+    """Always 0: nothing needs the kernels."""
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler is None:
+        print("no C++ compiler: the torch path will serve", file=sys.stderr)
+        return 0
+    try:
+        print(f"native kernels: {build(compiler).name}")
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"the native kernels cannot be built, the torch path will serve: {getattr(error, 'stderr', error)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
