@@ -1,6 +1,7 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
 import inspect
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import PydanticUndefined
 
-from model.errors import AttendError
+from model.errors import AttendError, SettingError
 from service.keys_cli import app as keys_app
 from service.settings import PREFIX, Settings, allowed, read_settings
 
@@ -138,6 +139,20 @@ def train(
 
     recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
     run(recipe, out, root, original=original, threads=threads)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(
+    context: typer.Context,
+    what: str = typer.Argument(help="engine, serving, transports, scheduler or limits; then its flags, or --help"),
+) -> None:
+    """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
+    source_tree = Path(__file__).parents[1]
+    if not what.isidentifier() or not (source_tree / "loadtest" / "bench" / f"{what}.py").is_file():
+        raise SettingError(f"there is no benchmark {what!r} here; they come with the source tree, in loadtest/bench")
+    sys.path.insert(0, str(source_tree))
+    sys.argv = [f"attend bench {what}", *context.args]
+    runpy.run_module(f"loadtest.bench.{what}", run_name="__main__")
 
 
 @app.command("inspect")

@@ -88,7 +88,9 @@ def w3(run: Contestant) -> float:
 def compare(shape: str, folder: Path, pairs: int, threads: int) -> list[str]:
     """Rows of the markdown table for one shape."""
     checkpoint = write_shape(shape, folder)
-    engine = build_engine(checkpoint, EngineOptions(dtype="bfloat16", num_threads=threads, kv_cache_memory=2 << 30))
+    engine = build_engine(
+        checkpoint, EngineOptions(dtype="bfloat16", num_threads=threads, kv_cache_memory=2 << 30, prefix_caching=False)
+    )
     engine.start()
     rows = []
     with asyncio.Runner() as runner:

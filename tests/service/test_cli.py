@@ -269,3 +269,13 @@ def test_check_of_what_is_no_url_is_a_sentence(attend):
     status, out, err = attend("check", "ftp://somewhere")
     assert (status, out) == (2, "")
     assert err == "attend: URL must be as http://HOST:PORT; got 'ftp://somewhere'\n"
+
+
+def test_a_benchmark_is_run_with_its_own_flags_and_another_name_is_refused(attend):
+    status, out, _ = attend("bench", "scheduler", "--running", "2", "4")
+    assert status == 0
+    assert "us a request" in out
+    for name in ("nothing", "../engine"):
+        status, _, err = attend("bench", name)
+        assert status == 2
+        assert f"there is no benchmark '{name}' here" in err

@@ -1,0 +1,52 @@
+"""What the engine's bookkeeping costs a step, without any model: python -m loadtest.bench.scheduler
+
+Requests run at once in fake steps (no torch): schedule and commit, in microseconds of CPU time, and a line fitted through them.
+"""
+
+import argparse
+import statistics
+import time
+
+from model.config import EngineConfig
+from model.engine.request import Request
+from model.engine.scheduler import Scheduler, StepResult
+from model.params import SamplingParams
+
+STEPS = 200
+
+
+def step_cost(running: int, steps: int = STEPS) -> float:
+    """Median microseconds of a step's schedule and commit with so many requests that decode."""
+    config = EngineConfig(max_model_len=1024, num_blocks=running * 64, max_batch_requests=running, max_batch_tokens=4 * running)
+    scheduler = Scheduler(config, time.monotonic)
+    for at in range(running):
+        scheduler.add(Request(f"{at}", [at, 1, 2], 1000, SamplingParams(temperature=0)))
+    costs = []
+    for _ in range(steps):
+        started = time.thread_time()
+        plan = scheduler.schedule()
+        between = time.thread_time()
+        result = StepResult(tokens={item.request.request_id: 7 for item in plan.scheduled})
+        after = time.thread_time()
+        scheduler.commit(plan, result)
+        costs.append(between - started + time.thread_time() - after)
+    assert len(plan.scheduled) == running
+    return statistics.median(costs[1:]) * 1e6
+
+
+def main() -> None:
+    """Read the flags, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024], help="requests at once")
+    sizes = parser.parse_args().running
+    costs = [step_cost(size) for size in sizes]
+    print("| running | us a step |\n| --- | --- |")
+    for size, cost in zip(sizes, costs, strict=True):
+        print(f"| {size} | {cost:.0f} |")
+    if len(set(sizes)) > 1:
+        slope, fixed = statistics.linear_regression(sizes, costs)
+        print(f"\n{fixed:.0f} us + {slope:.2f} us a request")
+
+
+if __name__ == "__main__":
+    main()
