@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
 
-.PHONY: setup serve test test-clients check manifests protos train clean
+.PHONY: setup serve test test-clients check manifests load capacity protos train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -41,6 +41,12 @@ check: setup  ## format, lint, types, imports, the proto
 
 manifests: setup  ## render deploy/ and check it strictly (needs kubectl or kustomize)
 	$(BIN)/python -m tests.deploy.check
+
+load: setup  ## a minute of load against a server of its own; exit code 3 if an objective was missed
+	$(BIN)/python -m loadtest.load $(ARGS)
+
+capacity: setup  ## the highest rate of requests that keeps the objectives
+	$(BIN)/python -m loadtest.capacity $(ARGS)
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)

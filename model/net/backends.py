@@ -38,9 +38,10 @@ class KVCache:
 
     @classmethod
     def allocate(cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str) -> "KVCache":
-        """Room for `num_blocks` blocks beside the reserved block 0."""
+        """Room for `num_blocks` blocks beside the reserved block 0; all of it is taken now, and not as requests come."""
         shape = ((num_blocks + 1) * block_size, config.num_kv_heads, config.head_size)
-        keys, values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)] for _ in range(2))
+        empty = [torch.empty(shape, dtype=dtype, device=device).zero_() for _ in range(2 * config.num_layers)]
+        keys, values = empty[: config.num_layers], empty[config.num_layers :]
         return cls(keys, values, block_size)
 
 

@@ -1,162 +1,160 @@
-"""The load test measures what it says: run as its users run it, against servers whose pace is known."""
+"""The load test measures what it says: run as its users run it, against a service whose pace is known."""
 
 import json
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as pb_grpc
+from model.errors import Overloaded
+from tests.loadtest.paced import FIRST, PAUSE, paced
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS, PAUSE = 10, 0.02
-
-
-class Sse(BaseHTTPRequestHandler):
-    """Ten tokens, one each 20 ms. Under /busy it refuses, under /cut it never says [DONE]."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        mode = self.path.removesuffix("/v1/completions")
-        self.refuse() if mode == "/busy" else self.stream(cut=mode == "/cut")
-
-    def refuse(self):
-        self.send_response(429)
-        self.send_header("Retry-After", "1")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def stream(self, cut):
-        assert self.body["stream"] is True
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for i in range(TOKENS):
-            time.sleep(PAUSE)
-            reason = "length" if i == TOKENS - 1 else None
-            self.event(json.dumps({"choices": [{"index": 0, "text": "x", "finish_reason": reason}], "usage": None}))
-        self.event(json.dumps({"choices": [], "usage": {"completion_tokens": TOKENS}}))
-        if not cut:
-            self.event("[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def event(self, data):
-        payload = f"data: {data}\n\n".encode()
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
-
-    def log_message(self, *_):
-        pass
-
-
-class Servicer(pb_grpc.GenerationServiceServicer):
-    def __init__(self):
-        self.busy = False
-
-    def GenerateStream(self, request, context):  # noqa: N802 - gRPC's name
-        assert request.text
-        assert request.stopping.ignore_eos
-        if self.busy:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full")
-        for i in range(1, TOKENS + 1):
-            time.sleep(PAUSE)
-            output = pb.Output(text="x", num_tokens=i)
-            if i == TOKENS:
-                output.finish_info.finish_reason = pb.FINISH_REASON_LENGTH
-            yield pb.GenerateResponse(outputs=[output])
+TOKENS = 8
+BOTH = ("HTTP", "GRPC")
 
 
 @pytest.fixture(scope="module")
-def http_address():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Sse)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def grpc_server():
-    server, servicer = grpc.server(ThreadPoolExecutor(4)), Servicer()
-    pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}", servicer
-    server.stop(grace=0).wait()
+def server():
+    with paced() as server:
+        yield server
 
 
 @pytest.fixture
-def locust(tmp_path, http_address, grpc_server):
-    """Runs locust as the README does; gives the exit code, the rows of its statistics by (type, name), and its output.
+def run(tmp_path, server):
+    """Runs locust as the README does; gives the exit code, the summary, locust's own rows, and what was printed."""
 
-    From the JSON file, because locust's CSV is a snapshot that may be a second old when the run ends.
-    """
+    def start(*arguments, seconds, users=2):
+        command = [
+            sys.executable,
+            "-m",
+            "locust",
+            "-f",
+            "loadtest/locustfile.py",
+            "--headless",
+            "-u",
+            str(users),
+            "-r",
+            str(users),
+        ]
+        command += ["-t", f"{seconds}s", "--host", server.http, "--grpc-host", server.grpc, "--stop-timeout", "5"]
+        command += ["--max-tokens", str(TOKENS), "--json-file", str(tmp_path / "rows"), "--report", str(tmp_path)]
+        ended = subprocess.run([*command, "--only-summary", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert (tmp_path / "rows.json").exists(), ended.stderr
+        rows = {(row["method"], row["name"]): row for row in json.loads((tmp_path / "rows.json").read_text())}
+        return ended.returncode, json.loads((tmp_path / "summary.json").read_text()), rows, ended.stdout
 
-    def run(*arguments, seconds, mode=""):
-        address, _ = grpc_server
-        command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "-u", "2", "-r", "2"]
-        command += ["-t", f"{seconds}s", "--host", http_address + mode, "--grpc-host", address]
-        command += ["--json-file", str(tmp_path / "out"), "--only-summary", *arguments]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-        rows = {(row["method"], row["name"]): row for row in json.loads((tmp_path / "out.json").read_text())}
-        return ended.returncode, rows, ended.stdout
-
-    return run
+    return start
 
 
-def average(row):
-    return row["total_response_time"] / row["num_requests"]
-
-
-def test_both_transports_are_timed_to_the_first_token_per_token_and_whole(locust):
-    code, rows, output = locust("--max-ttft-p95-ms", "5000", seconds=4)
+def test_every_row_holds_what_the_server_did(run):
+    code, summary, rows, output = run("--prompts", "short", "--max-ttft-p95-ms", "5000", "--max-itl-p95-ms", "5000", seconds=4)
     assert code == 0, output
-    assert {name for _, name in rows} == {"completions", "GenerateStream"}
-    assert len(rows) == 6
-    for kind, name in (("HTTP", "completions"), ("GRPC", "GenerateStream")):
-        whole, ttft, tpot = (rows[each, name] for each in (kind, "TTFT", "TPOT"))
-        assert [row["num_failures"] for row in (whole, ttft, tpot)] == [0, 0, 0]
-        assert whole["num_requests"] == ttft["num_requests"] == tpot["num_requests"] > 0
-        assert whole["total_content_length"] == TOKENS * whole["num_requests"]
-        # Sums of sleeps: never shorter. A client that buffers sees all tokens at once, and a TPOT near nothing.
-        assert average(whole) >= TOKENS * PAUSE * 1000
-        assert average(tpot) >= PAUSE * 1000 / 2
-        assert average(ttft) < average(whole) / 2
+    assert rows.keys() == {(row, f"{each} short") for row in ("TTFT", "ITL", "TPOT", "TOTAL") for each in BOTH}
+    for each in BOTH:
+        ttft, itl, tpot, total = (rows[row, f"{each} short"] for row in ("TTFT", "ITL", "TPOT", "TOTAL"))
+        assert total["num_failures"] == 0
+        assert ttft["num_requests"] == tpot["num_requests"] == total["num_requests"] > 0
+        assert total["total_content_length"] == TOKENS * total["num_requests"]
+        assert itl["num_requests"] <= (TOKENS - 1) * total["num_requests"]
+        # A client that buffers sees all tokens at once: late the first, and then nothing between. A busy machine delays single
+        # messages, which lengthens one gap and shortens the next.
+        measured = summary["transports"][each]
+        assert FIRST * 1000 <= measured["TTFT"]["p50"] < FIRST * 1000 * 3
+        assert PAUSE * 1000 * 0.5 <= measured["ITL"]["p50"] < PAUSE * 1000 * 3
+        assert PAUSE * 1000 * 0.5 <= measured["TPOT"]["p50"] < PAUSE * 1000 * 3
+        assert measured["TOTAL"]["p50"] >= (FIRST + (TOKENS - 1) * PAUSE) * 1000
 
 
-def test_a_missed_objective_is_exit_code_3(locust):
-    code, _, output = locust("--max-ttft-p95-ms", "0.001", "HttpStreamUser", seconds=1)
+def test_a_missed_objective_is_exit_code_3_and_a_sentence(run):
+    code, summary, _, output = run("--max-itl-p95-ms", "1", "HttpStreamUser", seconds=1)
     assert code == 3
-    assert "SLO: completions: p95 of TTFT" in output
+    assert "SLO: HTTP: p95 of ITL is" in output
+    assert len(summary["missed"]) == 1
 
 
-def test_a_stream_without_done_is_a_failure(locust):
-    code, rows, output = locust("HttpStreamUser", seconds=1, mode="/cut")
-    assert rows.keys() == {("HTTP", "completions")}
-    row = rows["HTTP", "completions"]
-    assert row["num_failures"] == row["num_requests"] > 0
+def test_an_answer_that_ends_in_an_error_is_a_failure_and_no_latency(run, server):
+    server.engine.broken_after = 3
+    try:
+        code, _, rows, output = run("--prompts", "long", seconds=2)
+    finally:
+        server.engine.broken_after = None
+    assert rows.keys() == {("TOTAL", f"{each} long") for each in BOTH}
+    assert all(row["num_failures"] == row["num_requests"] > 0 for row in rows.values())
     assert code == 3
     assert "SLO: 1.0000 of the requests failed" in output
 
 
-def test_being_refused_is_a_row_and_no_failure(locust, grpc_server):
-    _, servicer = grpc_server
-    servicer.busy = True
+def test_a_stream_without_its_end_is_a_failure(run, server):
+    server.cut = True
     try:
-        _, rows, _ = locust(seconds=1, mode="/busy")
+        code, _, rows, _ = run("--prompts", "short", seconds=2)
     finally:
-        servicer.busy = False
-    assert rows.keys() == {("HTTP", "completions refused (429)"), ("GRPC", "GenerateStream refused (RESOURCE_EXHAUSTED)")}
+        server.cut = False
+    assert rows.keys() == {("TOTAL", f"{each} short") for each in BOTH}
+    assert all(row["num_failures"] == row["num_requests"] > 0 for row in rows.values())
+    assert code == 3
+
+
+def test_being_refused_is_a_row_of_its_own_and_misses_its_own_objective(run, server):
+    server.engine.refusal = Overloaded("the queue is full")
+    try:
+        code, summary, rows, output = run("--prompts", "shared", seconds=1)
+    finally:
+        server.engine.refusal = None
+    assert rows.keys() == {("REFUSED", f"{each} shared") for each in BOTH}
     assert all(row["num_failures"] == 0 < row["num_requests"] for row in rows.values())
+    assert summary["refused"] > 0 == summary["answers"]
+    assert code == 3
+    assert "SLO: no request was answered" in output
+
+
+def test_the_open_loop_keeps_its_rate_over_two_processes(run):
+    """40 a second for 6 seconds are 240 arrivals, standard deviation 15. 40 users in a closed loop would ask 600 times, and two
+    processes that do not share the users 480 times."""
+    code, summary, rows, output = run("--loop", "open", "--processes", "2", seconds=6, users=40)
+    assert code == 0, output
+    assert 140 <= summary["answers"] <= 300
+    for row in ("TTFT", "TPOT", "TOTAL"):
+        assert sum(each["num_requests"] for (name, _), each in rows.items() if name == row) == summary["answers"]
+    assert {name for _, name in rows} == {f"{each} {kind}" for each in BOTH for kind in ("short", "long", "shared")}
+
+
+def test_a_shape_of_steps_is_a_curve_of_one_point_a_step(run, tmp_path):
+    arguments = ("--loop", "open", "--shape", "steps", "--max-ttft-p95-ms", "5000", "--html", str(tmp_path / "locust.html"))
+    code, summary, _, output = run(*arguments, seconds=10, users=40)
+    assert code == 0, output
+    users = [phase["users"] for phase in summary["phases"]]
+    assert users[-4:] == [16, 24, 32, 40]  # of the first step a slow start may leave nothing
+    assert summary["phases"][-1]["answers_per_s"] > 1.5 * summary["phases"][-4]["answers_per_s"]
+    page = (tmp_path / "curve.html").read_text()
+    assert page.count("<tr>") == 1 + len(users)
+    assert "<svg" in page
+    assert (tmp_path / "locust.html").stat().st_size > 0
+
+
+def test_a_shape_without_an_end_is_refused(server):
+    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--shape", "ramp", "-u", "2"]
+    ended = subprocess.run([*command, "--host", server.http], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode not in (0, 3)
+    assert "--shape ramp needs --run-time" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("most_ttft", "code", "answer"),
+    [
+        ("5000", 0, "Capacity: 8 requests/s keep the objectives; the highest that was tried."),
+        ("1", 1, "No rate was kept, not even 1 requests/s."),
+    ],
+)
+def test_the_capacity_is_the_highest_rate_that_keeps_the_objectives(server, tmp_path, most_ttft, code, answer):
+    """The engine has no limit, so that the only trial there is decides."""
+    rate = "8" if code == 0 else "1"
+    command = [sys.executable, "-m", "loadtest.capacity", "--host", server.http, "--grpc-host", server.grpc]
+    command += ["--out", str(tmp_path), "--first", rate, "--most", rate, "--seconds", "2"]
+    command += ["--max-tokens", "4", "--max-ttft-p95-ms", most_ttft, "--max-itl-p95-ms", "5000"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1] == answer
+    assert len(ended.stdout.splitlines()) == 3

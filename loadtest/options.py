@@ -1,0 +1,37 @@
+"""The command line beside locust's own: `python -m loadtest.load --help` shows it."""
+
+from loadtest.profiles import PROFILES
+from loadtest.prompts import MIXES
+from loadtest.slo import Objectives
+
+
+def add_options(parser) -> None:
+    """Add the load, its shape, the objectives and the report to the parser."""
+    load = parser.add_argument_group("Attend: the load")
+    load.add_argument("--grpc-host", default="127.0.0.1:9000", help="gRPC address, host:port; --host is the HTTP address")
+    load.add_argument("--prompts", choices=list(MIXES), default="mixed", help="kinds of prompts: one of them, or all")
+    load.add_argument("--long-chars", type=int, default=1400, help="characters of a long or shared prompt")
+    load.add_argument("--max-tokens", type=int, default=64, help="tokens per answer; the end-of-text token is ignored")
+    load.add_argument("--deadline-s", type=float, default=60.0, help="a request that takes longer has failed")
+    load.add_argument(
+        "--loop",
+        choices=["closed", "open"],
+        default="closed",
+        help="closed: each user waits for its answer; open: each user is --source-rate arrivals a second, waiting for nothing",
+    )
+    load.add_argument("--source-rate", type=float, default=1.0, help="requests a second of one user in the open loop")
+    load.add_argument(
+        "--shape", choices=["flat", *PROFILES], default="flat", help="how the load reaches --users within --run-time"
+    )
+    slo = parser.add_argument_group("Attend: objectives; the exit code is 3 when one is missed")
+    slo.add_argument("--max-ttft-p95-ms", type=float, default=None, help="time to the first token, of each transport")
+    slo.add_argument("--max-itl-p95-ms", type=float, default=None, help="time between two messages, of each transport")
+    slo.add_argument("--max-fail-ratio", type=float, default=0.0, help="failed requests of all requests")
+    slo.add_argument("--max-refused-ratio", type=float, default=0.0, help="refused requests of all requests")
+    report = parser.add_argument_group("Attend: the report")
+    report.add_argument("--report", default="", help="folder that gets curve.html (latency against load) and summary.json")
+
+
+def objectives(options) -> Objectives:
+    """The objectives of a command line."""
+    return Objectives(options.max_ttft_p95_ms, options.max_itl_p95_ms, options.max_fail_ratio, options.max_refused_ratio)

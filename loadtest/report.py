@@ -1,0 +1,117 @@
+"""The record of a run, and what is written of it: latency against load, and the sums as JSON."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import gevent
+
+from loadtest.curve import page
+from loadtest.measures import PERCENTILES, Row, Rows, read, since, total, used
+from loadtest.stream import ITL, REFUSED, TOTAL, TPOT, TTFT
+
+SAMPLE_SECONDS = 0.5
+SETTLE_SECONDS = 3.0
+"""Left out at the beginning of a phase: workers report every second, and answers begun before still come."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All that was measured until the moment `at` (seconds), with so many users wanted."""
+
+    at: float
+    users: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What was measured in `seconds` of one number of users."""
+
+    users: int
+    seconds: float
+    rows: Rows
+
+    def document(self) -> dict:
+        """Rates a second and milliseconds, as JSON has them."""
+        answers = total(self.rows, TOTAL)
+        sums = {
+            "users": self.users,
+            "seconds": round(self.seconds, 2),
+            "answers_per_s": round((answers.count - answers.failures) / self.seconds, 2),
+            "tokens_per_s": round(answers.tokens / self.seconds, 1),
+            "failed": answers.failures,
+            "refused": total(self.rows, REFUSED).count,
+        }
+        return sums | {each: transport_document(self.rows, each) for each in used(self.rows)}
+
+
+def transport_document(rows: Rows, transport: str) -> dict:
+    """Percentiles of each measure in milliseconds."""
+    measures = {each: rows.get((each, transport), Row()) for each in (TTFT, ITL, TPOT, TOTAL)}
+    return {
+        name: {"count": row.count} | {f"p{percent}": row.percentile(percent) for percent in PERCENTILES}
+        for name, row in measures.items()
+    }
+
+
+def phases(samples: Sequence[Sample]) -> list[Phase]:
+    """The stretches of one number of users, each without the time in which the number before it still shows."""
+    found = []
+    for users, group in groupby(samples, key=lambda sample: sample.users):
+        stretch = list(group)
+        length = stretch[-1].at - stretch[0].at
+        settled = [sample for sample in stretch if sample.at - stretch[0].at >= min(SETTLE_SECONDS, length / 4)]
+        rows = since(settled[-1].rows, settled[0].rows)
+        if length > 0 and total(rows, TOTAL).count:
+            found.append(Phase(users, settled[-1].at - settled[0].at, rows))
+    return found
+
+
+class Recorder:
+    """Samples locust's statistics twice a second while users run."""
+
+    def start(self, environment) -> None:
+        """Sample from now on."""
+        self.environment = environment
+        self.samples: list[Sample] = []
+        self.greenlet = gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        while True:
+            runner = self.environment.runner
+            if runner.state in ("spawning", "running"):
+                rows = read(self.environment.stats.entries.values())
+                self.samples.append(Sample(time.perf_counter(), runner.target_user_count, rows))
+            gevent.sleep(SAMPLE_SECONDS)
+
+    def stop(self) -> Rows:
+        """End the record; returns all that was measured."""
+        self.greenlet.kill()
+        return read(self.environment.stats.entries.values())
+
+    def phases(self) -> list[Phase]:
+        """The phases of the record."""
+        return phases(self.samples)
+
+
+def write(options, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
+    """Write curve.html and summary.json into the folder that was asked for."""
+    folder = Path(options.report)
+    folder.mkdir(parents=True, exist_ok=True)
+    load = {name: getattr(options, name) for name in ("loop", "shape", "prompts", "long_chars", "max_tokens", "source_rate")}
+    summary = {
+        "load": load,
+        "missed": list(missed),
+        "failed": total(rows, TOTAL).failures,
+        "answers": total(rows, TOTAL).count,
+        "refused": total(rows, REFUSED).count,
+        "transports": {each: transport_document(rows, each) for each in used(rows)},
+        "phases": [phase.document() for phase in found],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    limits = {TTFT: options.max_ttft_p95_ms, ITL: options.max_itl_p95_ms}
+    (folder / "curve.html").write_text(page(summary, limits), encoding="utf-8")

@@ -1,0 +1,172 @@
+"""The users: callers who read streamed answers over HTTP (server-sent events) and over gRPC."""
+
+import gevent
+import grpc
+import orjson
+from locust import HttpUser, User, task
+from locust.event import EventHook
+from urllib3 import PoolManager
+
+from loadtest.loops import ClosedLoop, OpenLoop
+from loadtest.prompts import draw
+from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+
+CONNECTIONS = 1024
+
+
+class StreamUser(User):
+    """Asks in the loop that was chosen, and puts each answer into the statistics."""
+
+    abstract = True
+    transport = ""
+
+    def on_start(self):
+        options = self.options
+        if options.loop == "open":
+            self.loop = OpenLoop(self, options.source_rate, self.environment.stop_timeout or 0.0)
+        else:
+            self.loop = ClosedLoop(self)
+        self.connect()
+
+    def on_stop(self):
+        self.loop.end()
+        self.disconnect()
+
+    @task
+    def turn(self):
+        self.loop.turn()
+
+    def wait_time(self):
+        return self.loop.pause()
+
+    @property
+    def options(self):
+        return self.environment.parsed_options
+
+    def request(self, due: float | None) -> Exception | None:
+        """One answer from its prompt to its rows; returns why there was none."""
+        kind, prompt = draw(self.options.prompts, self.options.long_chars)
+        stream, error = Stream(due), None
+        try:
+            with gevent.Timeout(self.options.deadline_s, FailedError("deadline exceeded")):
+                self.ask(prompt, stream)
+            stream.check()
+        except Exception as exc:  # whatever it was, it is this request's result
+            error = exc
+        report(self.environment, f"{self.transport} {kind}", stream, error)
+        return error
+
+    def connect(self):
+        pass
+
+    def disconnect(self):
+        pass
+
+    def ask(self, prompt: str, stream: Stream) -> None:
+        raise NotImplementedError
+
+
+class HttpStreamUser(StreamUser, HttpUser):
+    """POST /v1/completions with stream. FastHttpUser would wait for 1024 bytes at a time and so measure no first token."""
+
+    transport = "HTTP"
+    pool_manager = PoolManager(maxsize=CONNECTIONS)
+
+    def connect(self):
+        self.client.request_event = EventHook()  # nobody listens: locust's own row would end at the headers
+
+    def ask(self, prompt, stream):
+        body = {
+            "prompt": prompt,
+            "max_tokens": self.options.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        path, deadline = "/v1/completions", self.options.deadline_s
+        with self.client.post(path, json=body, stream=True, catch_response=True, timeout=deadline) as response:
+            try:
+                self.check(response)
+                self.read(response.iter_lines(), stream)
+            finally:
+                response.close()
+
+    @staticmethod
+    def check(response):
+        if response.error:
+            raise response.error
+        if response.status_code == 429:
+            raise RefusedError("429", float(response.headers.get("Retry-After", RETRY_SECONDS)))
+        if response.status_code != 200:
+            raise FailedError(f"status {response.status_code}: {response.text[:160]}")
+
+    @classmethod
+    def read(cls, lines, stream):
+        """Reads on after [DONE] to the end of the body, so that the connection can be used again."""
+        done = False
+        for line in lines:
+            if line == b"data: [DONE]":
+                done = True
+            elif line.startswith(b"data: "):
+                cls.hear(orjson.loads(line[6:]), stream)
+        if not done:
+            raise FailedError("stream cut: no [DONE]")
+
+    @staticmethod
+    def hear(chunk, stream):
+        if "error" in chunk:
+            raise FailedError(f"error in the stream: {chunk['error'].get('code')}")
+        if chunk.get("usage"):
+            stream.tokens = chunk["usage"]["completion_tokens"]
+        for choice in chunk["choices"]:
+            stream.heard()
+            stream.finish(choice.get("finish_reason"))
+
+
+class GrpcStreamUser(StreamUser):
+    """GenerateStream through the synchronous stub; grpc.aio does not live with gevent."""
+
+    transport = "GRPC"
+
+    def connect(self):
+        # Not before the user starts: a channel does not survive the fork of --processes. A pool of its own, or else all
+        # users share one connection.
+        self.channel = grpc.insecure_channel(self.options.grpc_host, options=[("grpc.use_local_subchannel_pool", 1)])
+        self.stub = GenerationServiceStub(self.channel)
+
+    def disconnect(self):
+        self.channel.close()
+
+    def ask(self, prompt, stream):
+        request = pb.GenerateRequest(
+            text=prompt,
+            max_tokens=self.options.max_tokens,
+            temperature=0,
+            stopping=pb.StoppingCriteria(ignore_eos=True),
+        )
+        # Serve routes by this metadata as soon as it holds more than one application.
+        call = self.stub.GenerateStream(request, timeout=self.options.deadline_s, metadata=[("application", "default")])
+        try:
+            self.read(call, stream)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise RefusedError("RESOURCE_EXHAUSTED") from None
+            raise FailedError(error.code().name) from None
+        finally:
+            call.cancel()
+
+    @staticmethod
+    def read(responses, stream):
+        finished = False
+        for response in responses:
+            for output in response.outputs:
+                stream.heard()
+                stream.tokens = output.num_tokens
+                if output.HasField("finish_info"):
+                    finished = True
+                    stream.finish(pb.FinishReason.Name(output.finish_info.finish_reason).removeprefix("FINISH_REASON_").lower())
+        if not finished:
+            raise FailedError("stream cut: no finish_info")

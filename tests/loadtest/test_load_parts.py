@@ -1,0 +1,222 @@
+"""The parts of the load test that need no locust: prompts, profiles, loops, clocks, sums, objectives, the search."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from loadtest.capacity import highest
+from loadtest.curve import page
+from loadtest.loops import OpenLoop
+from loadtest.measures import Row, read, since, total
+from loadtest.profiles import PROFILES
+from loadtest.prompts import MIXES, draw
+from loadtest.report import Phase, Sample, phases
+from loadtest.server import StartError, served
+from loadtest.slo import Objectives
+from loadtest.stream import FailedError, RefusedError, Stream, three_digits
+
+SHARES = [each / 200 for each in range(201)]
+
+
+@dataclass
+class Entry:
+    """A row of locust's statistics."""
+
+    method: str
+    name: str
+    num_requests: int = 0
+    num_failures: int = 0
+    total_content_length: int = 0
+    response_times: dict = field(default_factory=dict)
+
+
+def rows(ttft=100.0, itl=10.0, failures=0, refused=0, transport="HTTP"):
+    """What ten answers of equal times add up to."""
+    entries = [
+        Entry("TOTAL", f"{transport} short", 10, failures, 640, {500.0: 10}),
+        Entry("TTFT", f"{transport} short", 10, 0, 0, {ttft: 10}),
+        Entry("ITL", f"{transport} short", 630, 0, 0, {itl: 630}),
+        Entry("REFUSED", f"{transport} short", refused, 0, 0, {1.0: refused}),
+    ]
+    return read(entries)
+
+
+def test_a_short_and_a_long_prompt_begin_as_no_other_does_and_a_shared_one_as_all_others_do():
+    drawn = {kind: [draw(kind, 300) for _ in range(50)] for kind in ("short", "long", "shared")}
+    assert {kind: {name for name, _ in many} for kind, many in drawn.items()} == {kind: {kind} for kind in drawn}
+    beginnings = {kind: len({text[:16] for _, text in many}) for kind, many in drawn.items()}
+    assert beginnings == {"short": 50, "long": 50, "shared": 1}
+    assert len({text for _, text in drawn["shared"]}) == 50
+    assert {len(text) for _, text in drawn["long"] + drawn["shared"]} == {300 + len("# 01234567\n")}
+
+
+def test_the_mix_has_every_kind_in_its_share():
+    counts = Counter(draw("mixed", 10)[0] for _ in range(5000))
+    assert {kind: pytest.approx(share, abs=0.05) for kind, share in MIXES["mixed"].items()} == {
+        kind: count / 5000 for kind, count in counts.items()
+    }
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_stays_between_nothing_and_everything_and_reaches_it(name):
+    values = [PROFILES[name](share) for share in SHARES]
+    assert min(values) >= 0
+    assert max(values) == 1
+
+
+def test_a_ramp_and_steps_only_rise_and_a_spike_comes_back():
+    ramp, steps, spike = ([PROFILES[name](share) for share in SHARES] for name in ("ramp", "steps", "spike"))
+    assert ramp == sorted(ramp)
+    assert steps == sorted(steps)
+    assert Counter(steps[:-1]) == {0.2: 40, 0.4: 40, 0.6: 40, 0.8: 40, 1.0: 40}
+    assert spike[0] == spike[-1] < max(spike)
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+def test_the_open_loop_is_a_poisson_process_that_waits_for_no_answer(monkeypatch):
+    """Mean and variance of the arrivals in a second are both the rate, and each is begun at the moment when it was due."""
+    clock, due = Clock(), []
+    monkeypatch.setattr("loadtest.loops.time", clock)
+    loop = OpenLoop(None, rate=20.0, drain_seconds=0.0)
+    loop.open = type("Group", (), {"spawn": staticmethod(lambda request, due: arrivals.append(due))})
+    arrivals = due
+    loop.user = type("User", (), {"request": None})
+    while clock.now < 500:
+        loop.turn()
+        clock.now += loop.pause()
+    counts = [Counter(int(each) for each in due)[second] for second in range(500)]
+    mean = sum(counts) / 500
+    variance = sum((count - mean) ** 2 for count in counts) / 500
+    assert mean == pytest.approx(20.0, rel=0.06)
+    assert variance == pytest.approx(20.0, rel=0.35)
+
+
+def test_a_generator_that_comes_late_begins_all_that_was_due_with_their_own_times(monkeypatch):
+    clock, due = Clock(), []
+    monkeypatch.setattr("loadtest.loops.time", clock)
+    loop = OpenLoop(type("User", (), {"request": None}), rate=10.0, drain_seconds=0.0)
+    loop.open = type("Group", (), {"spawn": staticmethod(lambda request, due: arrivals.append(due))})
+    arrivals = due
+    clock.now = 10.0
+    loop.turn()
+    assert len(due) > 50
+    assert due == sorted(due)
+    assert due[0] < 1.5 and due[-1] <= 10.0
+
+
+def test_a_stream_is_timed_from_when_it_was_due(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("loadtest.stream.time", clock)
+    stream = Stream(due=-1.0)
+    for clock.now in (0.5, 0.6, 0.8):
+        stream.heard()
+    stream.tokens, clock.now = 3, 1.0
+    measured = {row: [] for row in ("TOTAL", "TTFT", "ITL", "TPOT")}
+    for row, seconds in stream.rows(None):
+        measured[row].append(pytest.approx(seconds))
+    assert {"TOTAL": [2.0], "TTFT": [1.5], "ITL": [0.1, 0.2], "TPOT": [0.15]} == measured
+
+
+def test_a_failed_and_a_refused_answer_are_one_row_each_and_no_latency():
+    assert [row for row, _ in Stream().rows(FailedError("cut"))] == ["TOTAL"]
+    assert [row for row, _ in Stream().rows(RefusedError("429"))] == ["REFUSED"]
+
+
+def test_an_abort_and_an_empty_answer_are_failures():
+    for reason in ("abort", "error"):
+        with pytest.raises(FailedError, match=reason):
+            Stream().finish(reason)
+    Stream().finish("length")
+    with pytest.raises(FailedError, match="without a token"):
+        Stream().check()
+
+
+def test_a_histogram_keeps_three_digits():
+    assert [three_digits(each) for each in (0.12345, 9.876, 123.4, 12345.0)] == [0.123, 9.88, 123.0, 12300.0]
+
+
+def test_percentiles_are_of_the_nearest_rank():
+    row = Row(times=Counter({float(each): 1 for each in range(1, 101)}))
+    assert [row.percentile(percent) for percent in (50, 95, 99, 100)] == [50.0, 95.0, 99.0, 100.0]
+    assert Row().percentile(95) is None
+
+
+def test_kinds_of_prompts_are_summed_and_transports_are_not():
+    summed = read([Entry("TOTAL", "HTTP short", 2, 1, 5, {1.0: 2}), Entry("TOTAL", "HTTP long", 3, 0, 7, {1.0: 1, 2.0: 2})])
+    assert summed == {("TOTAL", "HTTP"): Row(5, 1, 12, Counter({1.0: 3, 2.0: 2}))}
+    both = summed | read([Entry("TOTAL", "GRPC short", 1, 0, 1, {3.0: 1})])
+    assert total(both, "TOTAL").count == 6
+    assert since(both, summed)["TOTAL", "HTTP"] == Row()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, None),
+        ({"ttft": 301.0}, "HTTP: p95 of TTFT is 301 ms, above 300 ms"),
+        ({"itl": 30.5}, "HTTP: p95 of ITL is 30.5 ms, above 30 ms"),
+        ({"failures": 1}, "0.1000 of the requests failed, more than 0.0"),
+        ({"refused": 10}, "0.5000 of the requests were refused, more than 0.0"),
+    ],
+)
+def test_each_missed_objective_is_one_sentence(changes, sentence):
+    missed = list(Objectives(ttft_p95_ms=300, itl_p95_ms=30).missed(rows(**changes)))
+    assert missed == ([sentence] if sentence else [])
+
+
+def test_each_transport_is_judged_by_itself():
+    slow, fast = rows(ttft=400.0, transport="GRPC"), rows()
+    assert [each.partition(":")[0] for each in Objectives(ttft_p95_ms=300).missed(slow | fast)] == ["GRPC"]
+
+
+def test_no_answer_keeps_no_objective():
+    assert list(Objectives().missed({})) == ["no request was answered, 0 were refused"]
+
+
+def test_a_phase_is_what_came_while_its_users_ran():
+    """The first three seconds of a phase belong to the users before it."""
+    samples = [Sample(float(at), 5 if at < 10 else 9, read([Entry("TOTAL", "HTTP short", at * 2)])) for at in range(20)]
+    found = phases(samples)
+    assert [(each.users, each.seconds, each.rows["TOTAL", "HTTP"].count) for each in found] == [(5, 6.0, 12), (9, 6.0, 12)]
+
+
+def test_the_page_shows_every_phase_and_why_an_objective_was_missed():
+    phase = Phase(4, 10.0, rows()).document()
+    assert phase["answers_per_s"] == 1.0
+    summary = {"load": {"loop": "open"}, "missed": ["a < b"], "transports": {"HTTP": {}}, "phases": [phase, phase]}
+    text = page(summary, {"TTFT": 300.0})
+    assert text.count("<tr>") == 3
+    assert text.count("<svg") == 1
+    assert "a &lt; b" in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "answer"), [(37, 512, (36, 37)), (0, 512, (0, 1)), (512, 512, (512, None)), (1, 8, (1, 2))]
+)
+def test_the_search_ends_at_the_highest_rate_that_keeps(limit, most, answer):
+    tried = []
+
+    def keeps(rate):
+        tried.append(rate)
+        return rate <= limit
+
+    low, high = highest(keeps, first=4, most=most, precision=0.05)
+    assert low <= limit
+    assert (low, high) == answer or (high - low <= 0.05 * high and low <= limit < high)
+    assert len(tried) == len(set(tried)) < 16
+
+
+@pytest.mark.ray
+def test_a_server_that_cannot_start_is_an_error_with_its_own_sentence(tmp_path):
+    with pytest.raises(StartError, match="max_batch_requests"), served(tmp_path / "log", ("--max-batch-requests", "0")):
+        raise AssertionError("it started")
