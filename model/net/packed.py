@@ -16,9 +16,10 @@ class PackedLinear(nn.Module):
         self.in_features = linear.in_features
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = linear.bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # without the choice among overloads at every call
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x_TE, self.weight, self.bias, "none", [], "")
+        return self._multiply(x_TE, self.weight, self.bias, "none", [], "")
 
 
 def multiplies_bfloat16() -> bool:

@@ -7,6 +7,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -75,14 +76,17 @@ class NativeBackend:
         return out
 
 
+Matrix = Callable[[Tensor], Tensor]
+
+
 class _Layer(NamedTuple):
     attention_gain: int
-    qkv: nn.Module
+    qkv: Matrix
     turns: tuple[int, int]
-    out: nn.Module
+    out: Matrix
     mlp_gain: int
-    gate_up: nn.Module
-    down: nn.Module
+    gate_up: Matrix
+    down: Matrix
 
 
 class NativeDecoder:
@@ -97,12 +101,12 @@ class NativeDecoder:
         self._layers = [
             _Layer(
                 _address(block.attention_norm),
-                block.attention.qkv,
+                block.attention.qkv.forward,
                 (_address(block.attention.q_norm), _address(block.attention.k_norm)),
-                block.attention.out,
+                block.attention.out.forward,
                 _address(block.mlp_norm),
-                block.mlp.gate_up,
-                block.mlp.down,
+                block.mlp.gate_up.forward,
+                block.mlp.down.forward,
             )
             for block in net.blocks
         ]
