@@ -16,7 +16,7 @@ from model.chat import ChatTemplate
 from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
 from model.tokenizer import Tokenizer
-from service import logs, scrape, tracing
+from service import autoscaling, logs, scrape, tracing
 from service.capacity import Load
 from service.generation import GenerationService
 from service.grpc_api.servicer import GrpcMethods
@@ -80,6 +80,10 @@ class Attend(GrpcMethods):
         """The load of this replica alone; for `scrape.loads`."""
         return Load(self.engine.info, self.engine.stats(), self.metrics.meter.pace())
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller gives to `autoscaling.policy`; Serve calls it where it autoscales."""
+        return autoscaling.read(self.engine.info, self.engine.stats())._asdict()
+
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones end for so long, then end the rest with their reason."""
         await self.engine.drain(seconds)
@@ -134,13 +138,20 @@ def gpus_wanted(device: str, available: float) -> int:
     return 1 if device == "cuda" or (device == "auto" and available >= 1) else 0
 
 
+def replicas_wanted(settings: Settings) -> dict[str, Any]:
+    """Serve's options for the number of replicas: it is fixed, or Serve's autoscaler has bounds for it."""
+    if settings.max_replicas is None:
+        return {"num_replicas": settings.replicas}
+    return {"autoscaling_config": autoscaling.config(settings.replicas, settings.max_replicas)}
+
+
 def build(args: dict[str, Any]) -> serve.Application:
     """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
     settings = read_settings(args)
     tracing.check(settings.otel_endpoint)
     gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
-        num_replicas=settings.replicas,
+        **replicas_wanted(settings),
         max_ongoing_requests=settings.max_batch_requests + settings.max_queued_requests + SPARE_CALLS,
         ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
         graceful_shutdown_timeout_s=settings.drain_seconds + 1,

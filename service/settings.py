@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from model.config import DEFAULT_MODEL
 from model.errors import SettingError
@@ -56,7 +57,10 @@ class Settings(BaseModel):
         None, description="milliseconds after which a call that names no deadline_ms ends with what it has; default: none"
     )
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(30.0, description="how long a stop waits for streams")
-    replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model")
+    replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model, or the fewest of them")
+    max_replicas: Annotated[int, Field(ge=1, le=90)] | None = Field(
+        None, description="copies that a high load may raise them to; default: no more than replicas"
+    )
     proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
@@ -66,6 +70,14 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
     log_file: str = Field("", description="file that log lines are added to; empty is the standard error of `attend serve`")
+
+    @field_validator("max_replicas")
+    @classmethod
+    def _at_least_replicas(cls, value: int | None, info: ValidationInfo) -> int | None:
+        fewest = info.data.get("replicas", 1)
+        if value is not None and value < fewest:
+            raise PydanticCustomError("range", "it must be at least replicas, {fewest}", {"fewest": fewest})
+        return value
 
     @property
     def folder(self) -> Path:

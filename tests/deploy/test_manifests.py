@@ -8,6 +8,7 @@ import subprocess
 import pytest
 import yaml
 
+from service import autoscaling
 from tests.deploy import prometheus_rule, render
 from tests.deploy.check import NEWEST, OLDEST, problems
 from tests.deploy.manifests import ROOT, SERVE_TEXT, serve
@@ -44,6 +45,12 @@ def test_the_autoscaled_serve_configuration_differs_in_the_number_of_replicas_al
     numbers = scaled["applications"][0]["deployments"][0].pop("autoscaling_config")
     assert numbers["min_replicas"] == plain["applications"][0]["deployments"][0].pop("num_replicas")
     assert scaled == plain
+
+
+def test_the_autoscaled_serve_configuration_scales_as_attend_serve_does():
+    scaled = yaml.safe_load((ROOT / "deploy/serve/autoscaling.yaml").read_text())
+    numbers = scaled["applications"][0]["deployments"][0]["autoscaling_config"]
+    assert numbers == autoscaling.config(numbers["min_replicas"], numbers["max_replicas"])
 
 
 def test_the_prometheus_rule_is_the_rule_file():

@@ -25,6 +25,7 @@ BAD = {
     "request_timeout_seconds": ["0", "nan", "inf", "-3", "soon"],
     "drain_seconds": ["-1", "nan", "inf"],
     "replicas": ["0", "91"],
+    "max_replicas": ["0", "91", "none"],
     "proxy": ["nginx"],
     "expose_docs": ["maybe"],
     "log_level": ["loud"],
@@ -57,6 +58,14 @@ def test_a_bad_value_names_its_variable_or_its_flag_and_itself(name, value):
         read_settings({name: value}, {variable: "1"})
     assert str(caught.value).startswith(f"{name} = {value!r} cannot be used: ")
     assert "\n" not in str(caught.value)
+
+
+def test_max_replicas_is_at_least_replicas():
+    assert read_settings({"replicas": 2, "max_replicas": 2}, {}).max_replicas == 2
+    with pytest.raises(SettingError, match=r"^ATTEND_MAX_REPLICAS = '2' cannot be used: it must be at least replicas, 3$"):
+        read_settings({"replicas": 3}, {"ATTEND_MAX_REPLICAS": "2"})
+    with pytest.raises(SettingError, match=r"^ATTEND_REPLICAS = 'many' cannot be used"):
+        read_settings({"max_replicas": 2}, {"ATTEND_REPLICAS": "many"})
 
 
 def test_a_bad_variable_under_a_good_flag_does_no_harm():

@@ -1,0 +1,49 @@
+"""What clients see when a node or the head of a cluster dies under load. `two_nodes` acts; the laws are here."""
+
+import os
+import shutil
+
+import pytest
+
+from tests.deploy import two_nodes
+
+REDIS = os.environ.get("ATTEND_TEST_REDIS") or shutil.which("redis-server") or ""
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def seen():
+    if not two_nodes.can_run():
+        pytest.skip("this machine allows no user and network namespaces")
+    return two_nodes.run("nodes", *(("--redis", REDIS) if REDIS else ()), seconds=580)
+
+
+def test_replicas_are_spread_over_the_nodes(seen):
+    assert seen["spread"] == [two_nodes.FIRST, two_nodes.SECOND]
+
+
+def test_the_loss_of_the_head_is_seen_by_no_client(seen):
+    if not REDIS:
+        pytest.skip("no redis-server is installed, and ATTEND_TEST_REDIS names none")
+    head = seen["head"]
+    assert head["streams_at_the_kill"] == head["streams"], "no stream was left when the head died"
+    assert head["streams_broken"] == head["failed"] == [], head
+    assert head["same_replicas"], "a replica was started again"
+
+
+def test_the_loss_of_a_node_breaks_the_streams_of_its_replica_alone(seen):
+    node = seen["node"]
+    assert node["broken_of_those"] == node["of_those_on_the_lost_replica"] > 0, node
+    assert node["broken_of_those"] < node["streams_through_other_node"]
+    assert node["broken_of_these"] == node["streams_through_lost_node"]
+    assert node["last_break_after_seconds"] < 10, "a client waited for a replica that was gone"
+
+
+def test_new_requests_succeed_without_the_node(seen):
+    assert [failure for failure in seen["node"]["failed"] if failure[0] > 1] == []
+    assert len(seen["node"]["failed"]) <= 2
+
+
+def test_the_lost_replica_comes_back_on_a_new_node(seen):
+    assert seen["node"]["replicas_without_the_node"] == [two_nodes.SECOND]
+    assert seen["node"]["replicas_with_a_new_node"] == [two_nodes.SECOND, two_nodes.THIRD]
