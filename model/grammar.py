@@ -22,18 +22,16 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
+from model.mask import SHOWN, CompiledGrammar, GrammarFailed, Matcher, reason
 from model.params import describe
 
-if TYPE_CHECKING:  # numpy takes longer to import than the child process takes for its work
-    import numpy as np
-    from numpy.typing import NDArray
-
+if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -43,7 +41,6 @@ MAX_CHOICES = 1000
 MAX_CHOICE_CHARACTERS = 1000
 MAX_CACHED_GRAMMARS = 128
 MAX_CACHED_BYTES = 64 << 20
-_SHOWN = 300  # characters of the library's explanation that a message repeats
 
 _PROBE_CPU_SECONDS = 1  # compiling a schema of 64 KB takes 0.04 s, and Python's start 0.1 s
 _PROBE_WALL_SECONDS = 10.0  # the machine is too busy, whatever the grammar
@@ -60,10 +57,6 @@ _JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
     "coerce_one_of": False,
     "json_allow_general_unicode_escapes": True,
 }
-
-
-class GrammarFailed(EngineFailed):
-    """The matcher of one request cannot go on; the other requests are not touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ def choices(text: str) -> list[str]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"choice must be a JSON list of strings: {str(error)[:_SHOWN]}", "choice") from error
+        raise InvalidRequest(f"choice must be a JSON list of strings: {str(error)[:SHOWN]}", "choice") from error
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_CHOICES:
         got = f"{len(values)} of them" if isinstance(values, list) else describe(values)
         raise InvalidRequest(f"choice must be a list of 1 to {MAX_CHOICES} strings; got {got}", "choice")
@@ -110,80 +103,6 @@ def choices(text: str) -> list[str]:
         if re.search("[\ud800-\udfff]", value):
             raise InvalidRequest(f"choice[{index}] holds a lone surrogate", "choice")
     return values
-
-
-class Grammar(Protocol):
-    """Where one answer stands in its grammar. Not thread-safe: it belongs to one request."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing but an end token can follow."""
-
-    def mask(self) -> "NDArray[np.bool_]":
-        """Which of the `vocab_size` tokens may come next; an end token exactly when the text so far is complete."""
-
-    def advance(self, token_id: int) -> None:
-        """Take a token that the mask allows. Replaying a request's output on a fresh `start()` gives the same state."""
-
-    def copy(self) -> "Grammar":
-        """An independent one at the same place."""
-
-
-class _Matcher:
-    """`Grammar` over llguidance. Its first error is its last: every later call raises it again."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, ends: "NDArray[np.int64]", size: int, vocab_size: int) -> None:
-        self._matcher = matcher
-        self._ends = ends
-        self._size = size
-        self._vocab_size = vocab_size
-
-    @property
-    def finished(self) -> bool:
-        return self._matcher.is_stopped() and not self._matcher.is_error()
-
-    def mask(self) -> "NDArray[np.bool_]":
-        """See `Grammar.mask`. GrammarFailed if no token fits: a limit was hit, or the grammar has a dead end here."""
-        allowed = unpack(self._matcher.compute_bitmask(), self._vocab_size)
-        self._check()
-        allowed[self._size :] = False
-        allowed[self._ends] = self._matcher.is_accepting()
-        if not allowed.any():
-            raise GrammarFailed("structured output: the grammar allows no token here")
-        return allowed
-
-    def advance(self, token_id: int) -> None:
-        self._matcher.consume_token(token_id)
-        self._check()
-
-    def copy(self) -> "_Matcher":
-        return _Matcher(self._matcher.deep_copy(), self._ends, self._size, self._vocab_size)
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarFailed(f"structured output: {_reason(self._matcher)}")
-
-
-def unpack(bits: bytes, size: int) -> "NDArray[np.bool_]":
-    """The first `size` bits, lowest bit of each byte first, as booleans."""
-    import numpy as np
-
-    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=size, bitorder="little").view(np.bool_)
-
-
-class CompiledGrammar:
-    """A grammar bound to a vocabulary; any number of answers may follow it at once."""
-
-    def __init__(self, first: _Matcher, size_bytes: int) -> None:
-        self._first = first
-        self._lock = threading.Lock()  # the library refuses to copy what another thread is copying
-        self.size_bytes = size_bytes
-        """About what it holds in memory."""
-
-    def start(self) -> Grammar:
-        """A matcher before the first token."""
-        with self._lock:
-            return self._first.copy()
 
 
 class GrammarCompiler:
@@ -257,8 +176,8 @@ class GrammarCompiler:
 
         raw = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
         if raw.is_error():
-            raise InvalidRequest(f"{field}: {_reason(raw)}", field)
-        first = _Matcher(raw, np.array(self._ends), self._size, self._vocab_size)
+            raise InvalidRequest(f"{field}: {reason(raw)}", field)
+        first = Matcher(raw, np.array(self._ends), self._size, self._vocab_size)
         try:
             first.mask()  # states built for it are shared by all copies
         except GrammarFailed as error:
@@ -286,18 +205,6 @@ def _limits() -> llguidance.LLParserLimits:
         max_grammar_size=100_000,
         verbose_errors=False,
     )
-
-
-def _reason(matcher: llguidance.LLMatcher) -> str:
-    """The library's explanation as one short line; it says where: line and column of a grammar, character of a regex."""
-    text = matcher.get_error().replace("<non-verbose/>", "")
-    if text.strip().startswith("NoExtension"):
-        return "no text matches it"
-    regex = re.search(r"regex parse error:\n {4}.*\n {4}( *)\^.*\nerror: (.*)", text)
-    if regex:
-        return f"regex, character {len(regex[1]) + 1}: {regex[2]}"
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
 
 
 def _source(kind: Kind, text: str) -> str:
@@ -330,7 +237,7 @@ def _probed(spec: GrammarSpec) -> str:
     except subprocess.TimeoutExpired as error:
         raise Overloaded(f"{spec.kind}: the server is too busy to compile it") from error
     if child.returncode > 0:  # our program failed, not the grammar
-        raise EngineFailed(f"the probe of a {spec.kind} failed: {child.stderr.decode(errors='replace')[-_SHOWN:]}")
+        raise EngineFailed(f"the probe of a {spec.kind} failed: {child.stderr.decode(errors='replace')[-SHOWN:]}")
     if child.returncode < 0:
         raise InvalidRequest(f"{spec.kind}: {_cause(-child.returncode)}", spec.kind)
     fault, source = json.loads(child.stdout)
@@ -371,7 +278,7 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
     except MemoryError:
         return _cause(signal.SIGABRT), ""
     except Exception as error:  # the converters raise what they like
-        return " ".join(str(error).split())[:_SHOWN] or type(error).__name__, ""
+        return " ".join(str(error).split())[:SHOWN] or type(error).__name__, ""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=_limits())
     draw = random.Random(0)
@@ -384,7 +291,7 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
             matcher.consume_token(draw.choice(allowed))
         elif not matcher.is_error() and not matcher.is_accepting():
             return f"no text matches it after {step} bytes", ""
-    return (_reason(matcher), "") if matcher.is_error() else ("", source)
+    return (reason(matcher), "") if matcher.is_error() else ("", source)
 
 
 class _Bytes:

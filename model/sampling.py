@@ -45,11 +45,12 @@ class Draw:
 def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids int64 [R]; -1 where a row holds NaN, or no token is left."""
     scores_RV = logits_RV.float()
-    changed = [row for row, draw in enumerate(draws) if draw.banned or draw.mask is not None or draw.decoding is not NO_CHANGE]
-    if changed:
+    changed = [row for row, draw in enumerate(draws) if draw.banned or draw.decoding is not NO_CHANGE]
+    if changed and scores_RV is logits_RV:
         scores_RV = scores_RV.clone()  # float() gives float32 logits back as they are, and they are the caller's
     for row in changed:
         change_scores(scores_RV[row], draws[row])
+    scores_RV = apply_masks(scores_RV, draws)
     best_R, tokens_R = scores_RV.max(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
     if random_rows:
@@ -59,7 +60,7 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def change_scores(scores_V: Tensor, draw: Draw) -> None:
-    """Apply a row's decoding parameters and bans, in place."""
+    """Apply a row's decoding parameters and bans, but not its mask, in place."""
     decoding, device = draw.decoding, scores_V.device
     if decoding.allowed_token_ids:
         refused_V = torch.ones_like(scores_V, dtype=torch.bool)
@@ -74,11 +75,18 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
     if draw.output and (decoding.frequency_penalty or decoding.presence_penalty):
         tokens, counts = torch.tensor(draw.output, device=device).unique(return_counts=True)
         scores_V[tokens] -= decoding.frequency_penalty * counts + decoding.presence_penalty
-    if draw.mask is not None:
-        scores_V.masked_fill_(torch.from_numpy(~draw.mask).to(device), -math.inf)
     if draw.banned:
         known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
         scores_V[known] = -math.inf
+
+
+def apply_masks(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Scores with -inf where a row's grammar allows no token: all rows at once, for each call costs as much as its work."""
+    if all(draw.mask is None for draw in draws):
+        return scores_RV
+    every = np.ones(scores_RV.shape[1], dtype=np.bool_)
+    refused_RV = np.logical_not(np.stack([every if draw.mask is None else draw.mask for draw in draws]))
+    return scores_RV.masked_fill(torch.from_numpy(refused_RV).to(scores_RV.device), -math.inf)
 
 
 def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:

@@ -6,12 +6,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from model.engine.request import FinishReason, Output, Request, TokenEngine
 from model.errors import DeadlineExceeded, EngineFailed, ModelNotFound, Unavailable
 from model.params import token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
+from service.aside import aside
 from service.keys import Lease
 from service.metrics import RequestRecord
 from service.prepare import Preparation
@@ -75,7 +77,7 @@ class GenerationService:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, made beside the event loop where that takes long."""
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await aside(partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
 
     async def detokenize(self, tokens: Sequence[int], name: str = "tokens") -> str:
         """The text of token ids, special tokens included; an error calls them `name`. Made beside the event loop too."""
@@ -83,7 +85,7 @@ class GenerationService:
         def text() -> str:
             return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
 
-        return await asyncio.to_thread(text)
+        return await aside(text, len(tokens))
 
     def _advance(self, answers: dict[str, Answer], output: Output, record: RequestRecord) -> Iterator[Chunk]:
         """The chunk that an engine output makes of its answer; none where the answer has ended already."""

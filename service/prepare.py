@@ -1,20 +1,23 @@
 """From a command to the answers that are to be made: tokens, checks against the model, engine requests."""
 
-import asyncio
 import secrets
 from functools import partial
 
 from model.engine.request import EngineInfo, Request
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
-from model.grammar import CompiledGrammar, Grammar, GrammarCompiler
+from model.grammar import GrammarCompiler, GrammarSpec
+from model.mask import CompiledGrammar, Grammar
 from model.params import token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
+from service.aside import aside
 from service.records import Command, Prompt
 from service.text import TextStream
 
 INLINE_CHARACTERS = 4096
 """Longer prompts are tokenized in a thread, so that the event loop goes on serving streams."""
+COMPILES = 8
+"""Compiling a grammar takes so many times longer than tokenizing a text of its length: a tenth of a second and more."""
 SLACK = 4
 """A prompt with so many times more characters than its context could hold is refused before it costs anything."""
 SEED_BITS = 48
@@ -37,9 +40,7 @@ class Preparation:
         whole = [await self._tokens(prompt) for prompt in command.prompts]
         prompts = [self._truncated(tokens, command) for tokens in whole]
         echoes = [self._echo(*each) for each in zip(command.prompts, whole, prompts, strict=True)] if command.echo else []
-        # Off the event loop, and far from the step thread: compiling takes a tenth of a second and more.
-        spec = command.grammar
-        grammar = None if spec is None else await asyncio.to_thread(self.grammars.compile, spec)
+        grammar = None if command.grammar is None else await self.compiled(command.grammar)
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
         answers = {}
         for index in range(command.n * len(prompts)):
@@ -60,10 +61,14 @@ class Preparation:
             size = f"{limit} tokens, which {len(text)} characters cannot fit"
             raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        tokens = await asyncio.to_thread(encode) if len(text) > INLINE_CHARACTERS else encode()
+        tokens = await aside(encode, len(text)) if len(text) > INLINE_CHARACTERS else encode()
         if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
             raise InvalidRequest(f"prompt has the token {max(tokens)}, which this model does not know", "prompt")
         return tokens
+
+    async def compiled(self, spec: GrammarSpec) -> CompiledGrammar:
+        """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
+        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text))
 
     def _check_ids(self, command: Command) -> None:
         size, decoding = self.info.vocab_size, command.decoding

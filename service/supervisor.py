@@ -115,6 +115,10 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_DEDUP_LOGS": "0",
+        # Replicas are what the machine is for; Ray would let everything else go first.
+        "RAY_worker_niceness": "0",
+        # A tokenizer works on the thread that calls it, whose priority we choose.
+        "TOKENIZERS_PARALLELISM": "false",
         # The proxies share the cores: threads that wait must not spin.
         "OMP_WAIT_POLICY": "PASSIVE",
     }

@@ -70,7 +70,7 @@ def load_of(service: GenerationService) -> tuple[Job, Job]:
 
     async def compile_schema() -> None:
         spec = GrammarSpec("json_schema", schema_text(next(numbers)))
-        await asyncio.to_thread(service.preparation.grammars.compile, spec)
+        await service.preparation.compiled(spec)
 
     return (lambda: service.tokenize(text)), compile_schema
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from loadtest.bench.busy import served_model
 from loadtest.bench.figures import Figure, ratios
 from model.engine.request import Request
-from model.grammar import CompiledGrammar, GrammarSpec
+from model.grammar import GrammarSpec
+from model.mask import CompiledGrammar
 from model.params import SamplingParams
 from service.generation import GenerationService
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
 
 if TYPE_CHECKING:
-    from model.grammar import Grammar
+    from model.mask import Grammar
 
 
 class FinishReason(StrEnum):

@@ -9,6 +9,7 @@ from torch import Tensor
 from model.engine.request import Request, TokenLogprob
 from model.engine.scheduler import Plan, Scheduled, StepResult
 from model.errors import EngineFailed
+from model.mask import look_ahead
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
@@ -106,6 +107,7 @@ def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> lis
 def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[int], dict[str, str]]:
     """The requests that draw a token in this step, how, from the row of which token, and whose grammar failed."""
     drawing, draws, rows, errors, end = [], [], [], {}, 0
+    look_ahead(item.request.grammar for item in items if item.draws and item.request.grammar is not None)
     for item in items:
         end += item.count
         if not item.draws:

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import EngineFailed, InvalidRequest, NotSupported
-from model.grammar import MAX_TEXT_BYTES, CompiledGrammar, Grammar, GrammarCompiler, GrammarFailed, GrammarSpec, Kind, unpack
+from model.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
+from model.mask import CompiledGrammar, Grammar, GrammarFailed, look_ahead, unpack
 from model.tokenizer import Tokenizer
 
 DEFAULT = Path(__file__).parents[2] / "model" / "default"
@@ -442,3 +443,32 @@ def test_what_a_mask_costs(record_testsuite_property):
             break
         grammar.advance(token)
     record_testsuite_property("mask_microseconds_median", round(float(np.median(spent)) * 1e6, 1))
+
+
+def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
+    dice = random.Random(2)
+    specs = [("regex", "[a-c]{2,30}"), ("json_object", ""), ("choice", '["yes", "no", "never"]'), ("regex", "(ab|ba){3,9}")]
+    together = [compiled(*spec).start() for spec in specs]
+    alone = [each.copy() for each in together]
+    for _ in range(25):
+        look_ahead(together)
+        for ours, theirs in zip(together, alone, strict=True):
+            if theirs.finished:
+                continue
+            allowed = theirs.mask()
+            assert np.array_equal(ours.mask(), allowed)
+            token = dice.choice(np.flatnonzero(allowed).tolist())
+            if token == END:
+                continue
+            ours.advance(token)
+            theirs.advance(token)
+
+
+def test_a_grammar_that_has_failed_fails_alone_and_spoils_no_mask_beside_it():
+    good, bad, other = (compiled("regex", "[a-c]{2,30}").start() for _ in range(3))
+    with pytest.raises(GrammarFailed):
+        bad.advance(next(token for token in range(200) if not bad.mask()[token]))
+    look_ahead([good, bad, other])
+    assert np.array_equal(good.mask(), other.mask())
+    with pytest.raises(GrammarFailed):
+        bad.mask()

@@ -16,7 +16,8 @@ def main() -> int:
     try:
         print(f"native kernels: {build(compiler).name}")
     except (subprocess.CalledProcessError, OSError) as error:
-        print(f"the native kernels cannot be built, the torch path will serve: {getattr(error, 'stderr', error)}", file=sys.stderr)
+        words = getattr(error, "stderr", error)
+        print(f"the native kernels cannot be built, the torch path will serve: {words}", file=sys.stderr)
     return 0
 
 

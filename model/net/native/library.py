@@ -47,7 +47,7 @@ def build(compiler: str) -> Path:
 @cache
 def load() -> ctypes.CDLL | None:
     """The library with the best variant chosen, or None where it was not built or cannot be loaded. torch must be imported."""
-    path = library_path()
+    path = library_path() if SOURCE.is_file() else SOURCE.with_suffix(".so")
     if not path.is_file():
         return None
     try:

@@ -17,9 +17,7 @@ from model.net.transformer import Decoder
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
-needs_library = pytest.mark.skipif(
-    built is None, reason="the native kernels are not built here: python -m model.net.native"
-)
+needs_library = pytest.mark.skipif(built is None, reason="the native kernels are not built here: python -m model.net.native")
 needs_units = pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU has no units for bfloat16")
 SHAPES = [  # query heads, key/value heads, head size
     (4, 2, 32),
