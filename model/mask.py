@@ -36,6 +36,12 @@ class Grammar(Protocol):
     def mask(self) -> "NDArray[np.bool_]":
         """Which of the `vocab_size` tokens may come next; an end token exactly when the text so far is complete."""
 
+    def allows(self, token_id: int) -> bool:
+        """Whether the text may go on with a token, in a fraction of a mask's time.
+
+        Where only one text can follow, the mask holds that text's longest token alone, and this any of its beginnings.
+        """
+
     def advance(self, token_id: int) -> None:
         """Take a token that the mask allows. Replaying a request's output on a fresh `start()` gives the same state."""
 
@@ -68,6 +74,12 @@ class Matcher:
         if not allowed.any():
             raise GrammarFailed("structured output: the grammar allows no token here")
         return allowed
+
+    def allows(self, token_id: int) -> bool:
+        """See `Grammar.allows`."""
+        if token_id in self._ends:
+            return self._matcher.is_accepting()
+        return token_id < self._size and self._matcher.validate_tokens([token_id]) == 1
 
     def advance(self, token_id: int) -> None:
         """See `Grammar.advance`. GrammarFailed if the token does not fit."""

@@ -1,7 +1,7 @@
 """Turns a plan into tensors, runs the decoder, draws tokens. The only part of the engine that sees torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -75,7 +75,8 @@ class ModelRunner:
         if not drawing:
             return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
         logits_RV = self.net.logits(hidden_TE[torch.tensor(last, device=self.device)])
-        return PendingStep(drawing, sample(logits_RV, draws), logits_RV, prompt_logprobs, errors)
+        tokens_R = keep_to_grammars(sample(logits_RV, draws), logits_RV, drawing, draws, errors)
+        return PendingStep(drawing, tokens_R, logits_RV, prompt_logprobs, errors)
 
     def _prompt_logprobs(self, items: Sequence[Scheduled], hidden_TE: Tensor) -> dict[str, list[TokenLogprob]]:
         """Scores of the prompt tokens that follow a token of this step, but those scored before a preemption."""
@@ -107,7 +108,6 @@ def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> lis
 def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[int], dict[str, str]]:
     """The requests that draw a token in this step, how, from the row of which token, and whose grammar failed."""
     drawing, draws, rows, errors, end = [], [], [], {}, 0
-    look_ahead(item.request.grammar for item in items if item.draws and item.request.grammar is not None)
     for item in items:
         end += item.count
         if not item.draws:
@@ -122,9 +122,41 @@ def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[
     return drawing, draws, rows, errors
 
 
+def draws_first(request: Request) -> bool:
+    """Whether a token may be drawn from all, and looked at afterwards: the mask then changes nothing if it allows the token.
+
+    Greedy and drawn alike, since the noise of a token is its own; but not where the others' scores decide which are kept.
+    """
+    return request.sampling.top_k < 1 and request.sampling.top_p == 1 and request.sampling.min_p == 0
+
+
+def keep_to_grammars(
+    tokens_R: Tensor, logits_RV: Tensor, drawing: Sequence[Request], draws: Sequence[Draw], errors: dict[str, str]
+) -> Tensor:
+    """The tokens, drawn again under their masks where a grammar does not allow them. Adds to `errors` whose grammar failed."""
+    grammars = {
+        row: request.grammar for row, request in enumerate(drawing) if request.grammar is not None and draws[row].mask is None
+    }
+    if not grammars:
+        return tokens_R
+    drawn = tokens_R.tolist()
+    refused = {row: grammar for row, grammar in grammars.items() if drawn[row] >= 0 and not grammar.allows(drawn[row])}
+    look_ahead(refused.values())
+    again = {}
+    for row, grammar in refused.items():
+        try:
+            again[row] = replace(draws[row], mask=grammar.mask())
+        except EngineFailed as error:
+            errors[drawing[row].request_id] = str(error)
+    if not again:
+        return tokens_R
+    rows = torch.tensor(list(again), device=tokens_R.device)
+    return tokens_R.index_copy(0, rows, sample(logits_RV[rows], list(again.values())))
+
+
 def _draw(request: Request) -> Draw:
     early = request.stop_token_ids if len(request.output) < request.min_tokens else ()
     banned = (*early, *completing(request.bad_words, request.output))
-    mask = None if request.grammar is None else request.grammar.mask()
+    mask = None if request.grammar is None or draws_first(request) else request.grammar.mask()
     place = (request.sampling, request.seed, request.choice, request.num_tokens)
     return Draw(*place, banned, request.decoding, request.prompt, request.output, mask)

@@ -472,3 +472,27 @@ def test_a_grammar_that_has_failed_fails_alone_and_spoils_no_mask_beside_it():
     assert np.array_equal(good.mask(), other.mask())
     with pytest.raises(GrammarFailed):
         bad.mask()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_token_may_follow_exactly_if_the_grammar_goes_on_after_it(name):
+    """All of the mask may; and what may, beside the mask, leads on to an answer of the form as well."""
+    kind, text, _ = CASES[name]
+    grammar, dice = compiled(kind, text).start(), random.Random(8)
+    for _ in range(30):
+        if grammar.finished:
+            break
+        mask = grammar.mask()
+        may = np.array([grammar.allows(token) for token in range(len(mask))])
+        assert not (mask & ~may).any()
+        for token in np.flatnonzero(may & ~mask)[:5].tolist():
+            other = grammar.copy()
+            other.advance(token)
+            assert other.finished or other.mask().any()
+        for token in np.flatnonzero(~may)[:: max(1, len(mask) // 20)].tolist():
+            with pytest.raises(GrammarFailed):
+                grammar.copy().advance(token)
+        token = dice.choice(np.flatnonzero(may).tolist())
+        if token == END:
+            break
+        grammar.advance(token)

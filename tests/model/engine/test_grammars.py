@@ -1,0 +1,69 @@
+"""A request under a grammar draws what it would draw under its masks, whether the mask is worked out before or only after."""
+
+import numpy as np
+import pytest
+
+from model.engine import runner
+from model.mask import GrammarFailed
+from model.params import SamplingParams
+from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.engine.machines import answers, ask, tiny_engine
+
+
+class Multiples:
+    """Every token must be a multiple of 3, or of 5 after an odd one; it fails after `last` tokens."""
+
+    finished = False
+
+    def __init__(self, last: int = 99) -> None:
+        self.seen, self.masks, self.last = [], 0, last
+
+    def allows(self, token: int) -> bool:
+        return token % (5 if self.seen and self.seen[-1] % 2 else 3) == 0
+
+    def mask(self):
+        self.masks += 1
+        if len(self.seen) >= self.last:
+            raise GrammarFailed("structured output: the grammar allows no token here")
+        return np.array([self.allows(token) for token in range(VOCAB)])
+
+    def advance(self, token: int) -> None:
+        assert self.allows(token)
+        self.seen.append(token)
+
+
+def crowd(grammars, **sampling):
+    """Bound and free requests side by side."""
+    how = SamplingParams(**sampling)
+    return [
+        ask(f"r{at}", range(at, at + 5), 12, sampling=how, seed=4, choice=at, grammar=grammar)
+        for at, grammar in enumerate(grammars)
+    ]
+
+
+def told(grammars, **sampling):
+    return answers(tiny_engine(tiny_decoder(tiny_config())), crowd(grammars, **sampling))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 2.0}], ids=str)
+def test_drawing_first_and_looking_afterwards_draws_the_same(sampling, monkeypatch):
+    first = [Multiples(), None, Multiples(), None, Multiples()]
+    found = told(first, **sampling)
+    monkeypatch.setattr(runner, "draws_first", lambda request: False)
+    masked = [Multiples(), None, Multiples(), None, Multiples()]
+    assert found == told(masked, **sampling)
+    assert sum(each.masks for each in first if each) < sum(each.masks for each in masked if each) == 36
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
+def test_where_other_tokens_decide_which_are_kept_the_mask_comes_first(sampling):
+    grammars = [Multiples(), Multiples()]
+    found = told(grammars, temperature=1.0, **sampling)
+    assert [12, 12] == [grammar.masks for grammar in grammars]
+    assert all(len(tokens) == 12 for tokens, _ in found.values())
+
+
+def test_a_grammar_that_fails_ends_its_own_request_alone():
+    found = told([Multiples(last=0), None, Multiples()], temperature=0)
+    assert ["error", "length", "length"] == [str(found[name][1]) for name in ("r0", "r1", "r2")]
+    assert found["r1"] == told([None, None], temperature=0)["r1"]
