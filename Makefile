@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
 
-.PHONY: setup serve test test-clients check manifests load capacity protos train clean
+.PHONY: setup serve test test-clients test-cluster check manifests load capacity protos train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -21,6 +21,9 @@ serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 
 test: setup  ## every test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
+	$(BIN)/python -m pytest -m cluster $(ARGS)
 
 # Warnings of the clients' own code are not ours: `-W default` shows them and fails nothing.
 test-clients: setup $(CLIENTS)/.ready  ## clients that nobody here wrote, against real servers

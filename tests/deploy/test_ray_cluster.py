@@ -18,7 +18,7 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.ray_nodes import NODE_DRAIN, cluster
 from tests.service.server import wait_for
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.timeout(400)]
 CONFIGURATIONS = ["deploy/serve/attend.yaml", "deploy/serve/autoscaling.yaml"]
 TOKENS = 900
 LONGEST = 12

@@ -8,7 +8,7 @@ import pytest
 from tests.deploy import two_nodes
 
 REDIS = os.environ.get("ATTEND_TEST_REDIS") or shutil.which("redis-server") or ""
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
