@@ -1,7 +1,7 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
+import importlib
 import inspect
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -152,7 +152,7 @@ def bench(
         raise SettingError(f"there is no benchmark {what!r} here; they come with the source tree, in loadtest/bench")
     sys.path.insert(0, str(source_tree))
     sys.argv = [f"attend bench {what}", *context.args]
-    runpy.run_module(f"loadtest.bench.{what}", run_name="__main__")
+    importlib.import_module(f"loadtest.bench.{what}").main()
 
 
 @app.command("inspect")

@@ -146,12 +146,11 @@ def write_edge(folder: Path) -> Path:
     defaults = [f"timeout http-request {HEADER_SECONDS}s", *(f"http-error {page}" for page in pages)]
     (folder / "defaults.cfg").write_text("".join(f"    {line}\n" for line in defaults), encoding="ascii")
     (folder / "ids.cfg").write_text(IDS, encoding="ascii")
-    large = http_error(413, f"the body must be at most {MAX_BYTES} bytes", "invalid_request_error", "request_too_large")
     rules = (
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
-        f"http-request return {large} if {{ req.hdr(content-length) -m int gt {MAX_BYTES} }}",
-        # Else a caller who sends the body in a packet of its own and then leaves is not noticed.
-        f"http-request wait-for-body time {BODY_SECONDS:g}s",
+        # Else a caller who sends the body in a packet of its own and then leaves is not noticed. One that is too large is
+        # refused by the application, before it is sent.
+        f"http-request wait-for-body time {BODY_SECONDS:g}s unless {{ req.hdr(content-length) -m int gt {MAX_BYTES} }}",
     )
     (folder / "http.cfg").write_text(IDS + "".join(f"    {rule}\n" for rule in rules), encoding="ascii")
     path = folder / "haproxy"

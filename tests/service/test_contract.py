@@ -126,8 +126,8 @@ def test_without_its_key_nothing_but_health_is_open(guarded: tuple[Server, str])
         assert (status, document["error"]["code"]) == (401, "invalid_api_key")
         assert key[:-1] not in document["error"]["message"]
     assert server.get("/v1/models")[0] == 401
-    assert server.get("/openapi.json")[0] == 404
-    assert [server.get(path)[0] for path in ("/healthz", "/readyz", "/metrics", "/version")] == [200] * 4
+    assert server.get("/openapi.json")[0] == 401
+    assert [server.get(path)[0] for path in ("/healthz", "/readyz", "/metrics", "/version", "/", "/docs")] == [200] * 6
     with pytest.raises(grpc.RpcError) as caught:
         stub(server).Generate(pb.GenerateRequest(text="x"), timeout=30)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
