@@ -170,11 +170,19 @@ INLINE void finish(const Tile& t, const Softmax& s, const float* sums) {  // sum
     }
 }
 
-// Values of keys that no lane sees are not read: what an earlier owner of the block left there may be NaN.
-INLINE const bf16* known_values(const bf16* values, i64 stride, i64 known, i64 D, bf16* copy) {
-    for (i64 i = 0; i < D; i++)
-        for (int n = 0; n < KEYS; n++) copy[i * KEYS + n] = n < known ? values[i * stride + n] : 0;
-    return copy;
+struct Past {  // KEYS keys and values as they lie in one block; `known` of them are seen by a lane
+    const bf16 *keys, *values;
+    i64 stride, known;  // values of one dimension to the next
+};
+
+INLINE Past past_of(const Tile& t, const Cache& cache, i64 head, i64 K, i64 from, bf16* copy) {
+    i64 B = cache.block_size, block = t.blocks[from / B] * K + head, at = from % B;
+    Past past = {cache.keys + (block * B + at) * t.D, cache.values + block * t.D * B + at, B, std::min<i64>(KEYS, t.most - from)};
+    if (past.known == KEYS) return past;
+    // Values that no lane sees are not read: what an earlier owner of the block left there may be NaN.
+    for (i64 i = 0; i < t.D; i++)
+        for (int n = 0; n < KEYS; n++) copy[i * KEYS + n] = n < past.known ? past.values[i * B + n] : 0;
+    return {past.keys, copy, KEYS, past.known};
 }
 
 static const i64 MAX_HEAD = 256;
@@ -187,15 +195,11 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 head, i64 K) {
     Softmax s;
     start(s);
     for (i64 from = 0; from < t.most; from += KEYS) {
-        i64 block = t.blocks[from / cache.block_size], at = from % cache.block_size, known = std::min<i64>(KEYS, t.most - from);
-        const bf16* keys = cache.keys + ((block * K + head) * cache.block_size + at) * t.D;
-        const bf16* values = cache.values + (block * K + head) * t.D * cache.block_size + at;
-        i64 stride = cache.block_size;
-        if (known < KEYS) values = known_values(values, stride, known, t.D, copy), stride = KEYS;
+        Past past = past_of(t, cache, head, K, from, copy);
         for (i64 n = 0; n < KEYS; n++) {
             float sum[LANES] = {};
-            for (i64 i = 0; i < (n < known ? t.D : 0); i++)
-                for (int j = 0; j < LANES; j++) sum[j] += wide(keys[n * t.D + i]) * q[i * LANES + j];
+            for (i64 i = 0; i < (n < past.known ? t.D : 0); i++)
+                for (int j = 0; j < LANES; j++) sum[j] += wide(past.keys[n * t.D + i]) * q[i * LANES + j];
             for (int j = 0; j < LANES; j++) scores[n * LANES + j] = sum[j];
         }
         advance(s, t, scores, from);
@@ -203,7 +207,7 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 head, i64 K) {
             float sum[LANES];
             for (int j = 0; j < LANES; j++) sum[j] = sums[i * LANES + j] * s.factor[j];
             for (int n = 0; n < KEYS; n++)
-                for (int j = 0; j < LANES; j++) sum[j] += wide(values[i * stride + n]) * scores[n * LANES + j];
+                for (int j = 0; j < LANES; j++) sum[j] += wide(past.values[i * past.stride + n]) * scores[n * LANES + j];
             for (int j = 0; j < LANES; j++) sums[i * LANES + j] = sum[j];
         }
     }
@@ -233,16 +237,12 @@ __attribute__((target(AMX))) static void attend_tile_amx(const Tile& t, const Ca
     __m512 highest = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps(), scale = _mm512_set1_ps(t.scale);
     __m512i visible = _mm512_loadu_si512(t.visible);
     for (i64 from = 0; from < t.most; from += KEYS) {
-        i64 block = t.blocks[from / cache.block_size], at = from % cache.block_size, known = std::min<i64>(KEYS, t.most - from);
-        const bf16* keys = cache.keys + ((block * K + head) * cache.block_size + at) * t.D;
-        const bf16* values = cache.values + (block * K + head) * t.D * cache.block_size + at;
-        i64 stride = cache.block_size;
-        if (known < KEYS) values = known_values(values, stride, known, t.D, copy), stride = KEYS;
-        int parts = known > 16 ? 2 : 1;
+        Past past = past_of(t, cache, head, K, from, copy);
+        int parts = past.known > 16 ? 2 : 1;
         for (int part = 0; part < parts; part++) {
             _tile_zero(0);
             for (i64 i = 0; i < t.D; i += 32) {
-                _tile_loadd(1, keys + part * 16 * t.D + i, t.D * 2);
+                _tile_loadd(1, past.keys + part * 16 * t.D + i, t.D * 2);
                 _tile_loadd(2, q + i / 2 * LANES, LANES * 4);
                 _tile_dpbf16ps(0, 1, 2);
             }
@@ -283,7 +283,7 @@ __attribute__((target(AMX))) static void attend_tile_amx(const Tile& t, const Ca
         _tile_loadd(2, weights, LANES * 4);
         for (i64 i = 0; i < t.D; i += 16) {
             _tile_loadd(0, sums + i * LANES, LANES * 4);
-            _tile_loadd(1, values + i * stride, stride * 2);
+            _tile_loadd(1, past.values + i * past.stride, past.stride * 2);
             _tile_dpbf16ps(0, 1, 2);
             _tile_stored(0, sums + i * LANES, LANES * 4);
         }
