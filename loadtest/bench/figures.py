@@ -1,7 +1,7 @@
 """What a benchmark found: a named quantity measured several times, shown as its median and quartiles."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,17 @@ class Figure:
         low, middle, high = self.quartiles
         found = {"what": self.what, "unit": self.unit, "median": middle, "q1": low, "q3": high, "most": self.most}
         return found | {"values": list(self.values)}
+
+
+async def take_turns(contestants: Mapping[str, Callable[[], Awaitable[float]]], turns: int) -> dict[str, list[float]]:
+    """What each contestant measures in each turn, after one turn to warm up."""
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(turns + 1):
+        for name, measure in contestants.items():
+            value = await measure()
+            if turn:
+                found[name].append(value)
+    return found
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:

@@ -5,9 +5,10 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 from loadtest.bench.busy import served_model
-from loadtest.bench.figures import Figure, ratios
+from loadtest.bench.figures import Figure, ratios, take_turns
 from model.engine.request import Request
 from model.grammar import GrammarSpec
 from model.mask import CompiledGrammar
@@ -55,13 +56,9 @@ async def measure(turns: int, tokens: int) -> list[Figure]:
     """Tokens/s without and with each grammar, and how many times longer it takes; the contestants take turns."""
     async with served_model() as service:
         compile_spec: Callable[[GrammarSpec], CompiledGrammar] = service.preparation.grammars.compile
-        contestants = {"no grammar": None} | {name: compile_spec(spec) for name, spec in SPECS.items()}
-        found: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(turns + 1):
-            for name, grammar in contestants.items():
-                speed = await at_once(service, grammar, tokens)
-                if turn:  # the first turn is warm-up
-                    found[name].append(speed)
+        grammars = {"no grammar": None} | {name: compile_spec(spec) for name, spec in SPECS.items()}
+        contestants = {name: partial(at_once, service, grammar, tokens) for name, grammar in grammars.items()}
+        found = await take_turns(contestants, turns)
     figures = [Figure(f"{STREAMS} streams, {name}", "tokens/s", tuple(values)) for name, values in found.items()]
     free = found["no grammar"]
     return figures + [Figure(f"time, {name} / no grammar", "ratio", ratios(free, found[name]), MOST_RATIO) for name in SPECS]

@@ -6,11 +6,12 @@ takes part of the same cores.
 
 import asyncio
 import itertools
+from functools import partial
 
 import httpx
 
 from loadtest.bench.busy import served_model
-from loadtest.bench.figures import Figure, ratios
+from loadtest.bench.figures import Figure, ratios, take_turns
 from loadtest.bench.transports import PROMPT, Stream, http_stream, throughput
 from model.engine.request import Request
 from model.params import SamplingParams
@@ -39,13 +40,9 @@ async def measure(turns: int, tokens: int, url: str) -> list[Figure]:
     """Tokens/s of each, and the part of the engine's speed that is left over HTTP; the two take turns."""
     limits = httpx.Limits(max_connections=None)
     async with served_model() as service, httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        contestants = {"in-process": engine_stream(service), "over HTTP": http_stream(client)}
-        found: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(turns + 1):
-            for name, stream in contestants.items():
-                speed = await throughput(stream, STREAMS, tokens)
-                if turn:  # the first turn is warm-up
-                    found[name].append(speed)
+        streams = {"in-process": engine_stream(service), "over HTTP": http_stream(client)}
+        contestants = {name: partial(throughput, stream, STREAMS, tokens) for name, stream in streams.items()}
+        found = await take_turns(contestants, turns)
     figures = [Figure(f"{STREAMS} streams, {name}", "tokens/s", tuple(values)) for name, values in found.items()]
     return [*figures, Figure("over HTTP / in-process", "ratio", ratios(found["over HTTP"], found["in-process"]))]
 

@@ -16,7 +16,7 @@ from typing import Any
 from service.ports import claim
 from service.supervisor import write_edge
 from tests.deploy.manifests import attend_env, ray_env
-from tests.service.server import TAG, free_port, wait_for
+from tests.service.server import TAG, free_port, processes_of, wait_for
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 NODE_DRAIN = 30
@@ -112,13 +112,7 @@ class Cluster:
 
     def processes(self) -> list[int]:
         """Every living process of this cluster, whatever became of its parents."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                if alive and f"{TAG}={self.tag}".encode() in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return found
+        return processes_of(self.tag)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,17 @@ def wait_for(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
     return False
 
 
+def processes_of(tag: str) -> list[int]:
+    """Every living process whose environment holds this tag, whatever became of its parents."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            if alive and f"{TAG}={tag}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
 class Server:
     """One `attend serve` process and all that it starts."""
 
@@ -76,13 +87,7 @@ class Server:
 
     def processes(self) -> list[int]:
         """Every living process of this server."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                if alive and f"{TAG}={self.tag}".encode() in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return found
+        return processes_of(self.tag)
 
     def pid_of(self, command: str) -> int:
         """The process of this server whose command line holds `command`."""

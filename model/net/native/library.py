@@ -47,12 +47,9 @@ def build(compiler: str) -> Path:
 @cache
 def load() -> ctypes.CDLL | None:
     """The library with the best variant chosen, or None where it was not built or cannot be loaded. torch must be imported."""
-    path = library_path() if SOURCE.is_file() else SOURCE.with_suffix(".so")
-    if not path.is_file():
-        return None
     try:
-        library = ctypes.CDLL(str(path))
-    except OSError:
+        library = ctypes.CDLL(str(library_path()))
+    except OSError:  # also where the source, which names the library, is missing
         return None
     for name, types in SIGNATURES.items():
         function = getattr(library, name)
