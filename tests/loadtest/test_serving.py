@@ -77,7 +77,7 @@ def test_a_phase_sees_steps_of_all_streams_and_the_load_beside_them():
             async def job():
                 done.append(await service.tokenize("def " * 100))
 
-            found = await busy.phase(service, Metrics(service.engine, service.model_name), 0.5, (job,))
+            found = await busy.phase(service, Metrics(service.engine, service.model_name), 2.0, (job,))
             return found, done, compiler.misses
 
     found, done, misses = asyncio.run(once())
