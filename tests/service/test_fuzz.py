@@ -1,6 +1,6 @@
 """Whatever is sent, to either transport, is answered or refused in the one shape, in time, and leaves the server as it was.
 
-The inputs are the same in every run, so that a failure here is a change of ours.
+The inputs are the same in every run on one machine: Hypothesis draws some of its words from the modules that are loaded.
 """
 
 import asyncio
