@@ -15,6 +15,7 @@ from model.errors import SettingError
 from model.net.checkpoint import save
 from model.tokenizer import Tokenizer
 from model.train import corpus
+from model.train.evaluate import count_bytes, xz_bits_per_byte
 from model.train.plot import plot_losses
 from model.train.trainer import Progress as Run
 from model.train.trainer import Recipe, Trainer, keep_large_blocks
@@ -83,7 +84,7 @@ def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads
     train_row, held_row = corpus.encode_texts(tokenizer, texts), corpus.encode_texts(tokenizer, held_out)
     if len(train_row) < 3 * recipe.context:
         raise SettingError(f"{root} has {len(train_row)} tokens: too few for sequences of {recipe.context}; lower --context")
-    num_bytes = sum(len(text.encode()) for text in held_out)
+    num_bytes = count_bytes(held_out)
     console.print(f"{len(texts)} files of {root} to train on, {len(train_row):,} tokens; {len(held_out)} files held out")
     config = (original_config if original else default_config)(recipe.context)
     trainer = Trainer(config, recipe, out)
@@ -100,7 +101,7 @@ def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads
     bits = trainer.evaluate(torch.from_numpy(held_row.astype(np.int64)), num_bytes)
     save(trainer.net, out, torch.bfloat16)
     _write_tokenizer_config(out, recipe.context)
-    plot_losses(trainer.progress, bits, out / "loss.png")
+    plot_losses({"this model": trainer.progress}, xz_bits_per_byte(held_out), out / "loss.png")
     console.print(f"{bits:.4f} bits per byte on {num_bytes:,} held-out bytes; the checkpoint is in {out}")
 
 

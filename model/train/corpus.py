@@ -40,16 +40,19 @@ def source_files(root: Path) -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(root).as_posix(), path
 
 
-def read_texts(root: Path, *, held_out: bool) -> list[str]:
-    """The texts of one side of the split; files that are not UTF-8 (test data of the library) are left out."""
-    texts = []
+def texts(root: Path, *, held_out: bool) -> Iterator[tuple[str, str]]:
+    """(relative path, text) of one side of the split; files that are not UTF-8 (test data of the library) are left out."""
     for relative, path in source_files(root):
         if is_held_out(relative) == held_out:
             try:
-                texts.append(path.read_text(encoding="utf-8"))
+                yield relative, path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue
-    return texts
+
+
+def read_texts(root: Path, *, held_out: bool) -> list[str]:
+    """The texts of one side of the split, without their paths."""
+    return [text for _, text in texts(root, held_out=held_out)]
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:

@@ -4,13 +4,16 @@ Shapes: T tokens · E model width · V vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from model.net.attention import Attention
+from model.config import AttentionVariant
+from model.net.attention import PLAIN, Attention, causal_mask
+from model.net.backends import fused, variant_of
 from model.net.transformer import Decoder
 
 CHUNK = 2048
@@ -40,12 +43,20 @@ def summed_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return _SummedCrossEntropy.apply(logits_TV, targets_T)
 
 
-def dense_causal(sequence_length: int) -> Attention:
-    """Attention over independent sequences of one length, lying side by side in T: the training batch."""
+def dense_causal(sequence_length: int, variants: Sequence[AttentionVariant] | None = None) -> Attention:
+    """Attention over independent sequences of one length, lying side by side in T: the training batch.
+
+    `variants`: one for each layer; None is the plain equation in all of them.
+    """
 
     def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        variant = variant_of(variants, layer)
         q, k, v = (x.to(v_TKD.dtype).unflatten(0, (-1, sequence_length)).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        if variant == PLAIN:  # without a mask torch's kernel skips what a query does not see
+            heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        else:
+            positions_L = torch.arange(sequence_length, device=q.device)
+            heads = fused(q, k, v, causal_mask(positions_L, sequence_length, variant.window), variant)
         return heads.transpose(1, 2).flatten(0, 1)
 
     return attention
@@ -55,7 +66,7 @@ def hidden_states(net: Decoder, tokens_BL: Tensor) -> Tensor:
     """Hidden states [B * L, E] of a batch of equally long sequences."""
     batch, length = tokens_BL.shape
     positions_T = torch.arange(length).repeat(batch)
-    return net(tokens_BL.flatten(), positions_T, dense_causal(length))
+    return net(tokens_BL.flatten(), positions_T, dense_causal(length, net.config.attention_variants))
 
 
 def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Trains a decoder on one row of token ids: AdamW, warm-up and linear decay, checkpoints that resume exactly."""
+"""Trains a decoder on one row of token ids: Muon and AdamW, warm-up and linear decay, checkpoints that resume exactly."""
 
 import ctypes
 import json
@@ -62,6 +62,16 @@ class Progress:
     """(tokens seen, bits per byte on a fixed part of the held-out text)."""
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """What the state in `folder` says of its run: `progress`, `recipe` and `config`. Raises SettingError."""
+    path = folder / "state.safetensors"
+    if not path.is_file():
+        raise SettingError(f"{path} is missing: only a folder that `attend train` wrote holds a run")
+    with safe_open(str(path), framework="pt") as file:
+        document: dict[str, Any] = json.loads(file.metadata()["run"])
+    return document
+
+
 def keep_large_blocks() -> None:
     """Tell glibc to keep freed memory: else each step maps and unmaps gigabytes, page fault by page fault."""
     try:
@@ -89,6 +99,25 @@ def batch_at(tokens: NDArray[np.uint16], recipe: Recipe, step: int) -> Tensor:
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
+MOMENTS = {torch.optim.Muon: ("momentum_buffer",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
+"""What each optimiser remembers of a parameter."""
+
+
+def build_optimizers(net: Decoder, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon (Jordan 2024) for the blocks' matrices, AdamW for embeddings, head, gains and biases, with one rate for both.
+
+    Muon's steps are scaled to the size of AdamW's (Liu et al. 2025), so a rate that suits one suits the other.
+    """
+    matrices = [p for p in net.blocks.parameters() if p.dim() == 2]
+    tables = [p for name, p in net.named_parameters() if p.dim() == 2 and not name.startswith("blocks.")]
+    vectors = [p for p in net.parameters() if p.dim() < 2]
+    groups = [{"params": tables, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return (
+        torch.optim.Muon(matrices, recipe.learning_rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, recipe.learning_rate, betas=(0.9, 0.95), fused=True),
+    )
+
+
 class Trainer:
     """One run in one folder. `run` goes on from the folder's last saved state."""
 
@@ -98,10 +127,10 @@ class Trainer:
         self.progress = Progress()
         self.net = Decoder(config)
         self.net.initialise(torch.Generator().manual_seed(recipe.seed))
-        decayed = [p for p in self.net.parameters() if p.dim() > 1]
-        others = [p for p in self.net.parameters() if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=True)
+        self.optimizers = build_optimizers(self.net, recipe)
+        self._owner = {
+            p: optimizer for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
+        }
         if (folder / "state.safetensors").is_file():
             self._load()
 
@@ -130,35 +159,41 @@ class Trainer:
             return bits_per_byte(self.net, held_out, num_bytes, self.recipe.context)
 
     def _step(self, batch: Tensor) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.progress.step)
-        self.optimizer.zero_grad(set_to_none=False)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=False)
+            for group in optimizer.param_groups:
+                group["lr"] = self.recipe.rate(self.progress.step)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = backward(self.net, batch[:, :-1], batch[:, 1:])
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
     def _save(self) -> None:
         """Weights and moments go to new files first: a run that dies while it saves loses nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"net.{name}": value for name, value in self.net.named_parameters()}
+        tensors: dict[str, Tensor] = {}
         for name, parameter in self.net.named_parameters():
-            tensors |= {f"{key}.{name}": self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+            moments = self._owner[parameter].state[parameter]
+            tensors |= {f"net.{name}": parameter} | {f"{key}.{name}": value for key, value in moments.items()}
         run = {"progress": asdict(self.progress), "recipe": asdict(self.recipe), "config": asdict(self.net.config)}
         state = {name: value.detach().contiguous() for name, value in tensors.items()}
         save_file(state, self.folder / "state.new", metadata={"run": json.dumps(run)})
         (self.folder / "state.new").replace(self.folder / "state.safetensors")
 
     def _load(self) -> None:
-        with safe_open(str(self.folder / "state.safetensors"), framework="pt") as file:
-            document = json.loads(file.metadata()["run"])
+        document = read_run(self.folder)
         self._check_same_run(document)
         self.progress = Progress(**document["progress"])
         tensors = load_file(self.folder / "state.safetensors")
-        for name, parameter in self.net.named_parameters():
-            parameter.data.copy_(tensors[f"net.{name}"])
-            self.optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+        try:
+            for name, parameter in self.net.named_parameters():
+                parameter.data.copy_(tensors[f"net.{name}"])
+                optimizer = self._owner[parameter]
+                optimizer.state[parameter] = {key: tensors[f"{key}.{name}"] for key in MOMENTS[type(optimizer)]}
+        except KeyError as missing:
+            raise SettingError(f"{self.folder} holds a run of another optimiser: {missing} is not in it") from missing
 
     def _check_same_run(self, document: dict[str, Any]) -> None:
         """Length and rate may change between sittings; the network and the order of the data may not."""

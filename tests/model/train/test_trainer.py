@@ -1,13 +1,18 @@
 """Training: the loss falls, no piece is seen twice in an epoch, and a run that was cut off goes on as if it had not."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from model.train.trainer import Progress, Recipe, Trainer, batch_at
+from model.errors import SettingError
+from model.net.transformer import Decoder
+from model.train.command import default_config, original_config
+from model.train.trainer import MOMENTS, Progress, Recipe, Trainer, batch_at, build_optimizers, read_run
 from tests.model.checkpoints import VOCAB, tiny_config
 
 RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)
@@ -36,11 +41,17 @@ def unbroken(tmp_path_factory) -> Trainer:
     return train(tmp_path_factory.mktemp("unbroken"))
 
 
+def assert_same_moments(ours: dict[str, torch.Tensor], others: dict[str, torch.Tensor], place: tuple[str, int]) -> None:
+    assert ours.keys() == others.keys(), place
+    for key, value in ours.items():
+        assert torch.equal(value, others[key]), (*place, key)
+
+
 def assert_same_run(ours: Trainer, other: Trainer) -> None:
     for (name, one), two in zip(ours.net.named_parameters(), other.net.parameters(), strict=True):
         assert torch.equal(one, two), name
-        for key in ("exp_avg", "exp_avg_sq", "step"):
-            assert torch.equal(ours.optimizer.state[one][key], other.optimizer.state[two][key]), (name, key)
+        for place, (optimizer, twin) in enumerate(zip(ours.optimizers, other.optimizers, strict=True)):
+            assert_same_moments(optimizer.state.get(one, {}), twin.state.get(two, {}), (name, place))
     assert ours.progress.step == other.progress.step == RECIPE.steps
     assert list(map(tuple, ours.progress.held_out)) == list(map(tuple, other.progress.held_out))
 
@@ -96,6 +107,80 @@ def test_a_run_killed_while_it_saves_loses_nothing_else(monkeypatch, unbroken, t
     except KilledError:
         monkeypatch.setattr(Path, "replace", place)
     assert_same_run(train(tmp_path), unbroken)
+
+
+def owners(net: Decoder) -> dict[str, list[type]]:
+    """The optimisers that hold each parameter."""
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    found: dict[str, list[type]] = {name: [] for name in names.values()}
+    for optimizer in build_optimizers(net, RECIPE):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found[names[parameter]].append(type(optimizer))
+    return found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_config(),
+        tiny_config(tied_head=False, positions="learned", qkv_bias=True, qk_norm=True),
+        default_config(16),
+        original_config(16),
+    ],
+    ids=["tied", "untied", "default", "original"],
+)
+def test_every_parameter_has_one_optimizer(config):
+    """Muon takes the matrices inside the blocks; embeddings, head, gains and biases are AdamW's."""
+    net = Decoder(config)
+    kinds = {name: parameter.dim() for name, parameter in net.named_parameters()}
+    inner = {name for name, dim in kinds.items() if dim == 2 and name.startswith("blocks.")}
+    assert {name: [torch.optim.Muon if name in inner else torch.optim.AdamW] for name in kinds} == owners(net)
+    assert len(inner) == config.num_layers * 4
+
+
+def test_only_vectors_are_free_of_weight_decay():
+    net = Decoder(tiny_config(tied_head=False, linear_bias=True))
+    for optimizer in build_optimizers(net, RECIPE):
+        for group in optimizer.param_groups:
+            decays = {RECIPE.weight_decay if parameter.dim() == 2 else 0.0 for parameter in group["params"]}
+            assert decays == {group["weight_decay"]}
+
+
+def test_both_optimizers_follow_the_schedule(unbroken):
+    """After the last step every group has that step's rate."""
+    rates = {group["lr"] for optimizer in unbroken.optimizers for group in optimizer.param_groups}
+    assert rates == {RECIPE.rate(RECIPE.steps - 1)}
+
+
+def test_the_state_holds_weights_and_moments_and_nothing_else(unbroken):
+    tensors = load_file(unbroken.folder / "state.safetensors")
+    expected = {f"net.{name}" for name, _ in unbroken.net.named_parameters()}
+    for name, (optimizer,) in owners(unbroken.net).items():
+        expected |= {f"{key}.{name}" for key in MOMENTS[optimizer]}
+    assert expected == tensors.keys()
+
+
+def test_a_run_of_another_optimizer_is_refused(tmp_path):
+    """Going on without a parameter's moments would be another run in silence."""
+    train(tmp_path, replace(RECIPE, tokens=16 * 4 * 8))
+    tensors, run = load_file(tmp_path / "state.safetensors"), read_run(tmp_path)
+    kept = {name: value for name, value in tensors.items() if not name.startswith("momentum_buffer")}
+    save_file(kept, tmp_path / "state.safetensors", metadata={"run": json.dumps(run)})
+    with pytest.raises(SettingError, match=r"another optimiser.*momentum_buffer"):
+        Trainer(CONFIG, RECIPE, tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 5}, {"context": 8}, {"weight_decay": 0.0}])
+def test_a_run_with_another_order_of_the_data_is_refused(tmp_path, change):
+    train(tmp_path, replace(RECIPE, tokens=16 * 4 * 8))
+    with pytest.raises(SettingError, match=next(iter(change))):
+        Trainer(CONFIG, replace(RECIPE, **change), tmp_path)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"state\.safetensors is missing"):
+        read_run(tmp_path)
 
 
 def test_a_finished_run_is_not_trained_further(tmp_path):

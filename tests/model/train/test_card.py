@@ -1,0 +1,56 @@
+"""The card says what was measured: every row, both counts, and each sample under the file of its header."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from model.net.checkpoint import save
+from model.train import card, corpus
+from model.train.evaluate import bzip2_bits_per_byte, count_bytes, measure, xz_bits_per_byte
+from model.train.headers import Header, Verdict
+from model.train.loss import bits_per_byte
+from tests.model.checkpoints import byte_level_tokenizer, tiny_config, tiny_decoder, write_tokenizer
+
+
+def test_quality_has_a_row_for_each_coder_and_both_counts():
+    verdicts = [Verdict(ended=at < 7, parses=at < 5) for at in range(9)]
+    text = card.quality({"this model": 0.8694, "xz": 1.3389}, 1024, verdicts)
+    assert ["| this model | 0.869 |", "| xz | 1.339 |"] == [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert "Of 9 function headers" in text
+    assert "**5** are Python" in text
+    assert "7 end within 256 tokens" in text
+    assert "1024" in text
+
+
+def test_a_sample_stands_below_its_header_as_it_was_written():
+    text = card.samples([Header("a/b.py", "def f():"), Header("c.py", "def g(x):")], ["\n    return 1\n\n", " pass"])
+    assert "`a/b.py`\n\n```python\ndef f():\n    return 1\n```\n\n`c.py`\n\n```python\ndef g(x): pass\n```\n" in text
+    assert "first 2 of those headers" in text
+
+
+@pytest.mark.parametrize("coder", [xz_bits_per_byte, bzip2_bits_per_byte])
+def test_a_compressor_is_measured_in_bits_of_output_for_each_byte_of_input(coder):
+    """Zeros cost next to nothing; a text twice in one stream costs little more than once; bytes count, not characters."""
+    text = "".join(chr(0x400 + (at * 7919) % 64) for at in range(20_000))
+    assert coder(["\0" * 1_000_000]) < 0.01
+    assert 0 < coder([text]) < 8
+    assert coder([text, text]) < coder([text]) * 1.01
+    assert count_bytes([text, "x"]) == 2 * 20_000 + 1
+
+
+def test_a_checkpoint_is_measured_on_every_held_out_file(tmp_path):
+    """Bits per byte over all of them, from what stands in the folder; files to train on have no say."""
+    tokenizer, folder, root = byte_level_tokenizer(), write_tokenizer(tmp_path / "model"), tmp_path / "root"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": corpus.END_OF_TEXT}))
+    net = tiny_decoder(tiny_config(family="qwen3", qk_norm=True, vocab_size=tokenizer.size))
+    save(net, folder, torch.float32)
+    root.mkdir()
+    for at in range(200):
+        (root / f"{at}.py").write_text(f"x = {at}\n" * (1 + at % 3))
+    texts = corpus.read_texts(root, held_out=True)
+    tokens = torch.from_numpy(corpus.encode_texts(tokenizer, texts).astype(np.int64))
+    assert len(texts) > 1
+    expected = bits_per_byte(net, tokens, len("".join(texts)), net.config.max_positions)
+    assert measure(folder, root) == pytest.approx(expected, rel=1e-6)
