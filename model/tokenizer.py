@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders
 
 from model.errors import CheckpointError
 
@@ -30,6 +31,8 @@ class Tokenizer:
         self.raw = raw
         self.bos_token_id = bos_token_id
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
+        self._alone = {skip: _Alone(raw, skip) for skip in (False, True)} if isinstance(raw.decoder, decoders.ByteLevel) else {}
         self.facts = facts or {}
         """tokenizer_config.json, where there is one."""
 
@@ -69,6 +72,11 @@ class Tokenizer:
             return self.raw.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def alone(self, *, skip_special_tokens: bool) -> dict[int, str | None] | None:
+        """By token id, what the token says between whole characters, whatever stands before it: for tokenizers whose text is
+        their tokens' bytes joined, and no table for the others. None stands for a token that leaves a character unfinished."""
+        return self._alone.get(skip_special_tokens)
+
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one token inside a text: joined, they are the text's. They need not be whole characters."""
         if token_id not in self._bytes:
@@ -77,11 +85,9 @@ class Tokenizer:
 
     def text_of(self, token_id: int) -> str:
         """One token inside a text; one that is no whole characters as `bytes:\\xc3`, so that no two look alike."""
-        found = self.bytes_of(token_id)
-        try:
-            return found.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+        if token_id not in self._texts:
+            self._texts[token_id] = _shown(self.bytes_of(token_id))
+        return self._texts[token_id]
 
     def _find_bytes(self, token_id: int) -> bytes:
         once, twice = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
@@ -93,6 +99,13 @@ class Tokenizer:
         if fallback is not None:
             return bytes([int(fallback[1], 16)])
         return bytes(BYTE_LETTERS[letter] for letter in written) if BYTE_LETTERS.keys() >= set(written) else text.encode()
+
+
+def _shown(token: bytes) -> str:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
@@ -108,27 +121,46 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
+class _Alone(dict[int, str | None]):
+    """See `Tokenizer.alone`; filled as tokens are asked for."""
+
+    def __init__(self, raw: RawTokenizer, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._raw = raw
+        self._skip = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self._raw.decode([token_id], skip_special_tokens=self._skip)
+        return self.setdefault(token_id, None if text.endswith(REPLACEMENT) else text)
+
+
 class StreamDecoder:
     """Turns tokens into text as they come. Law: all pieces together == decode(all tokens).
 
     A UTF-8 character can span tokens, and a token's text can depend on the one before it (a leading space).
     So the last tokens are decoded again with each new one, and a trailing U+FFFD, which may still become a
-    character, is held back until it does or the stream ends.
+    character, is held back until it does or the stream ends. Where a token's text depends on nothing but an unfinished
+    character before it (`Tokenizer.alone`), it is looked up, and nothing is decoded but such characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._alone = tokenizer.alone(skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
         self._context = 0  # tokens before this index are settled and only give context
         self._sent = ""  # text of the window `_tokens` that was handed out or is context
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` settles; may be empty."""
+        if self._alone is not None and not self._tokens and (text := self._alone[token_id]) is not None:
+            return text
         self._tokens.append(token_id)
         text = self._decode()
         piece = "" if text.endswith(REPLACEMENT) else text[len(self._sent) :]
-        if piece:
+        if piece and self._alone is not None:
+            self._tokens = []
+        elif piece:
             self._tokens = self._tokens[self._context :]
             self._context = len(self._tokens)
             self._sent = self._decode()

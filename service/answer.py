@@ -34,11 +34,7 @@ class Answer:
     def take(self, output: Output) -> Chunk:
         """The chunk that an output makes. A stop string ends the answer, whatever else the output holds."""
         shown = ""
-        for count, token in enumerate(output.token_ids, start=1):
-            stopped = output.finish_reason is FinishReason.STOP and count == len(output.token_ids)
-            ends = stopped and token in self.request.stop_token_ids  # a grammar stops after a token that is text
-            if ends and not self.stops.include_stop:
-                break  # a stop token counts and has an id, but shows no text
+        for count, token in enumerate(output.token_ids if output.finish_reason is None else self._texts(output), start=1):
             piece, hit = self.text.push(token)
             shown += piece
             if hit is not None:
@@ -51,28 +47,36 @@ class Answer:
             output, shown + piece, len(output.token_ids), reason, self._stop_token(output) if hit is None else hit
         )
 
+    def _texts(self, output: Output) -> tuple[int, ...]:
+        """The tokens of a last output that are text. A stop token counts and has an id, but shows no text."""
+        hidden = self._stopped_by_token(output) and not self.stops.include_stop
+        return output.token_ids[:-1] if hidden else output.token_ids
+
+    def _stopped_by_token(self, output: Output) -> bool:
+        """A grammar stops after a token that is text, and a drain after none."""
+        if output.finish_reason is not FinishReason.STOP or not output.token_ids:
+            return False
+        return output.token_ids[-1] in self.request.stop_token_ids
+
     def _stop_token(self, output: Output) -> int | None:
-        token = output.token_ids[-1] if output.token_ids else None
-        by_token = output.finish_reason is FinishReason.STOP and token in self.request.stop_token_ids
-        return token if by_token and token not in self.eos_token_ids else None
+        by_token = self._stopped_by_token(output) and output.token_ids[-1] not in self.eos_token_ids
+        return output.token_ids[-1] if by_token else None
 
     def _chunk(self, output: Output, text: str, count: int, reason: FinishReason | None, stop: str | int | None) -> Chunk:
         """A chunk of the first `count` tokens of an output."""
         self.num_tokens += count
         self.finish_reason = reason
-        prompt = (
-            None
-            if self.begun
-            else PromptPart(tuple(self.request.prompt), output.prompt_logprobs, self.echo, self.request.num_cached)
-        )
-        self.begun = True
+        request, prompt = self.request, None
+        if not self.begun:
+            prompt = PromptPart(tuple(request.prompt), output.prompt_logprobs, self.echo, request.num_cached)
+            self.begun = True
         return Chunk(
             index=self.index,
             text=text,
             token_ids=output.token_ids[:count],
             num_tokens=self.num_tokens,
-            num_prompt_tokens=len(self.request.prompt),
-            seed=self.request.seed,
+            num_prompt_tokens=len(request.prompt),
+            seed=request.seed,
             finish_reason=reason,
             stop=stop,
             logprobs=output.logprobs[:count],

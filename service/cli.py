@@ -144,11 +144,12 @@ def train(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    what: str = typer.Argument(help="engine, serving, transports, scheduler or limits; then its flags, or --help"),
+    what: str = typer.Argument(help="engine, serve, serving, start, scheduler, limits, gate or all; then its flags, or --help"),
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
     source_tree = Path(__file__).parents[1]
-    if not what.isidentifier() or not (source_tree / "loadtest" / "bench" / f"{what}.py").is_file():
+    source = source_tree / "loadtest" / "bench" / f"{what}.py"
+    if not what.isidentifier() or not source.is_file() or "\ndef main(" not in source.read_text(encoding="utf-8"):
         raise SettingError(f"there is no benchmark {what!r} here; they come with the source tree, in loadtest/bench")
     sys.path.insert(0, str(source_tree))
     sys.argv = [f"attend bench {what}", *context.args]

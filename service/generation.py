@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -54,18 +54,20 @@ class GenerationService:
             answers = await self.preparation.answers(command)
             lease = stack.enter_context(_admitted(command, answers))
             lease.used(0)  # until something is made, nothing is taken
+            unfinished = dict(answers)
             seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
             requests = [answer.request for answer in answers.values()]
             alarm = asyncio.get_running_loop().call_later(seconds, self._expire, requests)
             try:
                 async with aclosing(self.engine.generate(requests)) as outputs:
                     async for batch in outputs:
-                        chunks = [chunk for output in batch for chunk in self._advance(answers, output, record)]
+                        chunks = self._advance(answers, unfinished, batch, record)
                         if chunks:
                             record.delivered(chunks, command.n)
-                            lease.used(sum(_tokens_of(answer) for answer in answers.values() if answer.begun))
+                            if command.key is not None:
+                                lease.used(lease.tokens + sum(map(_taken, chunks)))
                             yield chunks
-                        if all(answer.finish_reason for answer in answers.values()):
+                        if not unfinished:
                             break
             finally:
                 alarm.cancel()
@@ -87,23 +89,35 @@ class GenerationService:
 
         return await aside(text, len(tokens))
 
-    def _advance(self, answers: dict[str, Answer], output: Output, record: RequestRecord) -> Iterator[Chunk]:
-        """The chunk that an engine output makes of its answer; none where the answer has ended already."""
-        answer = answers[output.request_id]
-        if answer.finish_reason is not None:
-            return
-        if output.finish_reason is FinishReason.ERROR:
-            log.error("a request failed in the engine: %s", output.error)
-            raise EngineFailed("internal error")
-        if not output.token_ids and not any(other.begun for other in answers.values()):
-            self._raise_unstarted(output.finish_reason)
-        chunk = answer.take(output)
-        if chunk.finish_reason is not output.finish_reason:  # a stop string, of which the engine knows nothing
-            self.engine.abort(output.request_id, FinishReason.STOP)
-            chunk = replace(chunk, times=answer.request.times(self._clock()))
-        if chunk.times is not None:
-            record.engine_times(chunk.times)
-        yield chunk
+    def _advance(
+        self, answers: dict[str, Answer], unfinished: dict[str, Answer], outputs: list[Output], record: RequestRecord
+    ) -> list[Chunk]:
+        """The chunks that engine outputs make of their answers, which leave `unfinished` at their end."""
+        chunks = []
+        for output in outputs:
+            answer = unfinished.get(output.request_id)
+            if answer is None:
+                continue  # a stop string has ended it
+            if output.finish_reason is FinishReason.ERROR:
+                log.error("a request failed in the engine: %s", output.error)
+                raise EngineFailed("internal error")
+            if not output.token_ids and not any(other.begun for other in answers.values()):
+                self._raise_unstarted(output.finish_reason)
+            chunk = answer.take(output)
+            if chunk.finish_reason is not None:
+                chunk = self._ended(chunk, output, answer.request)
+                del unfinished[output.request_id]
+                if chunk.times is not None:
+                    record.engine_times(chunk.times)
+            chunks.append(chunk)
+        return chunks
+
+    def _ended(self, chunk: Chunk, output: Output, request: Request) -> Chunk:
+        """The last chunk of an answer, with its times."""
+        if output.finish_reason is chunk.finish_reason:
+            return chunk
+        self.engine.abort(output.request_id, FinishReason.STOP)  # a stop string, of which the engine knows nothing
+        return replace(chunk, times=request.times(self._clock()))
 
     def _raise_unstarted(self, reason: FinishReason | None) -> None:
         """A call that ends before its first token is an error, not an empty answer."""
@@ -125,5 +139,6 @@ def _admitted(command: Command, answers: dict[str, Answer]) -> AbstractContextMa
     return command.key.admit(most)
 
 
-def _tokens_of(answer: Answer) -> int:
-    return len(answer.request.prompt) + answer.num_tokens
+def _taken(chunk: Chunk) -> int:
+    """Tokens that a chunk takes: each answer pays for its prompt too, with its first."""
+    return len(chunk.token_ids) if chunk.prompt is None else chunk.num_prompt_tokens + chunk.num_tokens

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
+from prometheus_client import Histogram as SharedHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,6 +19,7 @@ from service.capacity import LoadMeter
 from service.compat import VllmNames
 from service.errors import ClientGone
 from service.records import Chunk
+from service.tallies import Count, Histogram
 from service.tracing import AnswerFacts, CallFacts, Tracer, context_of
 
 log = logging.getLogger("attend.requests")
@@ -59,8 +61,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))
         self._twins = VllmNames(self.registry) if vllm_names else None
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the calls that produced a token")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens handed to callers")
+        self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the calls that produced a token")
+        self.generation_tokens = self._count("generation_tokens", "Tokens handed to callers")
         self._requests = Counter(
             "attend_requests",
             "Generation calls by how they ended",
@@ -80,8 +82,8 @@ class Metrics:
         self.decode = self._histogram("request_decode_seconds", "First token to the last", SECONDS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a call", TOKENS)
         self.answer_length = self._histogram("request_generation_tokens", "Tokens of an answer", TOKENS)
-        self.step_seconds = self._histogram("step_seconds", "One step of the engine", STEP_SECONDS)
-        self.step_batch = self._histogram("step_batch_size", "Requests in a step", BATCH)
+        self.step_seconds = self._shared("step_seconds", "One step of the engine", STEP_SECONDS)
+        self.step_batch = self._shared("step_batch_size", "Requests in a step", BATCH)
         engine.on_step(self._stepped)
 
     def open(self, transport: str, route: str, request_id: str = "", headers: Headers = tuple) -> "RequestRecord":
@@ -102,11 +104,17 @@ class Metrics:
         self.step_batch.observe(report.num_requests)
         self.meter.stepped(report)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"attend_{name}", text, ["model"], registry=self.registry).labels(**self._labels)
+    def _count(self, name: str, text: str) -> Count:
+        return Count(f"attend_{name}", text, self._labels, self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(**self._labels)
+        return Histogram(f"attend_{name}", text, self._labels, buckets, self.registry)
+
+    def _shared(self, name: str, text: str, buckets: Sequence[float]) -> SharedHistogram:
+        """A histogram that any thread may write."""
+        return SharedHistogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(
+            **self._labels
+        )
 
 
 class _EngineCollector(Collector):
@@ -158,11 +166,12 @@ class RequestRecord:
         self._last: dict[int, float] = {}
         self._first: dict[int, float] = {}
         self._reasons: dict[int, FinishReason | None] = {}
-        self._prompts: dict[int, int] = {}
+        self._prompts: set[int] = set()
         self._counted = (0, 0)
         self._closed = False
         self.at_once = False
         """Whether the caller is given the whole answer at the end, or nothing if it fails."""
+        self.num_prompt_tokens = 0
         self.num_tokens = 0
         self._context = context
         self._first_token: float | None = None
@@ -196,10 +205,8 @@ class RequestRecord:
         """Count what the caller, who asked for `n` answers to each prompt, is about to be given."""
         now = self._metrics.clock()
         for chunk in chunks:
-            self._reasons[chunk.index] = chunk.finish_reason
-            if chunk.index // n not in self._prompts:
-                self._prompts[chunk.index // n] = chunk.num_prompt_tokens
-                self._metrics.prompt_length.observe(chunk.num_prompt_tokens)
+            if chunk.index not in self._reasons:
+                self._begun(chunk, n)
             if chunk.token_ids:
                 self._tokens(chunk, now)
             if chunk.finish_reason is not None:
@@ -207,23 +214,29 @@ class RequestRecord:
         if not self.at_once:
             self._count_tokens()
 
+    def _begun(self, chunk: Chunk, n: int) -> None:
+        self._reasons[chunk.index] = None
+        if chunk.index // n not in self._prompts:
+            self._prompts.add(chunk.index // n)
+            self.num_prompt_tokens += chunk.num_prompt_tokens
+            self._metrics.prompt_length.observe(chunk.num_prompt_tokens)
+
     def _count_tokens(self) -> None:
         """Bring the counters up to what the caller has been given."""
-        prompts, answers = sum(self._prompts.values()), self.num_tokens
-        if prompts != self._counted[0]:
-            self._metrics.prompt_tokens.inc(prompts - self._counted[0])
-        self._metrics.generation_tokens.inc(answers - self._counted[1])
-        self._counted = (prompts, answers)
+        prompts, answers = self._counted
+        self._counted = (self.num_prompt_tokens, self.num_tokens)
+        self._metrics.prompt_tokens.value += self.num_prompt_tokens - prompts
+        self._metrics.generation_tokens.value += self.num_tokens - answers
 
     def _tokens(self, chunk: Chunk, now: float) -> None:
-        metrics, new = self._metrics, len(chunk.token_ids)
-        if not self.num_tokens:
-            self._first_token = now - self._arrived
-            metrics.first_token.observe(self._first_token)
-        if chunk.index in self._last:
-            metrics.inter_token.observe((now - self._last[chunk.index]) / new)
+        new, last = len(chunk.token_ids), self._last.get(chunk.index)
+        if last is not None:
+            self._metrics.inter_token.observe((now - last) / new)
         else:
             self._first[chunk.index] = now
+        if not self.num_tokens:
+            self._first_token = now - self._arrived
+            self._metrics.first_token.observe(self._first_token)
         self._last[chunk.index] = now
         self.num_tokens += new
 
@@ -234,6 +247,7 @@ class RequestRecord:
         self._metrics.decode.observe(times.decode)
 
     def _ended(self, chunk: Chunk, now: float) -> None:
+        self._reasons[chunk.index] = chunk.finish_reason
         if chunk.times is not None and chunk.finish_reason is not None:
             self._answers.append(AnswerFacts(chunk.index, now - self._arrived, chunk.times, chunk.finish_reason))
         self._metrics.answer_length.observe(chunk.num_tokens)
@@ -258,7 +272,7 @@ class RequestRecord:
             outcome=outcome,
             seconds=self._metrics.clock() - self._arrived,
             first_token=self._first_token,
-            prompt_tokens=sum(self._prompts.values()),
+            prompt_tokens=self.num_prompt_tokens,
             generation_tokens=self.num_tokens,
             answers=tuple(self._answers),
             context=self._context,

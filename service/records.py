@@ -101,9 +101,12 @@ class PromptPart:
     """Tokens that needed no computing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
-    """A piece of one answer. Text and token ids are deltas; counts are totals so far."""
+    """A piece of one answer. Text and token ids are deltas; counts are totals so far.
+
+    Nobody changes one, but one is made for each token, and a frozen dataclass takes six times as long to make.
+    """
 
     index: int
     text: str
@@ -120,6 +123,11 @@ class Chunk:
     """With the first chunk of an answer."""
     times: Times | None = None
     """With the last chunk of an answer."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is text and tokens alone, somewhere between an answer's beginning and its end."""
+        return self.prompt is None and self.finish_reason is None and not self.logprobs
 
 
 def whole(chunks: Iterable[Chunk]) -> list[Chunk]:

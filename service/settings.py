@@ -37,7 +37,7 @@ class Settings(BaseModel):
     grpc_port: Port = Field(9000, description="gRPC port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if the cluster has one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto is bfloat16 where it is native")
-    backend: Literal["auto", "native", "torch", "reference"] = Field(
+    backend: Literal["auto", "native", "triton", "torch", "reference"] = Field(
         "auto", description="who computes attention; auto is the fastest that fits"
     )
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(

@@ -20,15 +20,15 @@ class TextStream:
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that can be shown after one more token, and the stop string that ended the answer with it."""
         self._num_tokens += 1
-        return self._show(self._decoder.push(token_id), last=False)
+        piece = self._decoder.push(token_id)
+        return self._show(piece, last=False) if self._stops.stop else (piece, None)
 
     def finish(self) -> tuple[str, str | None]:
         """What was held back, at the end of the answer."""
-        return self._show(self._decoder.flush(), last=True)
+        piece = self._decoder.flush()
+        return self._show(piece, last=True) if self._stops.stop else (piece, None)
 
     def _show(self, piece: str, *, last: bool) -> tuple[str, str | None]:
-        if not self._stops.stop:
-            return piece, None
         text = self._held + piece
         if self._num_tokens > self._stops.min_tokens:
             # What is held holds no whole stop string, but for one that came within min_tokens and is text for good.

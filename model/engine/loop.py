@@ -31,9 +31,25 @@ class _Stream:
 
     open_ids: set[str]
     loop: asyncio.AbstractEventLoop
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    reader: asyncio.Future[None] | None = None
+    """What the reader waits on, where it waits."""
     outputs: list[Output] = field(default_factory=list)
     failure: str | None = None
+
+    async def come(self) -> list[Output]:
+        """What has come since the last look, waited for if that is nothing. Raises EngineFailed if the engine has failed."""
+        if not self.outputs and self.failure is None:
+            self.reader = self.loop.create_future()
+            await self.reader
+        if self.failure is not None:
+            raise EngineFailed(self.failure)
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    def wake(self) -> None:
+        """Let the reader look."""
+        if self.reader is not None and not self.reader.done():
+            self.reader.set_result(None)
 
 
 class AsyncEngine:
@@ -96,12 +112,7 @@ class AsyncEngine:
         stream = self._open(requests)
         try:
             while stream.open_ids or stream.outputs:
-                await stream.ready.wait()
-                stream.ready.clear()
-                if stream.failure is not None:
-                    raise EngineFailed(stream.failure)
-                outputs, stream.outputs = stream.outputs, []
-                yield outputs
+                yield await stream.come()
         finally:
             for request_id in tuple(stream.open_ids):
                 self._streams.pop(request_id, None)
@@ -204,13 +215,13 @@ class AsyncEngine:
         if failure is not None:
             for stream in {stream for stream in self._streams.values() if stream.loop is loop}:
                 stream.failure = failure
-                stream.ready.set()
+                stream.wake()
         for output in outputs:
             owner = self._streams.get(output.request_id)
             if owner is None or owner.loop is not loop:
                 continue  # closed by its reader
             owner.outputs.append(output)
-            owner.ready.set()
+            owner.wake()
             if output.finish_reason is not None:
                 owner.open_ids.discard(output.request_id)
                 del self._streams[output.request_id]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from model.engine.request import FinishReason, TokenLogprob
@@ -95,6 +96,38 @@ def prompt(request: pb.GenerateRequest) -> Prompt:
 def given(message: Any, *names: str) -> dict[str, Any]:
     """The optional fields that are present, so that defaults stand in one place."""
     return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+class Responses:
+    """Chunks as the messages of one stream.
+
+    Between an answer's first chunk and its last, messages differ in their text, count and token ids alone. So one is made
+    without those, and the others are copies of it, filled in.
+    """
+
+    def __init__(self, request: pb.GenerateRequest, fingerprint: str) -> None:
+        self._request = request
+        self._fingerprint = fingerprint
+        self._with_ids = request.response.output_token_ids
+        self._forms: dict[int, bytes] = {}
+
+    def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
+        """The message of chunks that came together."""
+        if len(chunks) == 1 and chunks[0].is_plain:
+            return self._filled(chunks[0])
+        return to_response(chunks, self._request, self._fingerprint)
+
+    def _filled(self, chunk: Chunk) -> pb.GenerateResponse:
+        form = self._forms.get(chunk.index)
+        if form is None:
+            empty = replace(chunk, text="", num_tokens=0, token_ids=())
+            form = self._forms[chunk.index] = to_response([empty], self._request, self._fingerprint).SerializeToString()
+        message = pb.GenerateResponse.FromString(form)
+        output = message.outputs[0]
+        output.text, output.num_tokens = chunk.text, chunk.num_tokens
+        if self._with_ids:
+            output.token_ids.extend(chunk.token_ids)
+        return message
 
 
 def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:

@@ -18,7 +18,7 @@ from model.params import describe
 from protos.attend.v1 import generation_pb2 as pb
 from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
-from service.grpc_api.convert import to_command, to_response
+from service.grpc_api.convert import Responses, to_command, to_response
 from service.grpc_api.register import Malformed
 from service.keys import Key, KeyRing
 from service.metrics import Metrics
@@ -83,8 +83,9 @@ class GrpcMethods:
         try:
             with record.errors():
                 async with aclosing(self.service.generate(self._command(request, request_id, grpc_context), record)) as batches:
+                    responses = Responses(decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
                     async for chunks in batches:
-                        yield to_response(chunks, decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
+                        yield responses.of(chunks)
         except Exception as error:
             _refuse(error, request_id, grpc_context)
 

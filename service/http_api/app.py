@@ -55,8 +55,8 @@ class RequestIds:
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def stamped(message: Message) -> None:
-            if message["type"] == "http.response.start" and given is None:
+            if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
-        await self.app(scope, receive, stamped)
+        await self.app(scope, receive, stamped if given is None else send)

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 from fastapi.responses import StreamingResponse
@@ -62,16 +63,15 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         """Write the content as it comes."""
-
-        async def noting(message: Any) -> None:
-            self._wrote = True
-            await send(message)
-
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         idle = asyncio.create_task(self._keep_alive_while_idle(send))
         try:
-            await super().stream_response(noting)
+            async for piece in self.body_iterator:
+                self._wrote = True
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
             idle.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive_while_idle(self, send: Send) -> None:
         """Each write is whole events, so that a comment may stand between any two."""
@@ -84,11 +84,12 @@ class EventStream(StreamingResponse):
 
 async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncIterator[bytes]:
     """Server-sent events of a stream: each batch of chunks is one write, and `[DONE]` is always last."""
+    lines = EventLines(writer)
     async with aclosing(rest):
-        yield _batch(first, writer)
+        yield lines.of(first)
         try:
             async for chunks in rest:
-                yield _batch(chunks, writer)
+                yield lines.of(chunks)
         except AttendError as error:
             yield _event(error_body(error, writer.request_id))
         except Exception as error:
@@ -101,17 +102,58 @@ async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], wr
         yield DONE
 
 
-def _batch(chunks: list[Chunk], writer: Writer) -> bytes:
-    options = writer.stream_options
-    continuous = options is not None and bool(options.continuous_usage_stats)
-    extra: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
-    events = []
-    for chunk in chunks:
-        writer.usage.add((chunk,))
-        if continuous:
-            extra = {"usage": writer.usage.document()}
-        events += [_event(event | extra) for event in writer.events(chunk)]
-    return b"".join(events)
+class EventLines:
+    """Chunks as the events of one stream.
+
+    Between an answer's first chunk and its last, events differ in their text and token ids alone. So one is written out with
+    marks in those places, and the others are filled into what stands between the marks.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        options = writer.stream_options
+        self._continuous = options is not None and bool(options.continuous_usage_stats)
+        self._extra: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
+        self._forms: dict[int, _Form] = {}
+
+    def of(self, chunks: list[Chunk]) -> bytes:
+        """The events of chunks that came together. `writer.usage` knows an answer's tokens when its last chunk is written."""
+        fills = not self._continuous
+        return b"".join([self._filled(chunk) if fills and chunk.is_plain else self.written(chunk) for chunk in chunks])
+
+    def written(self, chunk: Chunk) -> bytes:
+        """The events of any chunk, each written out."""
+        self._writer.usage.add((chunk,))
+        extra = {"usage": self._writer.usage.document()} if self._continuous else self._extra
+        return b"".join([_event(event | extra) for event in self._writer.events(chunk)])
+
+    def _filled(self, chunk: Chunk) -> bytes:
+        form = self._forms.get(chunk.index)
+        if form is None:
+            form = self._forms[chunk.index] = _form(self.written(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
+        if form.middle:
+            return form.head + orjson.dumps(chunk.text) + form.middle + orjson.dumps(chunk.token_ids) + form.tail
+        return form.head + orjson.dumps(chunk.text) + form.tail
+
+
+_TEXT, _TOKENS = "\0", (-1,)
+"""The marks: a text that is one forbidden character, and a list of token ids that are none."""
+
+
+class _Form(NamedTuple):
+    """An event without its text and its token ids."""
+
+    head: bytes
+    middle: bytes
+    """Between the two; empty where no ids are asked for."""
+    tail: bytes
+
+
+def _form(event: bytes) -> _Form:
+    """Cut the marks out of an event. They are the last of their kind: names that somebody chose stand before the text."""
+    head, _, rest = event.rpartition(orjson.dumps(_TEXT))
+    middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
+    return _Form(head, middle, tail)
 
 
 def _event(document: dict[str, object]) -> bytes:

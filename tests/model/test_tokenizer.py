@@ -68,6 +68,21 @@ def test_streamed_text_is_decoded_text(ids, skip):
     assert_stream_is_text(BYTE_LEVEL, ids, skip)
 
 
+@law
+@given(ids=st.lists(st.integers(0, BYTE_LEVEL.size + 3), max_size=40), skip=st.booleans())
+def test_looking_a_token_up_sends_what_decoding_it_would_send(ids, skip):
+    """Piece by piece, and also where a token is unknown: a model may have more ids than its tokenizer."""
+    looking, decoding = (StreamDecoder(BYTE_LEVEL, skip_special_tokens=skip) for _ in range(2))
+    decoding._alone = None
+    assert [looking.push(token) for token in ids] == [decoding.push(token) for token in ids]
+    assert looking.flush() == decoding.flush()
+
+
+def test_only_texts_that_are_their_tokens_bytes_joined_are_looked_up():
+    tables = [each.alone(skip_special_tokens=True) for each in (BYTE_LEVEL, METASPACE, BYTE_FALLBACK)]
+    assert [table is not None for table in tables] == [True, False, False]
+
+
 TEXTS = st.text(max_size=20) | st.text(alphabet="😀👩‍🚀é日 the\n", max_size=20)
 
 

@@ -1,12 +1,20 @@
-"""A stream that is idle says so in a comment that no decoder takes for an event."""
+"""Idle streams send comments that no decoder takes for an event; events that are filled in are as if written out."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from service.http_api.sse import KEEP_ALIVE, EventStream
-from tests.fakes import until
+from model.engine.request import FinishReason, Times, TokenLogprob
+from service.http_api.chat import ChatRequest, ChatWriter
+from service.http_api.openai import CompletionWriter
+from service.http_api.schemas import CompletionRequest
+from service.http_api.sse import KEEP_ALIVE, EventLines, EventStream, Writer
+from service.records import Chunk, PromptPart, Usage
+from tests.fakes import byte_tokenizer, until
 
 EVENT = b'data: {"choices":[]}\n\n'
 
@@ -75,3 +83,68 @@ def test_the_official_decoder_reads_over_a_comment_wherever_it_stands():
     body = KEEP_ALIVE + EVENT + KEEP_ALIVE + KEEP_ALIVE + EVENT + KEEP_ALIVE + b"data: [DONE]\n\n"
     events = list(SSEDecoder().iter_bytes(iter([body])))
     assert ['{"choices":[]}', '{"choices":[]}', "[DONE]"] == [event.data for event in events]
+
+
+NAMES = ("fake", "\0", '"token_ids":[-1]', "[-1]")
+PIECES = st.lists(
+    st.tuples(st.text(max_size=4) | st.sampled_from(NAMES), st.lists(st.integers(0, 256), max_size=3)), max_size=5
+)
+OPTIONS = st.none() | st.fixed_dictionaries({"include_usage": st.booleans(), "continuous_usage_stats": st.booleans()})
+FLAGS = st.fixed_dictionaries({"return_token_ids": st.booleans(), "timing": st.booleans(), "echo": st.booleans()})
+
+
+def answer(index: int, pieces: list[tuple[str, list[int]]], *, scored: bool) -> list[Chunk]:
+    """The chunks of one answer, from its prompt to its end."""
+    chunks, count = [], 0
+    for place, (text, ids) in enumerate([("", [1]), *pieces, ("!", [2])]):
+        count += len(ids)
+        chunk = Chunk(index, text, tuple(ids), count, 3, 5)
+        chunk.logprobs = tuple(TokenLogprob(token, -1.5) for token in ids) if scored else ()
+        if not place:
+            chunk.prompt = PromptPart((7, 8, 9), (), "pqr", 1)
+        chunks.append(chunk)
+    chunks[-1].finish_reason, chunks[-1].times = FinishReason.LENGTH, Times(0.0, 1.0, 2.0)
+    return chunks
+
+
+def writer_of(chat: bool, name: str, options: dict | None, flags: dict, *, scored: bool) -> Writer:
+    asked = flags | {"stream": True, "stream_options": options}
+    usage, tokenizer = Usage(2), byte_tokenizer()
+    if not chat:
+        body = CompletionRequest(prompt="", logprobs=0 if scored else None, **asked)
+        return CompletionWriter(body, "id", name, "fp", usage, tokenizer, created=1)
+    del asked["echo"]
+    return ChatWriter(ChatRequest(messages=[], logprobs=scored, **asked), "id", name, "fp", usage, tokenizer, created=1)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(
+    pieces=st.lists(PIECES, min_size=1, max_size=2),
+    chat=st.booleans(),
+    name=st.sampled_from(NAMES),
+    options=OPTIONS,
+    flags=FLAGS,
+    scored=st.booleans(),
+    size=st.integers(1, 4),
+)
+def test_events_are_the_same_whether_filled_in_or_written_out(pieces, chat, name, options, flags, scored, size):
+    """Whatever is asked for, however many chunks come together, and whatever a text or the model's name looks like."""
+    answers = [answer(index, each, scored=scored) for index, each in enumerate(pieces)]
+    chunks = [chunk for each in zip(*answers, strict=False) for chunk in each]
+    chunks += [chunk for each in answers for chunk in each[min(map(len, answers)) :]]
+    filled, written = (writer_of(chat, name, options, flags, scored=scored) for _ in range(2))
+    lines, others = EventLines(filled), EventLines(written)
+    found = b"".join(lines.of(chunks[place : place + size]) for place in range(0, len(chunks), size))
+    assert found == b"".join(map(others.written, chunks))
+    assert filled.usage.document() == written.usage.document()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_of_a_long_answer_only_the_ends_and_one_event_between_are_written_out(chat, monkeypatch):
+    writer = writer_of(chat, "fake", None, {"echo": False}, scored=False)
+    lines, made = EventLines(writer), []
+    original = type(writer).events
+    monkeypatch.setattr(type(writer), "events", lambda self, chunk: made.append(chunk) or original(self, chunk))
+    for chunk in answer(0, [("x", [3])] * 50, scored=False):
+        lines.of([chunk])
+    assert len(made) == 3

@@ -1,0 +1,55 @@
+"""Counters and histograms that one thread writes, the event loop's: some are written for each token of each stream.
+
+Those of prometheus_client may be written by any thread. Each write takes locks and searches the buckets one by one, which
+for a token takes longer than the rest of the bookkeeping together.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import floatToGoString
+
+
+class Count(Collector):
+    """A counter: `value` only grows."""
+
+    def __init__(self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
+        self.value = 0
+        self._about = (name, text, labels)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of one sample."""
+        name, text, labels = self._about
+        family = CounterMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), self.value)
+        yield family
+
+
+class Histogram(Collector):
+    """A histogram with the upper bounds `buckets`, to which infinity is added."""
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, str], buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._bounds = tuple(map(float, buckets))
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        self._about = (name, text, labels)
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        """Count a value: into the first bucket whose bound is not below it."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of one histogram."""
+        name, text, labels = self._about
+        family = HistogramMetricFamily(name, text, labels=list(labels))
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        family.add_metric(list(labels.values()), list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        yield family
