@@ -25,6 +25,18 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionVariant:
+    """How one layer's attention departs from the equation; without values it is softmax(Q Kᵀ / sqrt(d_k) + mask) V."""
+
+    window: int | None = None
+    """Keys that a query sees at most, itself included (Mistral's sliding window); None: all that came before."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap) before the mask (Gemma 2)."""
+    scale: float | None = None
+    """What Q Kᵀ is multiplied by; None: 1 / sqrt(head size)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The switches of the one decoder. A family is a set of values, never a branch in `forward`."""
 
@@ -53,6 +65,14 @@ class ModelConfig:
     tied_head: bool = True
     scale_embedding: bool = False
     """Multiply embeddings by sqrt(hidden_size) (Vaswani et al. 2017, section 3.4)."""
+    sliding_window: int | None = None
+    """Keys that a query of a layer with a window sees at most, itself included."""
+    window_layers: tuple[int, ...] | None = None
+    """The layers, counted from 0, that `sliding_window` holds for; None: all of them."""
+    softcap: float | None = None
+    """Bound of the attention scores; see AttentionVariant."""
+    attention_scale: float | None = None
+    """What the scores are multiplied by; None: 1 / sqrt(head_size)."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -88,11 +108,33 @@ class ModelConfig:
             )
         if self.positions == "rotary" and self.head_size % 2:
             raise CheckpointError(f"config.json: rotary positions need an even head size; got {self.head_size}")
+        self._check_attention()
         starts = () if self.bos_token_id is None else (self.bos_token_id,)
         for name, tokens in (("bos_token_id", starts), ("eos_token_id", self.eos_token_ids)):
             for token in tokens:
                 if not isinstance(token, int) or not 0 <= token < self.vocab_size:
                     raise CheckpointError(f"config.json: {name} {token!r} is not a token of a vocabulary of {self.vocab_size}")
+
+    def _check_attention(self) -> None:
+        window, layers = self.sliding_window, self.window_layers
+        if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+            raise CheckpointError(f"config.json: sliding_window must be a positive integer; got {window!r}")
+        known = range(self.num_layers)
+        if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
+            raise CheckpointError(
+                f"config.json: window_layers must be some of {self.num_layers} layers, from 0; got {layers!r}"
+            )
+        for name in ("softcap", "attention_scale"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+                raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
+
+    @property
+    def attention_variants(self) -> tuple[AttentionVariant, ...]:
+        """How each layer attends, the first layer first."""
+        slide = range(self.num_layers) if self.window_layers is None else self.window_layers
+        windows = [self.sliding_window if layer in slide else None for layer in range(self.num_layers)]
+        return tuple(AttentionVariant(window, self.softcap, self.attention_scale) for window in windows)
 
     @property
     def query_size(self) -> int:
@@ -120,14 +162,20 @@ class EngineConfig:
     block_size: int = 16
     max_batch_requests: int = 64
     max_batch_tokens: int = 1024
+    chunk_size: int = 32
+    """A part of a prompt ends at a multiple of so many tokens, counted from the prompt's beginning, where the budget allows."""
+    step_goal: float = 0.02
+    """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
     prefix_caching: bool = True
     """Whether a prompt may begin with blocks that an earlier request has computed."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens"):
+        for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size"):
             value = getattr(self, name)
             if value < 1:
                 raise SettingError(f"{name} must be at least 1; got {value}")
+        if not 0 <= self.step_goal < math.inf:
+            raise SettingError(f"step_goal must be 0 or more seconds; got {self.step_goal}")
         if self.max_model_len > self.num_blocks * self.block_size:
             raise SettingError(
                 f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {self.num_blocks * self.block_size}: "

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
 
@@ -109,8 +109,7 @@ class Request:
         return Times(scheduled - self.arrived_at, first - scheduled, now - first, self.num_cached)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a step brought one request."""
 
     request_id: str

@@ -2,20 +2,34 @@
 
 There are no phases. A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up
 with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
-after a preemption. Older requests go first, always: the oldest one can take every block, so somebody moves.
+after a preemption.
+
+Streams, which lack one token, go first; prompts, which lack more, share what `StepCost` leaves beside them, and all of
+the budget where there is no stream. Prompts take turns: in one step the oldest goes first, in the next the shortest.
+Hence nobody starves, whatever else arrives:
+- A stream advances in every step, since only streams go before it (while the budget holds all of them; else the older do).
+- The oldest prompt goes first in every second step that computes prompts. Those that come later cannot take that away,
+  so a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
+- So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
+Blocks go by age alone. A prompt has the blocks for all of its tokens from its admission on, so only a stream ever needs
+one more, and takes it from the youngest. So somebody moves in every step: while there are streams, the oldest stream
+draws, or has left its blocks to older prompts. While there are none, the oldest request of all is a prompt, nobody takes
+its blocks, and it advances in every second step until it is a stream, which can take every block.
 """
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model.config import EngineConfig
 from model.engine.blocks import BlockPool, Parent
+from model.engine.budget import StepCost
 from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # freezing it would cost each running request a third of a microsecond a step
 class Scheduled:
     """Tokens `start .. start + count - 1` of a request; the last step of a catch-up draws a new one."""
 
@@ -39,11 +53,18 @@ class Plan:
     """One step's work; empty when there is none."""
 
     scheduled: tuple[Scheduled, ...]
+    num_streams: int = 0
+    """Items, from the first on, that are the next token of a stream; the others are parts of prompts."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return sum(item.count for item in self.scheduled)
+        return self.num_streams + self.num_prompt_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of them that are parts of prompts."""
+        return sum(item.count for item in self.scheduled[self.num_streams :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +111,9 @@ class Scheduler:
             self.pool.next_number
         )  # blocks that became known in the step under way have this number or a later one
         self._clock = clock
+        self._cost = StepCost(max(config.chunk_size, config.block_size))
+        self._planned_at = 0.0
+        self._shortest_next = False
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in order of arrival
         self._by_id: dict[str, Request] = {}
@@ -122,20 +146,17 @@ class Scheduler:
         return [self._finish(request, reason) for request in tuple(self._by_id.values())]
 
     def schedule(self) -> Plan:
-        """The next step's work. Running requests come first, oldest first; then new ones while there is room."""
-        budget = self.config.max_batch_tokens
+        """The next step's work: a token for each stream, oldest first, then parts of prompts."""
         self._known_before = self.pool.next_number
-        plan: list[Scheduled] = []
-        for request in list(self._running):
-            if budget == 0 or not request.blocks:
-                break  # those after a preempted request were preempted before it
-            count = min(request.num_tokens - request.num_computed, budget)
-            self._make_room(request, request.num_computed + count)
-            if request.blocks:
-                plan.append(self._planned(request, count))
-                budget -= count
-        plan.extend(self._admit(budget))
-        return Plan(tuple(plan))
+        self._planned_at = self._clock()
+        plan, prompts = self._streams()
+        left = self.config.max_batch_tokens - len(plan)
+        if left:
+            prompts += self._admit()
+        if left and prompts:
+            parts = self._share_out(prompts, self._room(len(plan), len(prompts), left))
+            return Plan((*plan, *parts), len(plan))
+        return Plan(tuple(plan), len(plan))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
@@ -146,18 +167,23 @@ class Scheduler:
             request = item.request
             if request.finish_reason is not None:
                 continue  # aborted while the step ran
-            if request.request_id in result.errors:
+            name = request.request_id
+            if name in result.errors:
                 self.pool.forget(request.blocks)
-                outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[request.request_id]))
+                outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[name]))
                 continue
-            completes, draws = item.completes, item.draws
             request.num_computed = item.start + item.count
-            request.prompt_scores += result.prompt_logprobs.get(request.request_id, ())
-            if draws:
-                scores = (result.logprobs[request.request_id],) if request.logprobs is not None else ()
-                outputs.append(self._take(request, result.tokens[request.request_id], scores))
-            elif completes:
+            if name in result.prompt_logprobs:
+                request.prompt_scores += result.prompt_logprobs[name]
+            if request.num_computed < request.num_tokens:
+                continue
+            if request.max_tokens > 0:
+                scores = () if request.logprobs is None else (result.logprobs[name],)
+                outputs.append(self._take(request, result.tokens[name], scores))
+            else:
                 outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
+        if plan.scheduled and not result.errors:
+            self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
         return outputs
 
     def check_integrity(self) -> None:
@@ -168,52 +194,117 @@ class Scheduler:
         assert all(len(request.blocks) * self.config.block_size >= request.num_computed for request in self._running)
         self.pool.check_integrity(block for request in self._running for block in request.blocks)
 
-    def _admit(self, budget: int) -> Iterator[Scheduled]:
+    @property
+    def _least_share(self) -> int:
+        """Tokens of prompts that a step computes beside streams, however slow it seems: small parts cost more a token than
+        large ones, and no prompt may need more than eight times the steps that it needs alone.
+        """
+        return max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 8)
+
+    def _streams(self) -> tuple[list[Scheduled], list[Request]]:
+        """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
+        plan: list[Scheduled] = []
+        prompts: list[Request] = []
+        budget, size = self.config.max_batch_tokens, self.config.block_size
+        for request in tuple(self._running):
+            if not request.blocks or len(plan) == budget:
+                break  # those after a preempted request were preempted before it
+            computed = request.num_computed
+            if request.num_tokens - computed > 1 or request.scheduled_at is None:
+                prompts.append(request)
+                continue
+            if computed >= len(request.blocks) * size:
+                self._make_room(request, computed + 1)
+            if request.blocks:
+                plan.append(self._planned(request, 1))
+        return plan, prompts
+
+    def _admit(self) -> list[Request]:
         """A request starts only when its blocks so far fit at once: a half-admitted one would block the rest."""
-        while budget and self._waiting and len(self._running) < self.config.max_batch_requests:
+        admitted = []
+        while self._waiting and len(self._running) < self.config.max_batch_requests:
             request = self._waiting[0]
-            self._take_known(request)
+            self._skip_known(request)
             if not self._grow(request, request.num_tokens):
                 self._give_back(request)
-                return
-            self._waiting.popleft()
-            self._running.append(request)
-            if request.scheduled_at is None:
-                self._first_scheduled(request)
-            count = min(request.num_tokens - request.num_computed, budget)
-            budget -= count
-            yield self._planned(request, count)
+                break
+            self._running.append(self._waiting.popleft())
+            admitted.append(request)
+        return admitted
 
-    def _first_scheduled(self, request: Request) -> None:
-        request.scheduled_at = self._clock()
-        request.num_cached = request.num_computed
-        if self._looks_up(request):
-            self.num_prefix_queries += request.num_tokens
-            self.num_prefix_hits += request.num_cached
+    def _room(self, streams: int, prompts: int, left: int) -> int:
+        """Tokens of prompts that the step computes: all that is left of the budget where nobody waits for a next token."""
+        if not streams:
+            return left
+        room = self._cost.room(streams, prompts, self.config.step_goal)
+        size = self.config.chunk_size
+        return left if room >= left else min(left, max(math.ceil(room / size) * size, self._least_share))
+
+    def _share_out(self, prompts: list[Request], share: int) -> list[Scheduled]:
+        """The step's parts of prompts, given in order of arrival; in the next step those that lack least go first."""
+        if self._shortest_next:
+            prompts = sorted(prompts, key=lambda request: request.num_tokens - request.num_computed)
+        plan: list[Scheduled] = []
+        for request in prompts:
+            if share == 0:
+                break
+            if self._part(request, share, not plan):
+                self._begin(request)
+            count = self._part(request, share, not plan)  # anew: it may lack less now
+            if count:
+                plan.append(self._planned(request, count))
+                share -= count
+        self._shortest_next = not self._shortest_next
+        return plan
+
+    def _part(self, request: Request, share: int, first: bool) -> int:
+        """The rest of a prompt, or what ends at a multiple of the chunk size; only the first of a step may end elsewhere."""
+        missing = request.num_tokens - request.num_computed
+        if missing <= share:
+            return missing
+        size = self.config.chunk_size
+        whole = (request.num_computed + share) // size * size - request.num_computed
+        if whole > 0:
+            return whole
+        return share if first else 0
+
+    def _begin(self, request: Request) -> None:
+        """Before a part of a prompt: what has become known since its admission, or since its last part, is skipped."""
+        before, counts = request.num_computed, request.num_preemptions == 0
+        if request.scheduled_at is None:
+            request.scheduled_at = self._clock()
+            before, counts = 0, True
+            self.num_prefix_queries += request.num_tokens if self._looks_up(request) else 0
+        self._skip_known(request)
+        if counts:
+            request.num_cached += request.num_computed - before
+            self.num_prefix_hits += request.num_computed - before
 
     def _planned(self, request: Request, count: int) -> Scheduled:
         """The next `count` tokens. The blocks that they fill are known from now on: a step writes before it reads, so
         even a request of the same step may share them.
         """
-        item = Scheduled(request, request.num_computed, count)
-        size = self.config.block_size
-        for at in range(request.num_known, (item.start + count) // size if self.config.prefix_caching else 0):
+        start, size = request.num_computed, self.config.block_size
+        for at in range(request.num_known, (start + count) // size) if self.config.prefix_caching else ():
             request.parent = self.pool.remember(self._parent(request), request.tokens(at * size, size), request.blocks[at])
             request.num_known = at + 1
-        return item
+        return Scheduled(request, start, count)
 
-    def _take_known(self, request: Request) -> None:
-        """Share the known blocks that a waiting request begins with, all but the last token's: one must be computed."""
+    def _skip_known(self, request: Request) -> None:
+        """Share the known blocks that go on from what is computed, all but the last token's: one must be computed."""
         size = self.config.block_size
-        for at in range((request.num_tokens - 1) // size if self._looks_up(request) else 0):
+        if not self._looks_up(request) or request.num_computed % size:
+            return
+        for at in range(request.num_computed // size, (request.num_tokens - 1) // size):
             found = self.pool.find(self._parent(request), request.tokens(at * size, size))
             if found is None:
-                break
+                return
             block, request.parent = found
-            request.blocks.append(block)
+            self.pool.share([block])
+            self.pool.free(request.blocks[at : at + 1])
+            request.blocks[at : at + 1] = [block]
             request.num_known = at + 1
-        self.pool.share(request.blocks)
-        request.num_computed = len(request.blocks) * size
+            request.num_computed += size
 
     def _looks_up(self, request: Request) -> bool:
         """Scores of a prompt come from computing it."""

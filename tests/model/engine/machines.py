@@ -140,8 +140,8 @@ def ask(name: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **fie
 
 def sizes(**changes) -> EngineConfig:
     """Room for everything, and blocks of one's own, unless `changes` say otherwise."""
-    values = {"num_blocks": 64, "block_size": 4, "max_batch_requests": 16, "max_batch_tokens": 256, "prefix_caching": False}
-    values |= changes
+    values = {"num_blocks": 64, "block_size": 4, "max_batch_requests": 16, "max_batch_tokens": 256, "chunk_size": 1}
+    values |= {"prefix_caching": False} | changes
     return EngineConfig(max_model_len=values.pop("max_model_len", values["num_blocks"] * values["block_size"]), **values)
 
 
@@ -156,7 +156,8 @@ def tiny_engine(net: Decoder, backend: str = "torch", **changes) -> Engine:
     config, clock = sizes(**changes), Clock()
     dtype = net.embedding.tokens.weight.dtype
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, dtype, "cpu")
-    return Engine(Scheduler(config, clock), ModelRunner(net, BACKENDS[backend](), cache, "cpu"), clock)
+    attention = BACKENDS[backend](net.config.attention_variants)
+    return Engine(Scheduler(config, clock), ModelRunner(net, attention, cache, "cpu"), clock)
 
 
 def run(engine: Engine, requests: Iterable[Request], steps: int = 1000) -> dict[str, list[Output]]:

@@ -9,6 +9,27 @@ from model.engine.scheduler import Plan, Scheduler, StepResult
 from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer
 
 STEPS = 200
+SLACK = 2.5
+"""By which factor a step may be longer or shorter than the true cost allows: it is learned from a few noisy steps."""
+
+
+class Machine:
+    """What a step costs in truth: a cost for itself, for a stream and for a token of a prompt; and some steps are very slow."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = random.Random(dice.random())
+        self.per_token = 0.001
+        self.per_stream = self.per_token * self.dice.choice([0.5, 1, 4])
+        self.fixed = self.per_token * self.dice.choice([0.5, 2, 6])
+
+    def alone(self, streams: int) -> float:
+        """Seconds of a step without prompts."""
+        return self.fixed + self.per_stream * streams
+
+    def seconds(self, plan: Plan) -> float:
+        """What a step takes: about what it costs, or 50 times that."""
+        clean = self.alone(plan.num_streams) + self.per_token * plan.num_prompt_tokens
+        return clean * self.dice.uniform(0.95, 1.1) * (50 if self.dice.random() < 0.1 else 1) if plan.scheduled else 0.0
 
 
 class Simulation:
@@ -22,19 +43,24 @@ class Simulation:
             num_blocks=num_blocks,
             block_size=block_size,
             max_batch_requests=self.dice.randint(1, 8),
-            max_batch_tokens=self.dice.choice([1, 3, 8, 20]),
+            max_batch_tokens=self.dice.choice([1, 3, 8, 40]),
+            chunk_size=self.dice.choice([1, 2, 4]),
+            step_goal=self.dice.choice([0.0, 0.0, 0.01]),
             prefix_caching=self.dice.random() < 0.7,
         )
         self.stems = [self.dice.choices(range(FAKE_VOCAB), k=self.config.max_model_len) for _ in range(2)]
         self.clock = Clock()
         self.scheduler = scheduler(self.config, self.clock)
         self.runner = FakeRunner(block_size)
+        self.machine = Machine(self.dice)
         self.live: dict[str, Request] = {}  # in order of arrival
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.due: set[str] = set()
         """Requests that may end with an error."""
         self.trace: list[Output] = []
+        self.turns: list[tuple[bool, bool]] = []
+        """Of each step with parts of prompts: whether the oldest prompt went first, and whether the shortest did."""
 
     def run(self, steps: int = STEPS) -> "Simulation":
         """Submit, abort and step at random, then let everything end."""
@@ -45,7 +71,8 @@ class Simulation:
             if self.dice.random() < 0.04:
                 self.abort()
             self.step(faults=True)
-        bound = sum(request.max_total_tokens for request in self.live.values())  # the oldest advances in every step
+        # A step draws a token, or the oldest request is a prompt and advances in this step or the next.
+        bound = sum(2 * len(request.prompt) + 3 * request.max_tokens for request in self.live.values())
         while self.live:
             assert bound > 0, f"{list(self.live)} starve"
             bound -= 1
@@ -88,8 +115,13 @@ class Simulation:
         self.take(output)
 
     def step(self, faults: bool) -> None:
+        before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.blocks}
+        begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         plan = self.scheduler.schedule()
         self.check_plan(plan)
+        undisturbed = {name: lacked for name, (lacked, count) in before.items() if self.live[name].num_preemptions == count}
+        self.check_shares(plan, undisturbed, begun)
+        self.clock.now += self.machine.seconds(plan)
         if faults and self.dice.random() < 0.01:
             self.due |= {item.request.request_id for item in plan.scheduled}
             result = StepResult(errors={item.request.request_id: "the step failed" for item in plan.scheduled})
@@ -122,17 +154,55 @@ class Simulation:
             assert name in self.due | self.runner.broken, f"{name} failed without a fault"
 
     def check_plan(self, plan: Plan) -> None:
-        """S3 and S4: within the limits, with blocks for all, and the oldest in front."""
+        """S3 and S5: within the limits, with blocks for all, and somebody moves."""
         requests = [item.request for item in plan.scheduled]
         assert sum(item.count for item in plan.scheduled) <= self.config.max_batch_tokens, "more tokens than the budget"
         assert self.scheduler.num_running <= self.config.max_batch_requests, "more requests than a batch holds"
         assert len(requests) == len(set(requests)), "a request twice in one step"
-        assert requests[:1] == list(self.live.values())[:1], "the oldest request does not advance"
-        assert requests == [request for request in self.live.values() if request in requests], "not by age"
+        assert requests or not self.live, "nobody moves"
         for item in plan.scheduled:
             end = item.start + item.count
             assert item.count >= 1 and item.start == item.request.num_computed and end <= item.request.num_tokens
             assert len(item.request.blocks) * self.config.block_size >= end, f"{item.request.request_id} lacks blocks"
+
+    def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str]) -> None:
+        """S4: streams before prompts, which take turns, in parts that end where they may, in no more time than they may.
+
+        `before` has what the requests that go on running lacked before the step, `begun` who was ever scheduled before.
+        """
+        planned = [item.request for item in plan.scheduled]
+        running = [request for request in self.live.values() if request.blocks]
+        streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
+        assert planned[: len(streams)] == streams[: self.config.max_batch_tokens], "a stream waits, or not by age"
+        assert plan.num_streams == min(len(streams), self.config.max_batch_tokens)
+        prompts, parts = [r for r in running if r not in streams], plan.scheduled[len(streams) :]
+        if not parts:
+            assert not prompts or len(streams) >= self.config.max_batch_tokens, "prompts wait, but the budget is not spent"
+            return
+        first, size = parts[0], self.config.chunk_size
+        others = [before.get(r.request_id, r.num_tokens) for r in prompts if r not in planned]
+        shortest = all(first.request.num_tokens - first.start <= lacking for lacking in others)
+        self.turns.append((first.request is prompts[0], shortest))
+        assert all(map(any, zip(*self.turns[-2:], strict=True))) or len(self.turns) < 2, "a prompt is passed over twice"
+        whole = [item.completes or (item.start + item.count) % size == 0 for item in parts]
+        assert all(whole[1:]) and (whole[0] or (len(parts) == 1 and first.count < size)), "a part ends within a chunk"
+        self.check_time(plan, len(prompts), all(r in planned for r in prompts))
+
+    def check_time(self, plan: Plan, prompts: int, served: bool) -> None:
+        """Beside streams a step takes what it may by the machine's true cost, which the scheduler has to learn; without
+        streams nothing of the budget is left. `served`: each prompt has a part in the step.
+        """
+        tokens, size = plan.num_prompt_tokens, self.config.chunk_size
+        left = self.config.max_batch_tokens - plan.num_streams
+        served = served and all(item.completes for item in plan.scheduled)
+        if not plan.num_streams:
+            assert left - tokens < size or served, "a budget that nobody else needs is not spent"
+        elif len(self.turns) > 8:
+            least = max(size, self.config.block_size, self.config.max_batch_tokens // 8)
+            alone = self.machine.alone(plan.num_streams) / self.machine.per_token  # in tokens of a prompt
+            room = max(alone * max(1.0, prompts / plan.num_streams), self.config.step_goal / self.machine.per_token - alone)
+            assert tokens <= max(least, SLACK * (alone + room) - alone + size), "streams wait too long for a step"
+            assert tokens > min(left, max(least, room / SLACK - size)) - size or served, "prompts get less than their share"
 
     def check_state(self) -> None:
         """S1, S2 and A1: each live request in one place, the older ones running, and every block accounted for.

@@ -1,0 +1,55 @@
+"""How many prompt tokens a step may compute beside running streams: a prediction of what a step costs, learned from steps."""
+
+import math
+
+FASTER, SLOWER = 0.5, 0.2
+"""How much of an error the estimates take over: no step is fast by accident, but some are slow by accident."""
+MOST = math.log(2)
+"""A step counts as at most twice as slow as was predicted."""
+
+
+class StepCost:
+    """Predicts a step's seconds as `fixed + per_stream * streams + per_token * prompt tokens`.
+
+    A measured step corrects the three by factors, each by its part in the prediction (normalised least mean squares on
+    the logarithms). So a step without prompts says nothing of `per_token`, a large part of a prompt says little of the
+    others, nothing ever becomes zero or negative, and no long run of equal steps wears away what other steps have taught.
+    """
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+        """The first guess of fixed / per_token, in tokens; a small one is safe. per_stream / per_token begins at 1."""
+        self.fixed = 0.0
+        self.per_stream = 0.0
+        self.per_token = 0.0
+        self.num_steps = 0
+
+    def learn(self, streams: int, tokens: int, seconds: float) -> None:
+        """Take in a measured step of so many streams and prompt tokens. One that took no time teaches nothing but that."""
+        self.num_steps += 1
+        if seconds <= 0:
+            return
+        if self.per_token == 0:
+            self.per_stream = self.per_token = seconds / (self.scale + streams + tokens)
+            self.fixed = self.per_token * self.scale
+            return
+        parts = self.fixed, self.per_stream * streams, self.per_token * tokens
+        predicted = sum(parts)
+        error = min(math.log(seconds / predicted), MOST)
+        step = error * (SLOWER if error > 0 else FASTER) * predicted / sum(part * part for part in parts)
+        self.fixed, self.per_stream, self.per_token = (
+            value * math.exp(step * part)
+            for value, part in zip((self.fixed, self.per_stream, self.per_token), parts, strict=True)
+        )
+
+    def room(self, streams: int, prompts: int, goal: float) -> float:
+        """Prompt tokens that may go beside so many streams, at least one.
+
+        Streams and prompts share the time by heads, but prompts get at least half: while they are no more than the
+        streams, a step takes at most twice as long as without them, and a prompt at most twice as long as without streams.
+        A step that ends within `goal` seconds is short enough in any case. Unknown costs leave no room, no costs all.
+        """
+        if self.per_token == 0:
+            return math.inf if self.num_steps else 0
+        alone = self.fixed + self.per_stream * streams
+        return max(alone * max(1.0, prompts / streams), goal - alone) / self.per_token

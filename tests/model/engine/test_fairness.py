@@ -1,0 +1,280 @@
+"""Streams stay flat while prompts arrive, and nobody starves: bounds in steps and seconds, on a machine whose cost is known."""
+
+import random
+from itertools import count
+
+import pytest
+
+from model.engine.budget import StepCost
+from model.engine.engine import Engine
+from model.engine.scheduler import Plan, Scheduler
+from tests.model.engine.machines import Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
+
+CHUNK = 8
+ROOMY = {
+    "num_blocks": 4096,
+    "block_size": 8,
+    "max_model_len": 4096,
+    "max_batch_tokens": 64,
+    "chunk_size": CHUNK,
+    "step_goal": 0.0,
+}
+
+
+class Machine(FakeRunner):
+    """Steps cost time: 4 ms, 1 ms a stream and 1 ms a token of a prompt; `hiccups` are factors of the steps to come."""
+
+    def __init__(self, clock: Clock, block_size: int) -> None:
+        super().__init__(block_size)
+        self.clock, self.hiccups, self.seconds = clock, [], []
+
+    def submit(self, plan: Plan) -> Done:
+        factor = self.hiccups.pop(0) if self.hiccups else 1
+        self.seconds.append(factor * (0.004 + 0.001 * plan.num_tokens))
+        self.clock.now += self.seconds[-1]
+        return super().submit(plan)
+
+
+def machine(**changes) -> Engine:
+    config, clock = sizes(**(ROOMY | changes)), Clock()
+    return Engine(Scheduler(config, clock), Machine(clock, config.block_size), clock)
+
+
+def with_streams(number: int, **changes) -> Engine:
+    """An engine whose streams have run long enough to know what a step costs."""
+    engine = machine(**changes)
+    for at in range(number):
+        engine.add(ask(f"stream{at}", [at], 2000))
+    engine.add(ask("lesson", range(100), 1))
+    for _ in range(60):
+        engine.step()
+    return engine
+
+
+def steps_until_first(engine: Engine, name: str, before_each=lambda: None, most: int = 3000) -> int:
+    """Steps until a token of `name` comes."""
+    for step in range(1, most):
+        before_each()
+        if any(output.request_id == name for output in engine.step()):
+            return step
+    raise AssertionError(f"{name} starves")
+
+
+def prompt_tokens(engine: Engine, since: int) -> list[int]:
+    """Tokens of each step from number `since` on that are not the next ones of streams."""
+    return [sum(number for _, _, number in plan if number > 1) for plan in engine.runner.plans[since:]]
+
+
+# Flat.
+
+
+@pytest.mark.parametrize("streams", [1, 4, 12])
+def test_a_step_beside_streams_takes_at_most_twice_as_long_and_a_chunk(streams):
+    engine = with_streams(streams)
+    before, alone = len(engine.runner.seconds), engine.runner.seconds[-1]
+    engine.add(ask("long", range(600), 1))
+    steps_until_first(engine, "long")
+    assert 1.2 * alone < max(engine.runner.seconds[before:]) < 2 * alone + 0.001 * CHUNK + 1e-6
+
+
+def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
+    scheduler = Scheduler(sizes(**ROOMY), Clock())
+    scheduler._running = []
+    assert CHUNK == scheduler._room(1, 1, 63)
+
+
+def test_the_first_measured_step_is_no_licence():
+    """It may have paid for a lazy set-up: what follows is still of the order of a chunk."""
+    engine = machine()
+    engine.runner.hiccups = [1000]
+    engine.add(ask("stream", [1], 50))
+    engine.step()
+    engine.add(ask("long", range(200), 1))
+    engine.step()
+    assert prompt_tokens(engine, 1)[0] <= 2 * CHUNK
+
+
+def test_one_slow_step_changes_a_share_by_at_most_a_fifth_and_a_chunk():
+    engine, spoilt = with_streams(8), with_streams(8)
+    spoilt.runner.hiccups = [500]
+    for each in engine, spoilt:
+        each.step()
+        each.add(ask("long", range(600), 1))
+        each.step()
+    calm, slow = (prompt_tokens(each, 61)[-1] for each in (engine, spoilt))
+    assert calm <= slow <= 1.2 * calm + CHUNK
+
+
+def test_a_machine_that_becomes_slower_as_a_whole_errs_on_the_side_of_the_streams():
+    """Nothing tells a slower machine from dearer prompts while every step has some."""
+    engine = with_streams(12)
+    engine.add(ask("long", range(3000), 1))
+    engine.runner.hiccups = [1] * 40 + [3] * 60
+    for _ in range(100):
+        engine.step()
+    shares = prompt_tokens(engine, 60)
+    assert CHUNK <= min(shares[80:]) <= max(shares[80:]) <= max(shares[20:40])
+
+
+def test_steps_without_prompts_teach_nothing_about_them():
+    cost = StepCost(8)
+    cost.learn(4, 20, 0.028)
+    before = cost.per_token
+    for _ in range(5000):
+        cost.learn(4, 0, 0.002)
+    assert before == cost.per_token
+    assert cost.fixed + 4 * cost.per_stream == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("truth", [(0.02, 0.0006, 0.0003), (0.001, 0.0001, 0.00004), (0.005, 0.00002, 0.000003)])
+def test_the_cost_is_learned_within_two_hundred_steps(truth):
+    """A CPU's costs, and an accelerator's, where a token costs next to nothing: shares grow as they are learned."""
+    cost = StepCost(32)
+    for step in range(200):
+        tokens = min(1024, max(32, int(cost.room(8, 1, 0.0)))) if step % 2 else 0
+        cost.learn(8, tokens, truth[0] + truth[1] * 8 + truth[2] * tokens)
+    alone = truth[0] + 8 * truth[1]
+    assert min(1024, cost.room(8, 1, 0.0)) == pytest.approx(min(1024, alone / truth[2]), rel=0.25)
+
+
+def test_a_step_shorter_than_the_goal_is_filled_up_to_it():
+    engine = with_streams(2, step_goal=0.03)
+    before = len(engine.runner.seconds)
+    engine.add(ask("long", range(600), 1))
+    steps_until_first(engine, "long")
+    assert 0.02 < max(engine.runner.seconds[before:]) < 0.03 + 0.001 * CHUNK + 1e-6
+
+
+def test_many_prompts_get_time_by_heads():
+    """Two streams beside six prompts: the prompts get three times what the streams take alone."""
+    engine = with_streams(2)
+    for at in range(6):
+        engine.add(ask(f"p{at}", range(100), 1))
+    engine.step()
+    alone = 0.006
+    assert 2 * alone < engine.runner.seconds[-1] <= 4 * alone + 0.001 * CHUNK
+
+
+def test_without_streams_prompts_lose_nothing():
+    engine = machine()
+    requests = [ask(f"p{at}", range(160), 1) for at in range(4)]
+    run(engine, requests)
+    assert [64] * 10 == [sum(number for _, _, number in plan) for plan in engine.runner.plans]
+
+
+def test_where_no_time_passes_the_budget_is_all_there_is():
+    engine = fake_engine(max_batch_tokens=64)
+    engine.add(ask("stream", [1], 20))
+    engine.step()
+    engine.add(ask("long", range(100), 1))
+    engine.step()
+    assert [("stream", 1, 1), ("long", 0, 63)] == engine.runner.plans[-1]
+
+
+# Parts of prompts.
+
+
+def test_a_part_ends_at_a_multiple_of_the_chunk_size_also_after_a_prefix_from_the_cache():
+    engine = machine(prefix_caching=True, block_size=4, num_blocks=1024, max_model_len=2048)
+    run(engine, [ask("a", range(13), 1)])
+    engine.add(ask("stream", [1], 300))
+    engine.step()
+    requests = [ask("b", [*range(13), *range(50)], 1), ask("c", range(100, 190), 1)]
+    for request in requests:
+        engine.add(request)
+    since = len(engine.runner.plans)
+    steps_until_first(engine, "c")
+    ends = [(name, start + number) for plan in engine.runner.plans[since:] for name, start, number in plan if name in "bc"]
+    assert 12 == requests[0].num_cached
+    assert all(end % CHUNK == 0 or end == {"b": 63, "c": 90}[name] for name, end in ends)
+
+
+def test_a_budget_smaller_than_a_chunk_still_moves_a_prompt():
+    request = ask("a", range(20), 3)
+    assert {"a": fake_answer(request)} == {name: told(got) for name, got in run(machine(max_batch_tokens=3), [request]).items()}
+
+
+def test_a_prompt_that_another_computes_meanwhile_is_not_computed_again():
+    """Both were admitted before anything of it was known, and take turns with a third."""
+    engine = machine(prefix_caching=True)
+    engine.add(ask("stream", [1], 500))
+    engine.step()
+    twins = [ask(name, range(200), 2, seed=at) for at, name in enumerate("ab")]
+    for request in [*twins, ask("other", range(500, 650), 2)]:
+        engine.add(request)
+    for _ in range(400):
+        engine.step()
+    computed = sum(number for plan in engine.runner.plans for name, _, number in plan if name in "ab")
+    assert computed <= 200 + 8 + 2
+    assert (0, 192) == (min(r.num_cached for r in twins), max(r.num_cached for r in twins))
+    assert (1 + 200 + 200 + 150, 192) == (engine.stats().num_prefix_queries, engine.stats().num_prefix_hits)
+
+
+# Fair.
+
+
+def chunks(length: int) -> int:
+    return -(-length // CHUNK)
+
+
+def test_a_long_prompt_ends_in_bounded_time_under_an_endless_stream_of_short_ones():
+    engine, numbers = with_streams(3), count()
+    engine.add(ask("long", range(600), 1))
+
+    def short() -> None:
+        while engine.scheduler.num_running + engine.scheduler.num_waiting < 14:
+            engine.add(ask(f"short{next(numbers)}", range(9), 2))
+
+    assert steps_until_first(engine, "long", short) <= 2 * chunks(600)
+    assert next(numbers) > 50
+
+
+def test_a_short_prompt_is_answered_in_bounded_time_under_an_endless_stream_of_long_ones():
+    engine, numbers = with_streams(3), count()
+
+    def long() -> None:
+        while engine.scheduler.num_running + engine.scheduler.num_waiting < 12:
+            engine.add(ask(f"long{next(numbers)}", range(500), 2))
+
+    for _ in range(50):
+        long()
+        engine.step()
+    for at in range(5):
+        engine.add(ask(f"short{at}", range(20), 1))
+        assert steps_until_first(engine, f"short{at}", long) <= 2 * chunks(20) + 1
+
+
+def test_without_streams_a_short_prompt_behind_a_long_one_waits_for_two_steps():
+    engine = machine()
+    engine.add(ask("long", range(2000), 1))
+    engine.step()
+    engine.add(ask("short", range(20), 1))
+    assert steps_until_first(engine, "short") <= 2
+
+
+def test_streams_advance_in_every_step_while_prompts_of_all_lengths_come_without_end():
+    engine, numbers, dice = with_streams(3), count(), random.Random(2)
+    since = len(engine.runner.plans)
+    for _ in range(300):
+        if engine.scheduler.num_waiting < 3:
+            engine.add(ask(f"p{next(numbers)}", range(dice.choice([1, 1, 9, 300])), dice.randint(1, 9)))
+        engine.step()
+    for plan in engine.runner.plans[since:]:
+        assert ["stream0", "stream1", "stream2"] == [name for name, _, _ in plan[:3]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_comes_later_cannot_delay_a_prompt_beyond_its_bound(seed):
+    """Two steps for each chunk of its own and of the prompts that were there before it."""
+    engine, dice, due, lengths = with_streams(2, max_batch_requests=64), random.Random(seed), {}, {}
+    for step in range(600):
+        if dice.random() < 0.3 and engine.scheduler.num_running < 60:
+            name, length = f"p{step}", dice.choice([3, 10, 40, 200])
+            engine.add(ask(name, range(length), dice.randint(1, 4), seed=seed))
+            lengths[name] = length
+            due[name] = step + 2 * sum(chunks(each) for each in lengths.values())
+        for output in engine.step():
+            if output.request_id in due:
+                assert step <= due.pop(output.request_id), f"{output.request_id} comes late"
+                del lengths[output.request_id]
+        assert all(step <= moment for moment in due.values()), "somebody starves"
