@@ -5,11 +5,11 @@ BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
 
-.PHONY: setup serve test test-clients test-cluster check manifests load capacity protos train clean
+.PHONY: setup serve test test-clients test-cluster check manifests load capacity bench-gate protos train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
-$(VENV)/.ready: pyproject.toml constraints.txt model/net/native/kernels.cpp
+$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard model/net/native/source/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt --editable . --group check
@@ -51,6 +51,9 @@ load: setup  ## a minute of load against a server of its own; exit code 3 if an 
 capacity: setup  ## the highest rate of requests that keeps the objectives
 	$(BIN)/python -m loadtest.capacity $(ARGS)
 
+bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; default HEAD~1); fails where the engine became slower
+	$(BIN)/python -m loadtest.bench.gate $(ARGS)
+
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
 
@@ -58,4 +61,4 @@ train: setup  ## train the default model into ./run (hours on two cores; resumes
 	$(BIN)/attend train --out run $(ARGS)
 
 clean:  ## remove what the other verbs made
-	rm -rf model/net/native/kernels-*.so $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf model/net/native/*.so $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -11,17 +11,16 @@ import torch
 
 from model.config import EngineConfig, ModelConfig
 from model.engine.cache import count_blocks, free_memory
+from model.engine.choice import choose_backend, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.loop import AsyncEngine
 from model.engine.request import EngineInfo, Request
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
-from model.net.backends import BACKENDS, AttentionBackend, KVCache
+from model.net.backends import KVCache
 from model.net.checkpoint import load, read_config
-from model.net.native.decoder import NativeBackend, NativeDecoder, supports
-from model.net.native.library import load as load_native
-from model.net.packed import multiplies_bfloat16, pack
+from model.net.packed import multiplies_bfloat16
 from model.params import SamplingParams
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,9 +57,9 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     engine_config = size_engine(config, dtype, device, options)
     cache = KVCache.allocate(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
-    pack(net)
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
-    runner = ModelRunner(NativeDecoder(net) if isinstance(backend, NativeBackend) else net, backend, cache, device)
+    form = serving_form(net, backend)
+    runner = ModelRunner(form, backend, cache, device, record_steps(form, backend, cache, engine_config))
     info = EngineInfo(
         family=config.family,
         device=device,
@@ -110,21 +109,6 @@ def choose_dtype(wanted: str, device: str) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
     return torch.bfloat16 if device == "cuda" or multiplies_bfloat16() else torch.float32
-
-
-def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> AttentionBackend:
-    """`auto` is the native one where it was built and fits, else torch's. One that cannot pass for this model is refused."""
-    fits = device == "cpu" and dtype == torch.bfloat16 and multiplies_bfloat16() and supports(config, block_size)
-    if wanted == "native" and not (fits and load_native() is not None):
-        lacks = (
-            "it was not built: make setup"
-            if fits
-            else "it needs a bfloat16 Llama or Qwen on a CPU with bfloat16 units, and blocks of 32"
-        )
-        raise SettingError(f"backend is native, but {lacks}")
-    if wanted == "auto":
-        wanted = "native" if fits and load_native() is not None else "torch"
-    return NativeBackend() if wanted == "native" else BACKENDS[wanted]()
 
 
 def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:

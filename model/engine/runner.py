@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from model.engine.graphs import DecodeGraphs, takes_the_best
 from model.engine.request import Request, TokenLogprob
 from model.engine.scheduler import Plan, Scheduled, StepResult
 from model.errors import EngineFailed
@@ -14,6 +16,9 @@ from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Ro
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
 from model.sampling import Draw, completing, logprobs, sample
+
+if TYPE_CHECKING:  # triton is not there on every machine
+    from model.net.triton.decoder import TritonDecoder
 
 NO_SCORE = "the model's scores are not finite, or no token was left to draw"
 SCORED_AT_ONCE = 256
@@ -54,29 +59,46 @@ class PendingStep:
 class ModelRunner:
     """A decoder, its KV cache, and the attention backend between them."""
 
-    def __init__(self, net: Decoder | NativeDecoder, backend: AttentionBackend, cache: KVCache, device: str) -> None:
+    def __init__(
+        self,
+        net: "Decoder | NativeDecoder | TritonDecoder",
+        backend: AttentionBackend,
+        cache: KVCache,
+        device: str,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """`graphs` compute the steps that fit them."""
         self.net = net
         self.backend = backend
         self.cache = cache
         self.device = device
+        self.graphs = graphs
 
     @torch.inference_mode()
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. On a GPU this returns before the device is done."""
         items = sorted(plan.scheduled, key=lambda item: item.count != 1)  # rows of one token first
-        layout = BatchLayout.build(
-            [Row(item.request.blocks, item.start, item.count) for item in items], self.cache.block_size, self.device
-        )
+        rows = [Row(item.request.blocks, item.start, item.count) for item in items]
         tokens = [token for item in items for token in item.request.tokens(item.start, item.count)]
-        tokens_T = torch.tensor(tokens, device=self.device)
-        hidden_TE = self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
+        decoded = self.graphs.run(rows, tokens) if self.graphs is not None and self.graphs.fits(rows) else None
+        hidden_TE = self._hidden(rows, tokens) if decoded is None else decoded.hidden_TE
         prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
         drawing, draws, last, errors = _draws(items)
         if not drawing:
             return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
-        logits_RV = self.net.logits(hidden_TE[torch.tensor(last, device=self.device)])
-        tokens_R = keep_to_grammars(sample(logits_RV, draws), logits_RV, drawing, draws, errors)
+        last_R = torch.tensor(last, device=self.device)
+        logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
+        if decoded is not None and all(takes_the_best(draw) for draw in draws):
+            tokens_R = decoded.greedy_T[last_R]
+        else:
+            tokens_R = sample(logits_RV, draws)
+        tokens_R = keep_to_grammars(tokens_R, logits_RV, drawing, draws, errors)
         return PendingStep(drawing, tokens_R, logits_RV, prompt_logprobs, errors)
+
+    def _hidden(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
+        layout = BatchLayout.build(rows, self.cache.block_size, self.device)
+        tokens_T = torch.tensor(tokens, device=self.device)
+        return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
 
     def _prompt_logprobs(self, items: Sequence[Scheduled], hidden_TE: Tensor) -> dict[str, list[TokenLogprob]]:
         """Scores of the prompt tokens that follow a token of this step, but those scored before a preemption."""

@@ -3,7 +3,8 @@
     Attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k) + mask) V        (Vaswani et al. 2017, equation 1)
     MultiHead(X)       = Concat(head_1, ..., head_H) W_O           (section 3.2.2)
 
-`attend` is the oracle: every faster path in `backends.py` is tested against it.
+`attend` is the oracle: every faster path in `backends.py` is tested against it. An `AttentionVariant` says how a layer of
+a later family departs from the equation: a sliding window, soft-capped scores, a scale of its own.
 
 Shapes: T query tokens · S key tokens · H query heads · K key/value heads · D head size · E model width.
 """
@@ -14,30 +15,43 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from model.config import ModelConfig
+from model.config import AttentionVariant, ModelConfig
 from model.net.layers import Rotation, apply_rotary, make_norm
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`(layer, q_THD, k_TKD, v_TKD) -> o_THD`: how the tokens of this step see each other and the past."""
 
 
-def causal_mask(query_positions_T: Tensor, num_keys: int) -> Tensor:
-    """True where a query may look: at itself and at what came before. Returns bool [T, S]."""
+PLAIN = AttentionVariant()
+"""The equation as it stands above."""
+
+
+def causal_mask(query_positions_T: Tensor, num_keys: int, window: int | None = None) -> Tensor:
+    """True where a query may look: at itself and at what came before, `window` keys at most. Returns bool [T, S]."""
     keys_S = torch.arange(num_keys, device=query_positions_T.device)
-    return keys_S[None, :] <= query_positions_T[:, None]
+    behind_TS = query_positions_T[:, None] - keys_S[None, :]
+    return behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
 
 
-def attention_weights(q_THD: Tensor, k_SKD: Tensor, mask_TS: Tensor) -> Tensor:
+def attention_scores(q: Tensor, k: Tensor, variant: AttentionVariant = PLAIN) -> Tensor:
+    """Q Kᵀ / sqrt(d_k), or with the variant's scale, then within its soft cap. [..., T, D] and [..., S, D] to [..., T, S]."""
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if variant.scale is None else variant.scale)
+    return scores if variant.softcap is None else variant.softcap * torch.tanh(scores / variant.softcap)
+
+
+def attention_weights(q_THD: Tensor, k_SKD: Tensor, mask_TS: Tensor, variant: AttentionVariant = PLAIN) -> Tensor:
     """softmax(Q Kᵀ / sqrt(d_k) + mask): for each head and query, how much it looks at each key. [H, T, S]."""
-    group = q_THD.shape[1] // k_SKD.shape[1]
-    k_SHD = k_SKD.repeat_interleave(group, dim=1)
-    scores_HTS = torch.einsum("thd,shd->hts", q_THD, k_SHD) / math.sqrt(q_THD.shape[-1])
+    k_SHD = k_SKD.repeat_interleave(q_THD.shape[1] // k_SKD.shape[1], dim=1)
+    scores_HTS = attention_scores(q_THD.transpose(0, 1), k_SHD.transpose(0, 1), variant)
     return scores_HTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
 
 
-def attend(q_THD: Tensor, k_SKD: Tensor, v_SKD: Tensor, mask_TS: Tensor) -> Tensor:
-    """softmax(Q Kᵀ / sqrt(d_k) + mask) V. Query heads share key/value heads in groups of H / K. [T, H, D]."""
-    weights_HTS = attention_weights(q_THD, k_SKD, mask_TS)
+def attend(q_THD: Tensor, k_SKD: Tensor, v_SKD: Tensor, mask_TS: Tensor, variant: AttentionVariant = PLAIN) -> Tensor:
+    """softmax(Q Kᵀ / sqrt(d_k) + mask) V. Query heads share key/value heads in groups of H / K. [T, H, D].
+
+    The mask holds the variant's window already: `causal_mask` makes one.
+    """
+    weights_HTS = attention_weights(q_THD, k_SKD, mask_TS, variant)
     v_SHD = v_SKD.repeat_interleave(q_THD.shape[1] // v_SKD.shape[1], dim=1)
     return torch.einsum("hts,shd->thd", weights_HTS, v_SHD)
 

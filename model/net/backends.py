@@ -7,16 +7,16 @@ Shapes: T tokens of this step · R requests · S key slots · B blocks · H quer
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.net.attention import attend, causal_mask
+from model.config import AttentionVariant, ModelConfig
+from model.net.attention import PLAIN, attend, attention_scores, causal_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of all layers, each a tensor [slots, K, D]."""
+    """Keys and values of all layers, each a tensor [slots, K, D].
+
+    A layer with a window keeps all tokens too: none is freed when it falls out of every query's sight.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -59,6 +62,7 @@ class BatchLayout:
     block_size: int
     num_single: int
     """How many rows, from the first on, bring just one token."""
+    _reads: "dict[int | None, Reads]" = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, rows: Sequence[Row], block_size: int, device: str) -> "BatchLayout":
@@ -88,27 +92,42 @@ class BatchLayout:
         starts, counts = ([getattr(row, name) for row in self.rows] for name in ("start", "count"))
         return torch.tensor(starts), torch.tensor(counts)
 
-    @cached_property
-    def single(self) -> tuple[Tensor, Tensor]:
-        """For the rows of one token: the slots they read, flat [R * S], and what they may see, bool [R, 1, 1, S]."""
-        num_keys = max(row.start + 1 for row in self.rows[: self.num_single])
-        mask_RS = causal_mask(self.positions_T[: self.num_single], num_keys)
-        slots_RS = self.slots_of(slice(self.num_single), num_keys)
+    def reads(self, window: int | None) -> "Reads":
+        """What the queries read where they see `window` keys at most; made at the first layer that asks."""
+        if window not in self._reads:
+            firsts = [0 if window is None else max(0, row.start + 1 - window) for row in self.rows]
+            self._reads[window] = Reads(self._single(firsts[: self.num_single]), self._longer(firsts, window))
+        return self._reads[window]
+
+    def _single(self, firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        num_keys = max((row.start + 1 - first for row, first in zip(self.rows, firsts, strict=False)), default=0)
+        first_R1 = torch.tensor(firsts, dtype=torch.int64, device=self.positions_T.device)[:, None]
+        keys_RS = first_R1 + torch.arange(num_keys, device=first_R1.device)
+        mask_RS = keys_RS <= self.positions_T[: self.num_single, None]
         # a shorter request reads its own first slot instead: what others left there, NaN even, is never touched
-        slots_RS = torch.where(mask_RS, slots_RS, slots_RS[:, :1])
+        keys_RS = torch.where(mask_RS, keys_RS, first_R1)
+        blocks_RS = self.block_table_RB[: self.num_single].gather(1, keys_RS // self.block_size)
+        slots_RS = blocks_RS * self.block_size + keys_RS % self.block_size
         return slots_RS.flatten(), mask_RS[:, None, None, :]
 
-    @cached_property
-    def longer(self) -> list[tuple[slice, Tensor, Tensor]]:
-        """For each other row: its tokens in T, the slots it reads [S], and what each token may see, bool [T, S]."""
+    def _longer(self, firsts: Sequence[int], window: int | None) -> list[tuple[slice, Tensor, Tensor]]:
         parts, begin = [], self.num_single
-        for index, row in enumerate(self.rows[self.num_single :], start=self.num_single):
-            tokens = slice(begin, begin + row.count)
+        for index, row in enumerate(self.rows[begin:], start=begin):
+            tokens, first = slice(begin, begin + row.count), firsts[index]
             num_keys = row.start + row.count
-            slots_S = self.slots_of(slice(index, index + 1), num_keys)[0]
-            parts.append((tokens, slots_S, causal_mask(self.positions_T[tokens], num_keys)))
+            slots_S = self.slots_of(slice(index, index + 1), num_keys)[0, first:]
+            parts.append((tokens, slots_S, causal_mask(self.positions_T[tokens], num_keys, window)[:, first:]))
             begin += row.count
         return parts
+
+
+class Reads(NamedTuple):
+    """The slots that a step's queries read under one window, none before the first that a row's first query sees."""
+
+    single: tuple[Tensor, Tensor]
+    """For the rows of one token: the slots they read, flat [R * S], and what they may see, bool [R, 1, 1, S]."""
+    longer: list[tuple[slice, Tensor, Tensor]]
+    """For each other row: its tokens in T, the slots it reads [S], and what each token may see, bool [T, S]."""
 
 
 class AttentionBackend(Protocol):
@@ -121,6 +140,18 @@ class AttentionBackend(Protocol):
         ...
 
 
+class BackendKind(Protocol):
+    """A class of backends, before one is made for a model."""
+
+    def __call__(self, variants: Sequence[AttentionVariant]) -> AttentionBackend:
+        """With one variant per layer: `config.attention_variants`."""
+        ...
+
+    def supports(self, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
+        """Whether it gives this model the reference's answers on this device."""
+        ...
+
+
 def write(layer: int, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> tuple[Tensor, Tensor]:
     """Put this step's keys and values into their slots; returns the layer's two caches."""
     keys, values = cache.keys[layer], cache.values[layer]
@@ -129,50 +160,79 @@ def write(layer: int, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: Batc
     return keys, values
 
 
+@dataclass
 class ReferenceBackend:
     """The equation itself, request by request, in float32: slow, and right by inspection."""
 
-    name = "reference"
+    variants: Sequence[AttentionVariant] | None = None
+    """One for each layer; None: the plain equation in all of them."""
+    name: ClassVar[str] = "reference"
+
+    @staticmethod
+    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
+        return True
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         keys, values = write(layer, k_TKD, v_TKD, cache, layout)
+        variant = variant_of(self.variants, layer)
         outputs, begin = [], 0
         for index, row in enumerate(layout.rows):
             num_keys = row.start + row.count
             slots_S = layout.slots_of(slice(index, index + 1), num_keys)[0]
-            mask_TS = causal_mask(layout.positions_T[begin : begin + row.count], num_keys)
+            mask_TS = causal_mask(layout.positions_T[begin : begin + row.count], num_keys, variant.window)
             q = q_THD[begin : begin + row.count].float()
-            outputs.append(attend(q, keys[slots_S].float(), values[slots_S].float(), mask_TS))
+            outputs.append(attend(q, keys[slots_S].float(), values[slots_S].float(), mask_TS, variant))
             begin += row.count
         return torch.cat(outputs).to(q_THD.dtype)
 
 
+@dataclass
 class TorchBackend:
     """Gather the pages, then torch's fused attention: all rows of one token at once, the others one by one."""
 
-    name = "torch"
+    variants: Sequence[AttentionVariant] | None = None
+    """One for each layer; None: the plain equation in all of them."""
+    name: ClassVar[str] = "torch"
+
+    @staticmethod
+    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
+        return True
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         keys, values = write(layer, k_TKD, v_TKD, cache, layout)
+        variant = variant_of(self.variants, layer)
+        reads = layout.reads(variant.window)
         out_THD = torch.empty_like(q_THD)
         if layout.num_single:
-            slots, mask = layout.single
+            slots, mask = reads.single
             single = slice(layout.num_single)
-            k, v = (cached.index_select(0, slots).unflatten(0, (layout.num_single, -1)) for cached in (keys, values))
-            out_THD[single] = _fused(q_THD[single, None], k, v, mask)[:, 0]
-        for tokens, slots_S, mask_TS in layout.longer:
-            k, v = (cached.index_select(0, slots_S)[None] for cached in (keys, values))
-            out_THD[tokens] = _fused(q_THD[None, tokens], k, v, mask_TS)[0]
+            pages = (cached.index_select(0, slots).unflatten(0, (layout.num_single, -1)) for cached in (keys, values))
+            k, v = (page.transpose(1, 2) for page in pages)
+            out_THD[single] = fused(q_THD[single, None].transpose(1, 2), k, v, mask, variant)[:, :, 0]
+        for tokens, slots_S, mask_TS in reads.longer:
+            q, k, v = (
+                x.transpose(0, 1)[None] for x in (q_THD[tokens], keys.index_select(0, slots_S), values.index_select(0, slots_S))
+            )
+            out_THD[tokens] = fused(q, k, v, mask_TS, variant)[0].transpose(0, 1)
         return out_THD
 
 
-def _fused(q_RTHD: Tensor, k_RSKD: Tensor, v_RSKD: Tensor, mask: Tensor) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q_RTHD, k_RSKD, v_RSKD))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2)
+def variant_of(variants: Sequence[AttentionVariant] | None, layer: int) -> AttentionVariant:
+    """A layer's variant, plain where none were given."""
+    return PLAIN if variants is None else variants[layer]
 
 
-BACKENDS: dict[str, type[AttentionBackend]] = {"reference": ReferenceBackend, "torch": TorchBackend}
+def fused(q_RHTD: Tensor, k_RKSD: Tensor, v_RKSD: Tensor, mask: Tensor, variant: AttentionVariant) -> Tensor:
+    """torch's fused kernel, but for a soft cap, which it does not know: then the equation, in float32. [R, H, T, D]."""
+    group = q_RHTD.shape[1] // k_RKSD.shape[1]
+    if variant.softcap is None:
+        return F.scaled_dot_product_attention(q_RHTD, k_RKSD, v_RKSD, attn_mask=mask, scale=variant.scale, enable_gqa=group > 1)
+    k_RHSD, v_RHSD = (x.float().repeat_interleave(group, dim=1) for x in (k_RKSD, v_RKSD))
+    scores_RHTS = attention_scores(q_RHTD.float(), k_RHSD, variant).masked_fill(~mask, -torch.inf)
+    return (scores_RHTS.softmax(dim=-1) @ v_RHSD).to(q_RHTD.dtype)
+
+
+BACKENDS: dict[str, BackendKind] = {"reference": ReferenceBackend, "torch": TorchBackend}
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,13 +118,45 @@ def rope(raw: Raw) -> tuple[float, RopeScaling | None]:
     return theta, RopeScaling(*numbers, size(values, "original_max_position_embeddings"))
 
 
+def sliding(raw: Raw) -> tuple[int | None, tuple[int, ...] | None]:
+    """(window, the layers that have it, where not all) as `transformers` reads them; an absent key is its default.
+
+    Mistral slides in every layer; Qwen, once switched on, in those that `layer_types` names, else from `max_window_layers` on.
+    """
+    kind, window = raw["model_type"], raw.get("sliding_window", 4096)
+    on = kind == "mistral" or (kind != "llama" and flag(raw, "use_sliding_window"))
+    layers = None if kind in ("llama", "mistral") else window_layers(raw)
+    if not on or window is None:
+        if layers and raw.get("layer_types"):
+            raise CheckpointError("config.json: layer_types name sliding layers, but there is no sliding_window in use")
+        return None, None
+    window = size({"sliding_window": window}, "sliding_window")
+    if window >= size(raw, "max_position_embeddings") or layers == ():
+        return None, None
+    return window, None if layers is None or len(layers) == size(raw, "num_hidden_layers") else layers
+
+
+def window_layers(raw: Raw) -> tuple[int, ...]:
+    """Qwen's layers that may have a window."""
+    count, kinds, first = size(raw, "num_hidden_layers"), raw.get("layer_types"), raw.get("max_window_layers", 28)
+    if kinds is None:
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+            raise CheckpointError(f"config.json: max_window_layers must be an integer from 0; got {first!r}")
+        return tuple(range(first, count))
+    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise CheckpointError(
+            f"config.json: layer_types must name full_attention or sliding_attention for each of {count} layers; got {kinds!r}"
+        )
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
 def read_llama(raw: Raw) -> ModelConfig:
     """Llama, Mistral, Qwen2 and Qwen3: one shape with three switches."""
     kind = raw["model_type"]
     refuse(raw, "quantization_config", None)
     refuse(raw, "partial_rotary_factor", None, 1.0)
     theta, scaling = rope(raw)
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", kind == "mistral") else None
+    window, layers = sliding(raw)
     heads = size(raw, "num_attention_heads")
     bias = flag(raw, "attention_bias")
     return ModelConfig(
@@ -136,8 +168,7 @@ def read_llama(raw: Raw) -> ModelConfig:
         num_kv_heads=size(raw, "num_key_value_heads", heads),
         head_size=size(raw, "head_dim") if raw.get("head_dim") else head_size_of(raw, "hidden_size", "num_attention_heads"),
         mlp_size=size(raw, "intermediate_size"),
-        # Within its window, sliding attention is causal attention: serve that much of it.
-        max_positions=min(size(raw, "max_position_embeddings"), size(raw, "sliding_window") if window else 1 << 62),
+        max_positions=size(raw, "max_position_embeddings"),
         norm_eps=number(raw, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -146,6 +177,8 @@ def read_llama(raw: Raw) -> ModelConfig:
         linear_bias=_one_bias(kind != "qwen2" and bias, flag(raw, "mlp_bias")),
         qk_norm=kind == "qwen3",
         tied_head=flag(raw, "tie_word_embeddings"),
+        sliding_window=window,
+        window_layers=layers,
         bos_token_id=raw.get("bos_token_id"),
         eos_token_ids=stop_tokens(raw),
     )
@@ -159,6 +192,7 @@ def _one_bias(attention: bool, mlp: bool) -> bool:
 
 def write_llama(config: ModelConfig) -> dict[str, Any]:
     """config.json of a Llama-shaped model, as `transformers` reads it."""
+    assert config.softcap is None and config.attention_scale is None, f"{config.family} has no soft cap, and no other scale"
     architecture = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[config.family]
     scaling = config.rope_scaling and {
         "rope_type": "llama3",
@@ -187,7 +221,21 @@ def write_llama(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied_head,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_ids[0] if len(config.eos_token_ids) == 1 else list(config.eos_token_ids),
+        **write_sliding(config),
     }
+
+
+def write_sliding(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `sliding`: an absent window would be read as one of 4096 by Mistral, and as none by the others."""
+    variants, window = config.attention_variants, config.sliding_window
+    if config.family == "mistral":
+        assert len(set(variants)) == 1, "Mistral slides in every layer or in none"
+        return {"sliding_window": window}
+    if window is None:
+        return {}
+    assert config.family != "llama", "Llama has no sliding window"
+    kinds = ["sliding_attention" if variant.window else "full_attention" for variant in variants]
+    return {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
 
 
 def _pairs(ours: str, *theirs: str) -> dict[str, tuple[str, ...]]:
@@ -265,6 +313,8 @@ def read_attend(raw: Raw) -> ModelConfig:
     if not isinstance(stops, list):
         raise CheckpointError(f"config.json: eos_token_ids must be a list; got {stops!r}")
     values |= {"family": "attend", "eos_token_ids": tuple(stops)}
+    if isinstance(raw.get("window_layers"), list):
+        values["window_layers"] = tuple(raw["window_layers"])
     if scaling:
         try:
             values["rope_scaling"] = RopeScaling(**scaling)

@@ -151,10 +151,10 @@ def test_every_file_beside_the_code_is_package_data():
         assert sorted(files - packed) == []
 
 
-def test_the_native_kernels_are_built_for_the_image_and_its_build_fails_without_them():
+def test_the_native_decoder_is_built_for_the_image_and_its_build_fails_without_them():
     [run] = [run for run in instructions("RUN", "code") if "pip wheel" in run]
     assert "-m model.net.native &&" in run
-    assert re.search(r"test -f \S+/model/net/native/kernels-\*\.so", run)
+    assert re.search(r"test -f \S+/model/net/native/decoder-\*\.so", run)
     assert "**/*.so" in ignored()  # else the checkout's, of another compiler and C library, is taken along
 
 

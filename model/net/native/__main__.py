@@ -1,4 +1,4 @@
-"""`python -m model.net.native`: build the kernels, and say what came of it. A machine without a compiler is no error."""
+"""`python -m model.net.native`: build the native decoder, and say what came of it. A machine without a compiler is no error."""
 
 import shutil
 import subprocess
@@ -8,16 +8,16 @@ from model.net.native.library import build
 
 
 def main() -> int:
-    """Always 0: nothing needs the kernels."""
+    """Always 0: nothing needs it."""
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         print("no C++ compiler: the torch path will serve", file=sys.stderr)
         return 0
     try:
-        print(f"native kernels: {build(compiler).name}")
+        print(f"native decoder: {build(compiler).name}")
     except (subprocess.CalledProcessError, OSError) as error:
         words = getattr(error, "stderr", error)
-        print(f"the native kernels cannot be built, the torch path will serve: {words}", file=sys.stderr)
+        print(f"the native decoder cannot be built, the torch path will serve: {words}", file=sys.stderr)
     return 0
 
 

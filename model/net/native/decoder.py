@@ -1,145 +1,143 @@
-"""A decoder whose small parts are native kernels: for bfloat16 on a CPU, where those parts take longer than the matrices.
+"""A bfloat16 decoder on a CPU, one native call a step: the equations of `transformer.py` without Python between them.
 
-The same equations as `transformer.py`, with the residual stream in one buffer: norm and addition are one pass over it, and
-so are norm, rotation and the write to the cache. Between them stand the packed matrices.
+A value is one sum in one order, whatever is computed beside it: a request's tokens have the same bits alone and in any
+batch, in one chunk and in many.
 
-Shapes: T tokens · E model width · H query heads · K key/value heads · D head size · M width of the MLP.
+Shapes: T tokens · E model width · H query heads · K key/value heads · D head size · V vocabulary.
 """
 
 import ctypes
-from collections.abc import Callable
-from typing import NamedTuple
+import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from model.config import ModelConfig
+from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
 from model.net.native.library import load, variant
 from model.net.transformer import Decoder
 
 MAX_GROUP = 16
 MAX_HEAD = 256
-
-
-def supports(config: ModelConfig, block_size: int) -> bool:
-    """Whether the kernels carry out this kind of decoder. Sizes that they read in vectors must be whole ones."""
-    kind = config.positions == "rotary" and config.norm == "rmsnorm" and config.gated_mlp and config.activation == "silu"
-    heads = config.head_size % 32 == 0 and config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
-    return kind and heads and not config.post_norm and not config.scale_embedding and block_size % 32 == 0
+EVERYTHING = 1 << 24
+"""A window without a window: float32 holds it, and no context is as long."""
 
 
 def native() -> ctypes.CDLL:
     """The library, which must be there."""
     library = load()
-    assert library is not None, "the native kernels are not built"
+    assert library is not None, "the native decoder is not built"
     return library
 
 
 class NativeBackend:
     """Keys lie in the cache as [block][K][B][D], values as [block][K][D][B]: as the matrix units read them."""
 
-    def __init__(self) -> None:
+    @staticmethod
+    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
+        """Whether the native decoder carries out this kind of model. Sizes that it reads in whole tiles must be whole ones."""
+        kind = config.positions == "rotary" and config.norm == "rmsnorm" and config.gated_mlp and config.activation == "silu"
+        plain = not config.post_norm and not config.scale_embedding
+        heads = (
+            config.head_size % 32 == 0 and config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
+        )
+        return kind and plain and heads and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
+
+    def __init__(self, variants: Sequence[AttentionVariant]) -> None:
         self._library = native()
+        self._variants = variants
         self.name = f"native-{variant()}"
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
-        """For a plain decoder, which has rotated its queries and keys itself."""
+        """One layer's attention by itself, as other backends have it; `NativeDecoder` does not come here."""
         qkv = torch.cat([part.flatten(1) for part in (q_THD, k_TKD, v_TKD)], dim=1)
-        heads = (q_THD.shape[1], k_TKD.shape[1], q_THD.shape[2])
-        self.write(layer, qkv, heads, cache, layout)
-        return self.attend(layer, qkv, heads, cache, layout).view_as(q_THD)
-
-    def write(
-        self,
-        layer: int,
-        qkv: Tensor,
-        heads: tuple[int, int, int],
-        cache: KVCache,
-        layout: BatchLayout,
-        turns: tuple[int, ...] = (0, 0, 0, 0),
-        eps: float = 0.0,
-    ) -> None:
-        """Norm and rotate `qkv` [T, (H + 2K) D] by `turns`, the addresses of both gains, of cos and of sin; fill the cache."""
-        places = (layout.positions_T.data_ptr(), layout.slots_T.data_ptr())
+        out_THD = torch.empty_like(q_THD)
+        sizes = (len(qkv), q_THD.shape[1], k_TKD.shape[1], q_THD.shape[2])
         caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size)
-        self._library.attend_write(qkv.data_ptr(), len(qkv), *heads, *caches, *places, *turns, eps)
-
-    def attend(self, layer: int, qkv: Tensor, heads: tuple[int, int, int], cache: KVCache, layout: BatchLayout) -> Tensor:
-        """The heads' outputs, [T, H D]."""
-        out = torch.empty(len(qkv), heads[0] * heads[2], dtype=torch.bfloat16)
-        starts_R, counts_R = layout.spans
-        table = layout.block_table_RB
-        caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size)
-        rows = (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1])
-        self._library.attend_paged(qkv.data_ptr(), *heads, *caches, *rows, out.data_ptr(), heads[2] ** -0.5)
-        return out
-
-
-Matrix = Callable[[Tensor], Tensor]
-
-
-class _Layer(NamedTuple):
-    attention_gain: int
-    qkv: Matrix
-    turns: tuple[int, int]
-    out: Matrix
-    mlp_gain: int
-    gate_up: Matrix
-    down: Matrix
+        rows, held = _rows(layout)
+        numbers = _numbers(self._variants[layer : layer + 1], q_THD.shape[2])
+        places = layout.slots_T.data_ptr()
+        self._library.attend_layer(qkv.data_ptr(), places, *sizes, *caches, *rows, out_THD.data_ptr(), numbers)
+        del held
+        return out_THD
 
 
 class NativeDecoder:
-    """`Decoder` for serving: the same call, the same scores up to rounding. Keeps the decoder that it was made from."""
+    """`Decoder` for serving: the same two calls, the same scores up to rounding. It copies the matrices that it is made from.
+
+    Not for two threads at once.
+    """
 
     def __init__(self, net: Decoder) -> None:
-        self.net = net
-        self.config = net.config
-        self.logits = net.logits
+        self.config = config = net.config
         self._library = native()
-        self._heads = (net.config.num_heads, net.config.num_kv_heads, net.config.head_size)
-        self._layers = [
-            _Layer(
-                _address(block.attention_norm),
-                block.attention.qkv.forward,
-                (_address(block.attention.q_norm), _address(block.attention.k_norm)),
-                block.attention.out.forward,
-                _address(block.mlp_norm),
-                block.mlp.gate_up.forward,
-                block.mlp.down.forward,
-            )
-            for block in net.blocks
-        ]
-        self._tables = (net.cos.data_ptr(), net.sin.data_ptr())
+        self._tensors = [tensor for tensor in _kept(net) if tensor is not None]  # the library points into these
+        heads = (config.num_heads, config.num_kv_heads, config.head_size)
+        sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size, *heads)
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in _arrays(net)]
+        arrays = (ctypes.c_void_p * len(addresses))(*addresses)
+        numbers = _numbers(config.attention_variants, config.head_size)
+        self._net = self._library.attend_new((ctypes.c_int64 * len(sizes))(*sizes), arrays, numbers, config.norm_eps)
+        weakref.finalize(self, self._library.attend_free, self._net)
+        self._caches: tuple[KVCache | None, ctypes.Array | None, ctypes.Array | None] = (None, None, None)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
-        backend, cache, layout = attention.backend, attention.cache, attention.layout
-        assert isinstance(backend, NativeBackend)
-        eps = self.config.norm_eps
-        residual_TE = self.net.embedding.tokens(tokens_T)
-        normed_TE = torch.empty_like(residual_TE)
-        gated_TM = residual_TE.new_empty(len(residual_TE), self.config.mlp_size)
-        update = None
-        for at, layer in enumerate(self._layers):
-            self._norm(update, residual_TE, layer.attention_gain, normed_TE)
-            qkv = layer.qkv(normed_TE)
-            backend.write(at, qkv, self._heads, cache, layout, (*layer.turns, *self._tables), eps)
-            update = layer.out(backend.attend(at, qkv, self._heads, cache, layout))
-            self._norm(update, residual_TE, layer.mlp_gain, normed_TE)
-            gate_up = layer.gate_up(normed_TE)
-            self._library.attend_silu(gate_up.data_ptr(), gated_TM.data_ptr(), *gated_TM.shape)
-            update = layer.down(gated_TM)
-        self._norm(update, residual_TE, _address(self.net.norm), normed_TE)
-        return normed_TE
+        layout = attention.layout
+        residual_TE = torch.empty(len(tokens_T), self.config.hidden_size, dtype=torch.bfloat16)
+        hidden_TE = torch.empty_like(residual_TE)
+        tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), layout.slots_T.data_ptr(), len(tokens_T))
+        caches = (*self._layers_of(attention.cache), attention.cache.block_size)
+        rows, held = _rows(layout)
+        self._library.attend_step(self._net, *tokens, *caches, *rows, residual_TE.data_ptr(), hidden_TE.data_ptr())
+        del held
+        return hidden_TE
 
-    def _norm(self, update_TE: Tensor | None, residual_TE: Tensor, gain: int, normed_TE: Tensor) -> None:
-        """residual += update; normed = residual / rms(residual) * gain."""
-        update = None if update_TE is None else update_TE.data_ptr()
-        sizes = (*residual_TE.shape, self.config.norm_eps)
-        self._library.attend_norm(update, residual_TE.data_ptr(), gain, normed_TE.data_ptr(), *sizes)
+    def logits(self, hidden_TE: Tensor) -> Tensor:
+        """Scores of the next token [T, V] in float32: not rounded to the weights' precision."""
+        logits_TV = torch.empty(len(hidden_TE), self.config.vocab_size)
+        hidden_TE = hidden_TE.contiguous()
+        self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr())
+        return logits_TV
+
+    def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ctypes.Array]:
+        """Addresses of the layers' keys and values."""
+        if self._caches[0] is not cache:
+            addresses = ctypes.c_void_p * self.config.num_layers
+            keys, values = (addresses(*(tensor.data_ptr() for tensor in side)) for side in (cache.keys, cache.values))
+            self._caches = (cache, keys, values)
+        return self._caches[1:]
 
 
-def _address(norm: nn.Module) -> int:
-    """Of a norm's gain; 0 where there is no norm."""
-    return norm.weight.data_ptr() if isinstance(norm, nn.RMSNorm) else 0
+def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
+    """A step's requests as the library takes them, and the tensors that must live until it returns."""
+    starts_R, counts_R = layout.spans
+    table = layout.block_table_RB
+    return (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1]), (starts_R, counts_R, table)
+
+
+def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Array:
+    numbers = [
+        number
+        for variant in variants
+        for number in (variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING)
+    ]
+    return (ctypes.c_float * len(numbers))(*numbers)
+
+
+def _kept(net: Decoder) -> list[Tensor | None]:
+    norms = [module.weight for module in net.modules() if isinstance(module, nn.RMSNorm)]
+    return [net.embedding.tokens.weight, net.cos, net.sin, *norms]
+
+
+def _arrays(net: Decoder) -> list[Tensor | None]:
+    """In the order that `attend_new` names."""
+    arrays = [net.embedding.tokens.weight, net.norm.weight, net.head.weight, net.cos, net.sin]
+    for block in net.blocks:
+        attention, mlp = block.attention, block.mlp
+        arrays += [block.attention_norm.weight, attention.qkv.weight, attention.qkv.bias]
+        arrays += [getattr(attention.q_norm, "weight", None), getattr(attention.k_norm, "weight", None)]
+        arrays += [attention.out.weight, attention.out.bias, block.mlp_norm.weight]
+        arrays += [mlp.gate_up.weight, mlp.gate_up.bias, mlp.down.weight, mlp.down.bias]
+    return arrays

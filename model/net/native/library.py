@@ -1,4 +1,4 @@
-"""The native kernels as a shared library: built once at set-up by `python -m model.net.native`, loaded if it is there.
+"""The native decoder as a shared library: built once at set-up by `python -m model.net.native`, loaded if it is there.
 
 Nothing needs it: without a compiler, or on another CPU, the torch path serves.
 """
@@ -10,35 +10,40 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("source")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
-FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
-"""Sums may be split over vector lanes; infinities and NaN keep their meaning."""
-VARIANTS = ("portable", "avx2", "avx512", "amx")
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+"""Sums keep the order in which they are written, infinities and NaN their meaning."""
+VARIANTS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
 """From the least to the most that a CPU must have."""
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-SIGNATURES = {
-    "attend_norm": (_P, _P, _P, _P, _I, _I, _F),
-    "attend_silu": (_P, _P, _I, _I),
-    "attend_write": (_P, _I, _I, _I, _I, _P, _P, _I, _P, _P, _P, _P, _P, _P, _F),
-    "attend_paged": (_P, _I, _I, _I, _P, _P, _I, _P, _P, _I, _P, _I, _P, _F),
-    "attend_choose": (ctypes.c_int,),
+_ROWS = (_P, _P, _I, _P, _I)
+SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "attend_best": ((), ctypes.c_int),
+    "attend_choose": ((ctypes.c_int,), None),
+    "attend_new": ((_P, _P, _P, _F), _P),
+    "attend_free": ((_P,), None),
+    "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, *_ROWS, _P, _P), None),
+    "attend_logits": ((_P, _P, _I, _P), None),
+    "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, *_ROWS, _P, _P), None),
 }
 
 
 def library_path() -> Path:
     """Where the library of this source belongs: beside it, under a name that changes with it."""
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:12]
-    return SOURCE.with_name(f"kernels-{digest}.so")
+    texts = [path.read_bytes() for path in sorted(SOURCE.iterdir())]
+    digest = hashlib.sha256(b"".join(texts) + " ".join(FLAGS).encode()).hexdigest()[:12]
+    return SOURCE.with_name(f"decoder-{digest}.so")
 
 
 def build(compiler: str) -> Path:
-    """Compile the kernels; returns the library. Raises CalledProcessError with the compiler's words, or OSError."""
+    """Compile the decoder; returns the library. Raises CalledProcessError with the compiler's words, or OSError."""
     path = library_path()
     unfinished = path.with_suffix(f".{os.getpid()}")
-    subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(unfinished)], check=True, capture_output=True, text=True)
-    for old in path.parent.glob("kernels-*.so"):
+    command = [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(unfinished)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    for old in path.parent.glob("*.so"):
         old.unlink()
     unfinished.rename(path)  # whole or not at all
     return path
@@ -51,9 +56,9 @@ def load() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(library_path()))
     except OSError:  # also where the source, which names the library, is missing
         return None
-    for name, types in SIGNATURES.items():
+    for name, (arguments, result) in SIGNATURES.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = arguments, result
     library.attend_choose(library.attend_best())
     return library
 

@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from model.engine.build import EngineOptions, build_engine, choose_device, choose_dtype, fingerprint, size_engine
+import model.engine.choice
+from model.engine.build import (
+    EngineOptions,
+    build_engine,
+    choose_device,
+    choose_dtype,
+    fingerprint,
+    size_engine,
+)
 from model.engine.cache import count_blocks, free_memory
+from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, SettingError
 from model.net.packed import PackedLinear, pack
@@ -162,6 +171,23 @@ def test_the_fingerprint_changes_with_the_config(tmp_path):
     before = fingerprint(tmp_path, "a")
     edit_config(tmp_path, rms_norm_eps=1e-3)
     assert before != fingerprint(tmp_path, "a")
+
+
+def test_triton_computes_on_a_gpu_and_is_refused_elsewhere(monkeypatch):
+    pytest.importorskip("triton")
+    on_gpu = choose_backend("auto", CONFIG, torch.bfloat16, "cuda", 32)
+    assert "triton" == on_gpu.name
+    with pytest.raises(SettingError, match="backend is triton, but it needs a CUDA device"):
+        choose_backend("triton", CONFIG, torch.bfloat16, "cpu", 32)
+    monkeypatch.setattr(model.engine.choice, "find_spec", lambda name: None)
+    assert "torch" == choose_backend("auto", CONFIG, torch.bfloat16, "cuda", 32).name
+    with pytest.raises(SettingError, match="backend is triton, but triton is not installed"):
+        choose_backend("triton", CONFIG, torch.bfloat16, "cuda", 32)
+
+
+def test_a_model_that_triton_cannot_compute_is_torchs_on_a_gpu():
+    wide = tiny_config(num_heads=32, num_kv_heads=1)
+    assert "torch" == choose_backend("auto", wide, torch.bfloat16, "cuda", 32).name
 
 
 def test_the_fingerprint_changes_with_dtype_backend_and_threads(folder):

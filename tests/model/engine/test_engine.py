@@ -8,7 +8,6 @@ import torch
 from model.engine.request import EngineStats, FinishReason, StepReport
 from model.net.transformer import Decoder
 from model.params import SamplingParams
-from model.train.loss import dense_causal
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, fake_answer, fake_engine, run, tiny_engine, told
 
@@ -56,23 +55,6 @@ def crowd(max_tokens: int = 9) -> list:
 def alone(net):
     """What each of the crowd gets from an engine of its own, whole prompt first."""
     return {name: told for request in crowd() for name, told in answers(tiny_engine(net), [request]).items()}
-
-
-@torch.no_grad()
-def greedy_without_cache(net: Decoder, prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        hidden = net(torch.tensor(tokens), torch.arange(len(tokens)), dense_causal(len(tokens)))
-        tokens.append(int(net.logits(hidden[-1:]).argmax()))
-    return tokens[len(prompt) :]
-
-
-@pytest.mark.parametrize("backend", ["torch", "reference"])
-def test_greedy_tokens_are_those_of_the_decoder_without_a_cache(net, backend):
-    prompts = {"a": [7], "b": list(range(20)), "c": [3, 1, 4, 1, 5]}
-    expected = {name: greedy_without_cache(net, prompt, 12) for name, prompt in prompts.items()}
-    found = answers(tiny_engine(net, backend, max_batch_tokens=6), [ask(name, p, 12) for name, p in prompts.items()])
-    assert {name: (tokens, FinishReason.LENGTH) for name, tokens in expected.items()} == found
 
 
 def test_batched_requests_get_the_tokens_they_get_alone(net, alone):

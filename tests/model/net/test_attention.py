@@ -1,52 +1,73 @@
-"""The oracle itself, against the equation written out number by number, and against torch's fused kernel."""
+"""The oracle itself, against the equation written out number by number."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from model.config import AttentionVariant
 from model.net.attention import attend, causal_mask
 from model.net.transformer import Decoder
 from model.train.loss import dense_causal
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
+VARIANTS = {
+    "plain": AttentionVariant(),
+    "window": AttentionVariant(window=2),
+    "softcap": AttentionVariant(softcap=1.5),
+    "scale": AttentionVariant(scale=0.7),
+    "everything": AttentionVariant(window=3, softcap=0.8, scale=2.0),
+}
+each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
-def by_numbers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> list[float]:
-    """softmax(q Kᵀ / sqrt(d)) V of one query of one head, in plain Python floats."""
-    scores = [sum(a * b for a, b in zip(q.tolist(), row, strict=True)) / math.sqrt(len(q)) for row in k.tolist()]
-    weights = [math.exp(score) if seen else 0.0 for score, seen in zip(scores, mask.tolist(), strict=True)]
-    return [sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights) for column in v.T.tolist()]
+
+def by_numbers(q: Tensor, k: Tensor, v: Tensor, at: int, variant: AttentionVariant) -> list[float]:
+    """What one head of the query at position `at` gets, in plain Python floats."""
+    seen = range(max(0, at - variant.window + 1) if variant.window else 0, min(at + 1, len(k)))
+    scale = variant.scale or 1 / math.sqrt(len(q))
+    scores = [scale * sum(a * b for a, b in zip(q.tolist(), k[key].tolist(), strict=True)) for key in seen]
+    if variant.softcap:
+        scores = [variant.softcap * math.tanh(score / variant.softcap) for score in scores]
+    weights = [math.exp(score) for score in scores]
+    columns = zip(*(v[key].tolist() for key in seen), strict=True)
+    return [sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights) for column in columns]
 
 
+@each_variant
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(1, 1, 2), (4, 2, 16), (6, 2, 8), (8, 1, 32)])
-def test_the_oracle_is_the_equation(heads, kv_heads, size):
+def test_the_oracle_is_the_equation(heads, kv_heads, size, variant):
     torch.manual_seed(heads)
+    positions = [2, 0, 4]
     q, k, v = torch.randn(3, heads, size), torch.randn(5, kv_heads, size), torch.randn(5, kv_heads, size)
-    mask = causal_mask(torch.tensor([2, 0, 4]), 5)
-    out = attend(q, k, v, mask)
-    for token in range(3):
-        for head in range(heads):
-            shared = head // (heads // kv_heads)
-            expected = by_numbers(q[token, head], k[:, shared], v[:, shared], mask[token])
-            assert out[token, head].tolist() == pytest.approx(expected, abs=1e-5)
+    out = attend(q, k, v, causal_mask(torch.tensor(positions), 5, variant.window), variant)
+    for token, head in product(range(3), range(heads)):
+        shared = head // (heads // kv_heads)
+        expected = by_numbers(q[token, head], k[:, shared], v[:, shared], positions[token], variant)
+        assert out[token, head].tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@each_variant
 @pytest.mark.parametrize("group", [1, 3])
-def test_the_oracle_is_torchs_fused_attention(group):
+def test_attention_in_training_is_the_oracle_for_each_sequence(group, variant):
+    """And each layer has its own variant."""
     torch.manual_seed(0)
-    q, k, v = torch.randn(9, 2 * group, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
-    mask = causal_mask(torch.arange(9), 9)
-    theirs = F.scaled_dot_product_attention(
-        *(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=mask, enable_gqa=group != 1
-    )
-    torch.testing.assert_close(attend(q, k, v, mask), theirs[0].transpose(0, 1))
+    q, k, v = torch.randn(18, 2 * group, 16), torch.randn(18, 2, 16), torch.randn(18, 2, 16)
+    mask = causal_mask(torch.arange(9), 9, variant.window)
+    found = dense_causal(9, [AttentionVariant(window=1), variant])(1, q, k, v)
+    for part in (slice(9), slice(9, 18)):
+        torch.testing.assert_close(found[part], attend(q[part], k[part], v[part], mask, variant))
 
 
 def test_a_query_sees_itself_and_what_came_before():
     expected = [[True, False, False, False], [True, True, True, False], [True, True, True, True]]
     assert causal_mask(torch.tensor([0, 2, 9]), 4).tolist() == expected
+
+
+def test_a_window_counts_the_query_itself():
+    expected = [[True, False, False, False], [False, True, True, False], [False, False, False, True]]
+    assert causal_mask(torch.tensor([0, 2, 4]), 4, 2).tolist() == expected
 
 
 SWITCHES = {

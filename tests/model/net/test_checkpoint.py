@@ -37,13 +37,17 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "attend-original": {"norm": "layernorm", "positions": "sinusoidal", "activation": "relu", "gated_mlp": False}
     | {"post_norm": True, "scale_embedding": True, "qkv_bias": True, "linear_bias": True, "num_kv_heads": 4},
     "attend-qk-norm": {"qk_norm": True, "norm_eps": 1e-3, "num_kv_heads": 1},
+    "attend-variants": {"sliding_window": 3, "window_layers": (1,), "softcap": 2.0, "attention_scale": 0.2},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
     "llama-gelu": {"activation": "gelu_tanh"},
     "llama-biased": {"qkv_bias": True, "linear_bias": True},
     "llama-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
     "mistral": {"tied_head": False, "eos_token_ids": (2, 3)},
+    "mistral-sliding": {"sliding_window": 3},
     "qwen2": {"qkv_bias": True},
+    "qwen2-sliding": {"qkv_bias": True, "sliding_window": 3, "window_layers": (0,)},
+    "qwen3-sliding": {"qk_norm": True, "sliding_window": 3},
     "qwen3": {"qk_norm": True, "norm_eps": 1e-3},
     "qwen3-untied": {"qk_norm": True, "tied_head": False},
 }

@@ -26,9 +26,25 @@ PROMPT = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12]
 STEPS = 64
 
 
-@pytest.fixture(scope="module", params=KINDS)
+SLIDING = {
+    "mistral-sliding": {"sliding_window": 7},
+    "qwen2-sliding-above": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1, "layer_types": ...},
+    "qwen3-sliding-below": {
+        "sliding_window": 9,
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+"""Changes to the config.json of a kind of checkpoint; each window is shorter than PROMPT."""
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *SLIDING])
 def folder(request, tmp_path_factory) -> Path:
-    return write_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+    changes = SLIDING.get(request.param, {})
+    kind = request.param.split("-")[0] if changes else request.param
+    folder = write_checkpoint(kind, tmp_path_factory.mktemp(request.param))
+    edit_config(folder, **changes)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +61,7 @@ def theirs(folder) -> torch.nn.Module:
 def generate(net: Decoder, backend: str, steps: int) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens after PROMPT through a paged cache, and the logits [steps, V] they were taken from."""
     cache = KVCache.allocate(net.config, 12, 8, torch.float32, "cpu")
-    blocks, attention = [7, 2, 11, 4, 9, 1, 12, 5, 3, 10, 8, 6], BACKENDS[backend]()
+    blocks, attention = [7, 2, 11, 4, 9, 1, 12, 5, 3, 10, 8, 6], BACKENDS[backend](net.config.attention_variants)
     text, scores, new = [], [], PROMPT
     for _ in range(steps):
         layout = BatchLayout.build([Row(blocks, len(text), len(new))], 8, "cpu")
@@ -181,6 +197,10 @@ ATTEND_VALUES = {
     "rope_scaling": {"factor": 2.0},
     "num_layers": 2.0,
     "eos_token_ids": 2,
+    "sliding_window": 0,
+    "window_layers": [2],
+    "softcap": -1.0,
+    "attention_scale": "small",
 }
 
 
@@ -199,20 +219,58 @@ def test_our_own_spelling_is_read_strictly(tmp_path, key, value):
     assert_refused(tmp_path, key)
 
 
-@pytest.mark.parametrize(("window", "expected"), [(32, 32), (POSITIONS * 2, POSITIONS), (None, POSITIONS)])
-def test_a_sliding_window_caps_the_positions(tmp_path, window, expected):
-    """Within the window, sliding attention is causal attention; beyond it, it is not built."""
-    folder = write_checkpoint("mistral", tmp_path)
-    edit_config(folder, sliding_window=window)
-    assert expected == read_config(folder).max_positions
+FULL, ABOVE, BELOW = (None, None), (None, 9), (9, None)
+"""The windows of both layers."""
+WINDOWS = {
+    "mistral has the window in every layer": ("mistral", {"sliding_window": 9}, (9, 9)),
+    "mistral without": ("mistral", {"sliding_window": None}, FULL),
+    "a window that no text outgrows is none": ("mistral", {"sliding_window": POSITIONS}, FULL),
+    "an absent key of mistral is 4096": ("mistral", {"sliding_window": ..., "max_position_embeddings": 5000}, (4096, 4096)),
+    "qwen2 not switched on": ("qwen2", {"sliding_window": 9, "use_sliding_window": False}, FULL),
+    "qwen2 from a layer on": ("qwen2", {"max_window_layers": 1, "layer_types": ...}, ABOVE),
+    "qwen2 everywhere": ("qwen2", {"max_window_layers": 0, "layer_types": ...}, (9, 9)),
+    "qwen3 from a layer beyond the last": ("qwen3", {"max_window_layers": ..., "layer_types": ...}, FULL),
+    "qwen3 by name": ("qwen3", {"max_window_layers": 1, "layer_types": ["sliding_attention", "full_attention"]}, BELOW),
+    "llama has none": ("llama", {"sliding_window": 9}, FULL),
+}
 
 
-def test_a_window_that_is_switched_off_caps_nothing(tmp_path):
-    folder = write_checkpoint("qwen2", tmp_path)
-    edit_config(folder, sliding_window=16, use_sliding_window=False)
-    assert read_config(folder).max_positions == POSITIONS
-    edit_config(folder, use_sliding_window=True)
-    assert read_config(folder).max_positions == 16
+@pytest.mark.parametrize(("kind", "changes", "expected"), WINDOWS.values(), ids=WINDOWS)
+def test_each_layer_has_the_window_that_transformers_gives_it(tmp_path, kind, changes, expected):
+    folder = write_checkpoint(kind, tmp_path)
+    edit_config(folder, **{"sliding_window": 9, "use_sliding_window": True} | changes)
+    config = read_config(folder)
+    assert expected == tuple(variant.window for variant in config.attention_variants)
+    assert changes.get("max_position_embeddings", POSITIONS) == config.max_positions
+
+
+def test_no_token_is_seen_from_beyond_the_windows_of_all_layers(tmp_path):
+    """Two layers with a window of 7 reach 12 tokens back, and the thirteenth has no influence at all."""
+    write_checkpoint("mistral", tmp_path)
+    edit_config(tmp_path, sliding_window=7)
+    net, text = load(tmp_path, torch.float32, "cpu"), (PROMPT * 3)[:20]
+    last = net.logits(hidden_states(net, torch.tensor([text]))[-1])
+    for at, same in ((0, True), (6, True), (7, False)):
+        changed = [*text[:at], text[at] + 1, *text[at + 1 :]]
+        assert same == torch.equal(last, net.logits(hidden_states(net, torch.tensor([changed]))[-1]))
+
+
+BAD_WINDOWS = [
+    ("mistral", {"sliding_window": 0}, "sliding_window"),
+    ("mistral", {"sliding_window": "wide"}, "sliding_window"),
+    ("qwen2", {"use_sliding_window": "yes"}, "use_sliding_window"),
+    ("qwen2", {"max_window_layers": -1, "layer_types": ...}, "max_window_layers"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+    ("qwen3", {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": False}, "layer_types"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "named"), BAD_WINDOWS, ids=str)
+def test_a_window_that_is_not_understood_is_named(tmp_path, kind, changes, named):
+    folder = write_checkpoint(kind, tmp_path)
+    edit_config(folder, **{"sliding_window": 9, "use_sliding_window": True} | changes)
+    assert_refused(folder, named)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The native kernels compute what the plain decoder computes, in every variant that this CPU has."""
+"""The native decoder computes what the plain decoder computes, in every variant that this CPU has."""
 
 import shutil
 import subprocess
@@ -11,14 +11,12 @@ from model.errors import SettingError
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from model.net.native import library
 from model.net.native.__main__ import main
-from model.net.native.decoder import NativeBackend, NativeDecoder, supports
-from model.net.packed import multiplies_bfloat16, pack
+from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.transformer import Decoder
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
-needs_library = pytest.mark.skipif(built is None, reason="the native kernels are not built here: python -m model.net.native")
-needs_units = pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU has no units for bfloat16")
+needs_library = pytest.mark.skipif(built is None, reason="the native decoder is not built here: python -m model.net.native")
 SHAPES = [  # query heads, key/value heads, head size
     (4, 2, 32),
     (5, 5, 64),
@@ -28,10 +26,11 @@ SHAPES = [  # query heads, key/value heads, head size
     (8, 2, 128),
     (2, 1, 256),
 ]
+VIEWS = [{"sliding_window": 20}, {"sliding_window": 1}, {"softcap": 0.05}, {"window_layers": (1,), "sliding_window": 9}]
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 200]
 
 
-@pytest.fixture(params=range(4), ids=library.VARIANTS)
+@pytest.fixture(params=range(5), ids=library.VARIANTS)
 def variant(request):
     """One variant after the other, as far as this CPU has them."""
     best = built.attend_best()
@@ -43,13 +42,19 @@ def variant(request):
 
 
 def shaped(heads: int, kv_heads: int, head_size: int, **changes):
-    return tiny_config(num_heads=heads, num_kv_heads=kv_heads, head_size=head_size, max_positions=256, **changes)
+    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_size": head_size, "max_positions": 256}
+    return tiny_config(**{**sizes, **changes})
 
 
-def run(net, backend, chunk: int, block_size: int, dtype: torch.dtype, lengths=LENGTHS) -> torch.Tensor:
+def random_text(length: int, seed: int) -> torch.Tensor:
+    return torch.randint(8, VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def run(net, backend, chunk: int, block_size: int, dtype: torch.dtype, texts=None) -> torch.Tensor:
     """Hidden states of several texts, computed side by side in chunks, in blocks that hold NaN from before."""
     generator = torch.Generator().manual_seed(5)
-    texts = [torch.randint(0, VOCAB, (length,), generator=generator) for length in lengths]
+    texts = [random_text(length, at) for at, length in enumerate(LENGTHS)] if texts is None else texts
+    lengths = [len(text) for text in texts]
     needed = [-(-length // block_size) for length in lengths]
     cache = KVCache.allocate(net.config, sum(needed), block_size, dtype, "cpu")
     for tensor in (*cache.keys, *cache.values):
@@ -69,8 +74,22 @@ def run(net, backend, chunk: int, block_size: int, dtype: torch.dtype, lengths=L
     return torch.cat([part for parts in found for part in parts])
 
 
+def run_native(net, chunk: int, block_size: int, lengths=LENGTHS, *, first: int = 0, texts=None) -> torch.Tensor:
+    """The same by the native decoder; the text of `lengths[0]` is number `first`."""
+    texts = [random_text(length, at) for at, length in enumerate(lengths, first)] if texts is None else texts
+    backend = NativeBackend(net.config.attention_variants)
+    return run(NativeDecoder(net), backend, chunk, block_size, torch.bfloat16, [torch.as_tensor(text) for text in texts])
+
+
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
+
+
+def tiny_like(net: Decoder) -> Decoder:
+    """The same weights, with attention as first published."""
+    plain = tiny_decoder(replace(net.config, sliding_window=None, softcap=None, attention_scale=None))
+    plain.load_state_dict(net.state_dict())
+    return plain
 
 
 def pair(config) -> tuple[Decoder, Decoder]:
@@ -83,80 +102,69 @@ def pair(config) -> tuple[Decoder, Decoder]:
 
 
 @needs_library
-@needs_units
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @torch.inference_mode()
 def test_the_decoder_is_the_plain_one_up_to_rounding(variant, shape):
     """For all groupings, head sizes, lengths about the borders of blocks, chunks, and blocks that hold NaN from before."""
-    for changes, block_size in (({}, 32), ({"qk_norm": True, "qkv_bias": True}, 64)):
+    for changes, block_size in (({}, 32), ({"qk_norm": True, "qkv_bias": True, "linear_bias": True, "mlp_size": 72}, 64)):
         whole, half = pair(shaped(*shape, **changes))
-        wanted = run(whole, ReferenceBackend(), 1000, block_size, torch.float32)
-        pack(half)
+        wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, block_size, torch.float32)
         for chunk in (1000, 1, 7):
-            found = run(NativeDecoder(half), NativeBackend(), chunk, block_size, torch.bfloat16)
+            found = run_native(half, chunk, block_size)
             assert torch.isfinite(found).all()
             assert distance(found, wanted) < 0.02
 
 
 @needs_library
-@needs_units
+@pytest.mark.parametrize("view", VIEWS, ids=str)
 @torch.inference_mode()
-def test_the_backend_serves_a_plain_decoder_too(variant):
-    whole, half = pair(shaped(4, 2, 32))
-    wanted = run(whole, ReferenceBackend(), 1000, 32, torch.float32)
-    assert distance(run(half, NativeBackend(), 7, 32, torch.bfloat16), wanted) < 0.02
+def test_each_layer_has_its_own_window_and_soft_cap(variant, view):
+    whole, half = pair(shaped(4, 2, 32, **view))
+    wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32)
+    plain = run(tiny_like(whole), ReferenceBackend(shaped(4, 2, 32).attention_variants), 1000, 32, torch.float32)
+    assert distance(plain, wanted) > 0.02, "the variant must matter here"
+    for chunk in (1000, 1, 40):
+        assert distance(run_native(half, chunk, 32), wanted) < 0.02
 
 
 @needs_library
-@needs_units
+@pytest.mark.parametrize(("shape", "view"), [((9, 3, 64), {}), ((5, 5, 64), {}), ((8, 1, 32), {"sliding_window": 40})], ids=str)
 @torch.inference_mode()
-def test_a_token_does_not_depend_on_its_neighbours_nor_on_how_its_prompt_was_cut(variant):
-    """The kernels alone: the same rows of a matrix come in, so the same bits must come out."""
-    backend, config, generator = NativeBackend(), shaped(4, 2, 64), torch.Generator().manual_seed(1)
-    length, heads = 90, (4, 2, 64)
-    qkv = torch.randn(length, (4 + 2 * 2) * 64, generator=generator).bfloat16()
-    found = []
-    for chunk in (90, 1, 32, 7):
-        cache = KVCache.allocate(config, 8, 32, torch.bfloat16, "cpu")
-        parts = []
-        for start in range(0, length, chunk):
-            rows = [Row([3, 1, 2], start, min(chunk, length - start))]
-            layout = BatchLayout.build(rows, 32, "cpu")
-            part = qkv[start : start + chunk].clone()
-            backend.write(0, part, heads, cache, layout)
-            parts.append(backend.attend(0, part, heads, cache, layout))
-        found.append(torch.cat(parts))
-    assert all(torch.equal(each, found[0]) for each in found)
+def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, shape, view):
+    """Alone and in a batch, in one chunk and in many, on one thread and on two: bfloat16 or not."""
+    net = pair(shaped(*shape, **view, max_positions=512))[1]
+    lengths = [400, 3, 65, 130]
+    wanted = run_native(net, 1000, 32, lengths).split(lengths)
+    for chunk in (1, 7, 16, 33, 256):
+        assert torch.equal(run_native(net, chunk, 32, lengths), torch.cat(wanted)), chunk
+    torch.set_num_threads(1)
+    for at, length in enumerate(lengths):
+        assert torch.equal(run_native(net, 50, 32, [length], first=at), wanted[at]), length
+    torch.set_num_threads(2)
 
 
 @needs_library
-def test_the_activation_is_silu_at_every_size(variant):
-    """Also far out, where an exponential overflows."""
-    gate = torch.cat([torch.linspace(-100, 100, 4097), torch.tensor([-1e30, 1e30, 0.0])]).bfloat16()
-    up = torch.ones_like(gate)
-    both, found = torch.stack([gate, up]).flatten()[None].contiguous(), torch.empty_like(gate)
-    built.attend_silu(both.data_ptr(), found.data_ptr(), 1, len(gate))
-    torch.testing.assert_close(found, torch.nn.functional.silu(gate.float()).bfloat16(), rtol=0.008, atol=1e-7)
+@torch.inference_mode()
+def test_scores_are_those_of_the_head_and_do_not_depend_on_how_many_are_asked(variant):
+    half = pair(shaped(4, 2, 32, vocab_size=VOCAB))[1]
+    hidden = torch.randn(70, half.config.hidden_size, generator=torch.Generator().manual_seed(3)).bfloat16()
+    decoder = NativeDecoder(half)
+    scores = decoder.logits(hidden)
+    torch.testing.assert_close(scores, hidden.float() @ half.head.weight.float().T, rtol=1e-3, atol=1e-4)
+    for count in (1, 2, 15, 17, 33):
+        assert torch.equal(decoder.logits(hidden[:count]), scores[:count])
 
 
 @needs_library
-def test_norm_and_addition_are_one_pass(variant):
-    x, r, gain = (torch.randn(37, 200, generator=torch.Generator().manual_seed(at)).bfloat16() for at in range(3))
-    gain, y, residual = gain[0].contiguous(), torch.empty_like(x), r.clone()
-    built.attend_norm(x.data_ptr(), residual.data_ptr(), gain.data_ptr(), y.data_ptr(), 37, 200, 1e-5)
-    assert torch.equal(residual, x + r)
-    wanted = torch.nn.functional.rms_norm(residual.float(), (200,), gain.float(), 1e-5)
-    torch.testing.assert_close(y.float(), wanted, rtol=0.01, atol=1e-3)
-
-
-@needs_library
-def test_nan_stays_nan_in_its_own_row(variant):
+@torch.inference_mode()
+def test_what_is_not_a_number_stays_in_its_own_request(variant):
     """One bad request harms only itself."""
-    r, gain = torch.ones(3, 64).bfloat16(), torch.ones(64).bfloat16()
-    r[1, 5] = torch.nan
-    y = torch.empty_like(r)
-    built.attend_norm(None, r.data_ptr(), gain.data_ptr(), y.data_ptr(), 3, 64, 1e-5)
-    assert [False, True, False] == y.isnan().all(dim=1).tolist()
+    net = pair(shaped(4, 2, 32))[1]
+    net.embedding.tokens.weight[7] = torch.nan
+    texts = [[7] * 40, [5, 6] * 20]
+    found = run_native(net, 1000, 32, texts=texts).split([40, 40])
+    assert found[0].isnan().all()
+    assert torch.equal(found[1], run_native(net, 1000, 32, texts=texts[1:]))
 
 
 @pytest.mark.parametrize(
@@ -173,14 +181,15 @@ def test_nan_stays_nan_in_its_own_row(variant):
 )
 def test_what_the_kernels_do_not_know_is_left_to_torch(other):
     config = shaped(4, 2, 32)
-    assert supports(config, 32)
-    assert not supports(replace(config, **other), 32)
-    assert not supports(config, 16)
+    assert NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
+    assert not NativeBackend.supports(replace(config, **other), torch.bfloat16, "cpu", 32)
+    assert not NativeBackend.supports(config, torch.bfloat16, "cpu", 16)
 
 
 def test_a_compiler_that_fails_is_no_error_and_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
-    source = tmp_path / "kernels.cpp"
-    source.write_text("this is no C++")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "decoder.cpp").write_text("this is no C++")
     monkeypatch.setattr(library, "SOURCE", source)
     monkeypatch.setattr(shutil, "which", lambda name: "false")
     assert 0 == main()
@@ -189,19 +198,20 @@ def test_a_compiler_that_fails_is_no_error_and_leaves_nothing_behind(tmp_path, m
 
 
 def test_a_library_replaces_the_one_of_an_older_source(tmp_path, monkeypatch):
-    source = tmp_path / "kernels.cpp"
-    source.write_text("")
-    (tmp_path / "kernels-0123.so").touch()
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "decoder.cpp").write_text("")
+    (tmp_path / "decoder-0123.so").touch()
     monkeypatch.setattr(library, "SOURCE", source)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: open(command[-1], "w").close())
     path = library.build("c++")
     assert [path] == list(tmp_path.glob("*.so"))
-    source.write_text("// changed")
+    (source / "matrix.h").write_text("// changed")
     assert path != library.library_path()
 
 
 def test_a_backend_that_cannot_pass_for_the_model_is_refused_by_name(monkeypatch):
-    from model.engine.build import choose_backend
+    from model.engine.choice import choose_backend
 
     with pytest.raises(SettingError, match="backend is native, but it needs"):
         choose_backend("native", shaped(4, 2, 32), torch.float32, "cpu", 32)

@@ -1,0 +1,68 @@
+"""Who computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from model.config import EngineConfig, ModelConfig
+from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.errors import SettingError
+from model.net.backends import BACKENDS, AttentionBackend, BackendKind, KVCache
+from model.net.native.decoder import NativeBackend, NativeDecoder
+from model.net.native.library import load as load_native
+from model.net.packed import pack
+from model.net.transformer import Decoder
+
+if TYPE_CHECKING:  # triton is not there on every machine
+    from model.net.triton.decoder import TritonDecoder
+
+FASTEST_FIRST = ("native", "triton", "torch")
+NEEDS = {
+    "native": "it needs a bfloat16 Llama, Mistral or Qwen on a CPU, and blocks of 32",
+    "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 16 of them to a key/value head",
+}
+ABSENT = {"native": "it was not built: make setup", "triton": "triton is not installed"}
+
+
+def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> AttentionBackend:
+    """`auto` is the fastest that fits. One that cannot pass for this model is refused: SettingError."""
+    for name in FASTEST_FIRST if wanted == "auto" else (wanted,):
+        kind = _kind_of(name)
+        if kind is not None and kind.supports(config, dtype, device, block_size):
+            return kind(config.attention_variants)
+    raise SettingError(f"backend is {wanted}, but {(ABSENT if kind is None else NEEDS)[wanted]}")
+
+
+def _kind_of(name: str) -> BackendKind | None:
+    """None where it was not built or is not installed."""
+    if name == "native":
+        return None if load_native() is None else NativeBackend
+    if name == "triton":
+        if find_spec("triton") is None:  # it comes with the wheels of torch for CUDA
+            return None
+        from model.net.triton.backend import TritonBackend
+
+        return TritonBackend
+    return BACKENDS[name]
+
+
+def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDecoder | TritonDecoder":
+    """The decoder that computes fastest beside this backend; the plain one is spent."""
+    if isinstance(backend, NativeBackend):
+        return NativeDecoder(net)
+    if backend.name == "triton":
+        from model.net.triton import decoder as fused
+
+        return fused.TritonDecoder(net) if fused.supports(net.config) else net
+    pack(net)
+    return net
+
+
+def record_steps(
+    net: "Decoder | NativeDecoder | TritonDecoder", backend: AttentionBackend, cache: KVCache, config: EngineConfig
+) -> DecodeGraphs | None:
+    """Steps of one token a request as CUDA graphs, where the backend can be recorded: Triton's, on a GPU."""
+    if backend.name != "triton" or isinstance(net, NativeDecoder) or not cache.keys[0].is_cuda:
+        return None
+    return DecodeGraphs(net, backend, cache, config.max_model_len, config.max_batch_requests, CudaRecorder())

@@ -1,0 +1,156 @@
+"""Steps in which every request brings one token, recorded once as CUDA graphs and replayed: no launch of theirs is paid again.
+
+A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes; what a step brings is copied
+into the same buffers each time; and a batch between two sizes is filled up with rows of padding, which write to the
+reserved block 0 and whose results nobody reads.
+
+Not yet run on a GPU: everything but `CudaRecorder` is tested on the CPU, by calling what would be recorded.
+
+Shapes: T tokens of a step, one of each request · E model width · V vocabulary · B blocks of a request.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
+from model.net.transformer import Decoder
+from model.params import NO_CHANGE, SamplingParams
+from model.sampling import Draw, sample
+
+if TYPE_CHECKING:  # triton is not there on every machine
+    from model.net.triton.decoder import TritonDecoder
+
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes a step that reads and writes only buffers that stay; returns what repeats it."""
+
+GREEDY = Draw(SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+LARGEST = 256
+"""Rows of the largest graph: a larger batch computes for longer than its launches take."""
+WARM_UPS = 2
+"""Calls before a recording: they compile kernels and let libraries take their memory, which must not be recorded."""
+
+
+class Decoded(NamedTuple):
+    """What a step computed, for its real rows. The next step writes to the same memory."""
+
+    hidden_TE: Tensor
+    logits_TV: Tensor
+    greedy_T: Tensor
+    """int64: the best token; -1 where the scores are not finite."""
+
+
+def batch_sizes(max_batch_requests: int) -> list[int]:
+    """The batches that have a graph: 1, 2, 4, then multiples of 8, up to the first that holds every batch, or to LARGEST."""
+    sizes = [1, 2, 4, *range(8, LARGEST + 1, 8)]
+    enough = next((size for size in sizes if size >= max_batch_requests), LARGEST)
+    return [size for size in sizes if size <= enough]
+
+
+def takes_the_best(draw: Draw) -> bool:
+    """Whether `Decoded.greedy_T` is what `sample` would return for this row."""
+    unchanged = not draw.banned and draw.decoding is NO_CHANGE and draw.mask is None
+    return unchanged and draw.params.temperature <= 0
+
+
+class CudaRecorder:
+    """Records on a stream of its own. All graphs share one pool: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        """See `Recorder`."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch gives its constructor no types
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        return graph.replay
+
+
+class DecodeGraphs:
+    """A decoder's step for each of `batch_sizes`, over buffers that all of them share."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        net: "Decoder | TritonDecoder",
+        backend: AttentionBackend,
+        cache: KVCache,
+        max_model_len: int,
+        max_batch_requests: int,
+        record: Recorder,
+    ) -> None:
+        """`backend` must read positions and pages from the layout's tensors alone, and wait for nothing."""
+        self._net = net
+        self._backend = backend
+        self._cache = cache
+        self._max_model_len = max_model_len
+        self._sizes = batch_sizes(max_batch_requests)
+        most, device = self._sizes[-1], cache.keys[0].device
+        width = -(-max_model_len // cache.block_size)
+        self._tokens_T, self._positions_T, self._slots_T = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self._table_TB = torch.zeros(most, width, dtype=torch.int64, device=device)
+        self._hidden_TE, self._logits_TV = self._outputs(most)
+        self._greedy_T = torch.zeros_like(self._tokens_T)
+        # the largest first: the others then find their memory in the pool
+        self._replays = {size: record(self._step(size)) for size in reversed(self._sizes)}
+
+    def _outputs(self, most: int) -> tuple[Tensor, Tensor]:
+        config, dtype = self._net.config, self._cache.keys[0].dtype
+        widths = (config.hidden_size, config.vocab_size)
+        hidden_TE, logits_TV = (torch.zeros(most, width, dtype=dtype, device=self._tokens_T.device) for width in widths)
+        return hidden_TE, logits_TV
+
+    def _step(self, size: int) -> Callable[[], None]:
+        """What is recorded: the first `size` rows of the input buffers to those of the output buffers."""
+        longest = Row((), self._max_model_len - 1, 1)  # what a backend makes room for; the tensors say what there is
+
+        def step() -> None:
+            layout = BatchLayout(
+                [longest] * size,
+                self._slots_T[:size],
+                self._positions_T[:size],
+                self._table_TB[:size],
+                self._cache.block_size,
+                size,
+            )
+            hidden_TE = self._net(self._tokens_T[:size], layout.positions_T, Paged(self._backend, self._cache, layout))
+            logits_TV = self._net.logits(hidden_TE)
+            self._hidden_TE[:size].copy_(hidden_TE)
+            self._logits_TV[:size].copy_(logits_TV)
+            self._greedy_T[:size].copy_(sample(logits_TV, [GREEDY] * size))
+
+        return step
+
+    def fits(self, rows: Sequence[Row]) -> bool:
+        """Whether a graph can compute this step: every row brings one token, and there are not too many."""
+        return len(rows) <= self._sizes[-1] and all(row.count == 1 and row.start < self._max_model_len for row in rows)
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row], tokens: Sequence[int]) -> Decoded:
+        """Compute a step that `fits`; `tokens` are the rows' own."""
+        size = next(size for size in self._sizes if size >= len(rows))
+        self._fill(BatchLayout.build(rows, self._cache.block_size, "cpu"), torch.tensor(tokens), size)
+        self._replays[size]()
+        return Decoded(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
+
+    def _fill(self, layout: BatchLayout, tokens_T: Tensor, size: int) -> None:
+        """Copy a step into the input buffers. Padding is token 0 at position 0 of block 0."""
+        given, width = layout.block_table_RB.shape
+        pairs = (
+            (self._tokens_T, tokens_T),
+            (self._positions_T, layout.positions_T),
+            (self._slots_T, layout.slots_T),
+            (self._table_TB[:, :width], layout.block_table_RB),
+        )
+        for buffer, values in pairs:
+            buffer[:given].copy_(values)
+            buffer[given:size].zero_()

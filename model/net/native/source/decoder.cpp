@@ -1,0 +1,248 @@
+// A whole bfloat16 decoder on a CPU, one call a step: plain C ABI, no torch headers.
+//
+// `attend_step` is `Decoder.forward` of transformer.py for models with RMS norms, rotary positions and a gated MLP. Each heavy
+// loop exists once for each instruction set; `attend_choose` picks one by number, and `attend_best` says which is the best that this
+// CPU has. Threads are OpenMP's, as torch's are.
+//
+// Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "attention.h"
+#include "matrix.h"
+#include "threads.h"
+#include "tokens.h"
+
+// --- every loop once for each instruction set
+
+struct Kernels {
+    void (*norm)(const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T, i64 E, float eps);
+    void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
+    void (*multiply)(const Product&, i64 item);
+    void (*attend)(const Tile&, const Cache&, i64 head, i64 K);
+};
+
+#define VARIANT(NAME, TARGET, MULTIPLY, ATTEND)                                                                                  \
+    TARGET static void norm_##NAME(const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T, i64 E, float eps) {            \
+        for (i64 t = 0; t < T; t++) norm_token(x + t * E, gain, y + t * y_stride, E, eps);                                       \
+    }                                                                                                                            \
+    TARGET static void write_##NAME(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, \
+                                    const i64* slots, i64 T) {                                                                   \
+        for (i64 t = 0; t < T; t++) write_token(qkv + t * heads.width(), heads, cache, turns, positions[t], slots[t]);           \
+    }                                                                                                                            \
+    TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
+    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Cache& cache, i64 head, i64 K) {                 \
+        attend_tile(t, cache, head, K);                                                                                          \
+    }                                                                                                                            \
+    static const Kernels NAME = {norm_##NAME, write_##NAME, MULTIPLY, ATTEND};
+
+VARIANT(portable, , multiply_portable, tile_portable)
+VARIANT(avx2, OF(AVX2), multiply_avx2, tile_avx2)
+VARIANT(avx512, OF(AVX512), multiply_avx512, tile_avx512)
+VARIANT(bf16_512, OF(AVX512), multiply_pairs, tile_bf16_512)
+VARIANT(amx, OF(AMX), multiply_tiles, attend_tile_amx)
+
+static const Kernels* const KERNELS[] = {&portable, &avx2, &avx512, &bf16_512, &amx};
+enum { PORTABLE, WITH_AVX2, WITH_AVX512, WITH_AVX512_BF16, WITH_AMX };
+static int chosen = PORTABLE;
+
+OF(AMX) static void release_tiles() { _tile_release(); }
+
+// Threads that have used tiles give them back, so that the kernel need not save them.
+template <class Work>
+static void compute(i64 phases, Work work) {
+    together(phases, [&](Team::Member& team) {
+        work(team, *KERNELS[chosen]);
+        if (chosen == WITH_AMX) release_tiles();
+    });
+}
+
+static void multiply(Team::Member& team, const Kernels& kernels, const Product& p) {
+    team.share(p.items(), 1, [&](i64 begin, i64 end) {
+        for (i64 item = begin; item < end; item++) kernels.multiply(p, item);
+    });
+}
+
+static void attend(Team::Member& team, const Kernels& kernels, const Step& step, const std::vector<Work>& work, const Attention& a) {
+    team.share((i64)work.size() * a.heads.K, 1, [&](i64 begin, i64 end) {
+        for (i64 n = begin; n < end; n++)
+            kernels.attend(tile_of(step, work[n / a.heads.K], a, n % a.heads.K), a.cache, n % a.heads.K, a.heads.K);
+    });
+}
+
+// --- the decoder
+
+struct Layer {
+    const bf16* attention_gain;
+    Matrix qkv;
+    const bf16 *q_gain, *k_gain;
+    Matrix out;
+    const bf16* mlp_gain;
+    Matrix gate_up, down;
+    Variant variant;
+};
+
+// Room for a row of x: whole tiles, and an odd number of cache lines, so that 16 rows do not meet in few sets of the cache.
+static i64 stride_of(i64 columns) { return (ceiling(columns, PAD) | 1) * PAD; }
+
+struct Net {
+    Heads heads;
+    i64 E, M, V;
+    float eps;
+    const bf16 *embedding, *gain;
+    const float *cos, *sin;
+    Matrix head;
+    std::vector<Layer> layers;
+    i64 room = 0;  // tokens that fit into the buffers
+    bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *gated = nullptr;
+    i64 normed_stride() const { return stride_of(E); }
+    i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
+    i64 gated_stride() const { return stride_of(M); }
+};
+
+static bf16* zeros(i64 count) {
+    void* memory = allocate(count * 2);
+    memset(memory, 0, count * 2);
+    return (bf16*)memory;
+}
+
+static void make_room(Net& net, i64 T) {
+    if (T <= net.room) return;
+    for (bf16* buffer : {net.normed, net.qkv, net.mixed, net.gated}) free(buffer);
+    net.room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
+    net.normed = zeros(net.room * net.normed_stride());
+    net.qkv = zeros(net.room * net.heads.width());
+    net.mixed = zeros(net.room * net.mixed_stride());
+    net.gated = zeros(net.room * net.gated_stride());
+}
+
+static const i64 TOKENS = 4;  // of a piece of work on tokens
+
+static void norm(Team::Member& team, const Kernels& kernels, const Net& net, const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T) {
+    team.share(T, TOKENS, [&](i64 a, i64 b) { kernels.norm(x + a * net.E, gain, y + a * y_stride, y_stride, b - a, net.E, net.eps); });
+}
+
+struct Input {  // of a step: T tokens, and where they stand
+    const i64 *tokens, *positions, *slots;
+    i64 T;
+};
+
+static const i64 PHASES_OF_LAYER = 8;
+
+static void layer_of(Team::Member& team, const Kernels& kernels, const Net& net, const Layer& layer, const Cache& cache, const Input& in,
+                     const Step& step, const std::vector<Work>& work, bf16* residual) {
+    i64 T = in.T, width = net.heads.width();
+    norm(team, kernels, net, residual, layer.attention_gain, net.normed, net.normed_stride(), T);
+    multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.qkv, STORE, net.qkv, width});
+    Turns turns = {layer.q_gain, layer.k_gain, net.cos, net.sin, net.eps};
+    team.share(T, TOKENS, [&](i64 a, i64 b) {
+        kernels.write(net.qkv + a * width, net.heads, cache, turns, in.positions + a, in.slots + a, b - a);
+    });
+    attend(team, kernels, step, work, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
+    multiply(team, kernels, {net.mixed, net.mixed_stride(), T, &layer.out, ADD, residual, net.E});
+    norm(team, kernels, net, residual, layer.mlp_gain, net.normed, net.normed_stride(), T);
+    multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.gate_up, GATED, net.gated, net.gated_stride()});
+    multiply(team, kernels, {net.gated, net.gated_stride(), T, &layer.down, ADD, residual, net.E});
+}
+
+static bool has_amx() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
+    const int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+    unsigned a = 7, b = 0, c = 0, d = 0;
+    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    return (d >> 22 & 1) && (d >> 24 & 1) && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+}
+
+extern "C" {
+
+// The number of the best instruction set that this CPU has.
+int attend_best() {
+    __builtin_cpu_init();
+    bool wide512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    if (wide512 && __builtin_cpu_supports("avx512bf16")) return has_amx() ? WITH_AMX : WITH_AVX512_BF16;
+    return wide512 ? WITH_AVX512 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? WITH_AVX2 : PORTABLE;
+}
+
+void attend_choose(int number) { chosen = number; }
+
+// A decoder of sizes {layers, E, M, V, H, K, D}. Its arrays: {embedding [V, E], final gain [E], head [V, E], cos, sin [P, D]}, then for each
+// layer {gain [E], qkv [(H + 2K) D, E], its bias, gains of q and k [D], out [E, H D], its bias, gain [E], gate and up [2M, E], their bias,
+// down [E, M], its bias}, null where there is none. Matrices are copied; gains, tables and the embedding must outlive it.
+// Variants: {scale, softcap, window} of each layer.
+Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) {
+    Net* net = new Net;
+    i64 layers = sizes[0], E = net->E = sizes[1], M = net->M = sizes[2], V = net->V = sizes[3];
+    Heads heads = net->heads = {sizes[4], sizes[5], sizes[6]};
+    net->eps = eps;
+    auto next = [&] { return (const bf16*)*arrays++; };
+    net->embedding = next(), net->gain = next();
+    net->head = pack(next(), nullptr, V, E, false);
+    net->cos = (const float*)next(), net->sin = (const float*)next();
+    auto matrix = [&](i64 N, i64 K, bool gated) {
+        const bf16 *weights = next(), *bias = next();
+        return pack(weights, bias, N, K, gated);
+    };
+    for (i64 n = 0; n < layers; n++, variants += 3) {
+        Layer layer;
+        layer.attention_gain = next();
+        layer.qkv = matrix(heads.width(), E, false);
+        layer.q_gain = next(), layer.k_gain = next();
+        layer.out = matrix(E, heads.H * heads.D, false);
+        layer.mlp_gain = next();
+        layer.gate_up = matrix(2 * M, E, true);
+        layer.down = matrix(E, M, false);
+        layer.variant = {variants[0], variants[1], (i64)variants[2]};
+        net->layers.push_back(layer);
+    }
+    return net;
+}
+
+void attend_free(Net* net) {
+    for (bf16* buffer : {net->normed, net->qkv, net->mixed, net->gated}) free(buffer);
+    free(net->head.weights);
+    for (Layer& layer : net->layers)
+        for (Matrix* m : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) free(m->weights);
+    delete net;
+}
+
+// One step: T tokens of `rows` requests, which have starts and counts and own the blocks of the table [rows, width]. keys and values are the
+// layers' caches. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once.
+void attend_step(Net* net, const i64* tokens, const i64* positions, const i64* slots, i64 T, bf16* const* keys, bf16* const* values,
+                 i64 block_size, const i64* starts, const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* residual, bf16* hidden) {
+    make_room(*net, T);
+    Input in = {tokens, positions, slots, T};
+    Step step = {starts, counts, blocks, rows, width};
+    std::vector<Work> work = work_of(step, LANES / (net->heads.H / net->heads.K));
+    compute(PHASES_OF_LAYER * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
+        team.share(T, TOKENS, [&](i64 a, i64 b) {
+            for (i64 t = a; t < b; t++) memcpy(residual + t * net->E, net->embedding + tokens[t] * net->E, net->E * 2);
+        });
+        for (size_t n = 0; n < net->layers.size(); n++)
+            layer_of(team, kernels, *net, net->layers[n], {keys[n], values[n], block_size}, in, step, work, residual);
+        norm(team, kernels, *net, residual, net->gain, hidden, net->E, T);
+    });
+}
+
+// Scores [T, V] of hidden states [T, E], in float32.
+void attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) {
+    make_room(*net, T);
+    for (i64 t = 0; t < T; t++) memcpy(net->normed + t * net->normed_stride(), hidden + t * net->E, net->E * 2);
+    compute(1, [&](Team::Member& team, const Kernels& kernels) {
+        multiply(team, kernels, {net->normed, net->normed_stride(), T, &net->head, SCORES, scores, net->V});
+    });
+}
+
+// One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D].
+void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, const i64* starts,
+                  const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant) {
+    Step step = {starts, counts, blocks, rows, width};
+    Attention a = {{H, K, D}, {keys, values, block_size}, {variant[0], variant[1], (i64)variant[2]}, qkv, out, H * D};
+    std::vector<Work> work = work_of(step, a.tokens_of_tile());
+    compute(2, [&](Team::Member& team, const Kernels& kernels) {
+        team.share(T, TOKENS, [&](i64 begin, i64 end) {
+            kernels.write(qkv + begin * a.heads.width(), a.heads, a.cache, {}, slots, slots + begin, end - begin);
+        });
+        attend(team, kernels, step, work, a);
+    });
+}
+}

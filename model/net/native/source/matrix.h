@@ -1,0 +1,282 @@
+// y = x Wᵀ + b, with W laid out once for the order in which it is read.
+//
+// Each value of y is one running sum over the columns of W from the first to the last, whatever else is computed beside it: the
+// result for a row of x has the same bits alone, in any batch, and on any number of threads.
+//
+// Shapes: x [T, K], W [N, K]. A panel is 16 rows of W: [K / 2][16][2], pairs of columns side by side, as matrix units read them.
+#pragma once
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "numbers.h"
+
+static const i64 PANEL = LANES;       // rows of W in a panel
+static const i64 PAD = 32;         // K is filled up with zeros to a multiple of this, T with rows that nobody reads
+static const i64 ROWS = 256;       // rows of x that stay near while panels pass by
+static const i64 MOST_PANELS = 8;  // of a piece of work
+static const i64 PITCH = MOST_PANELS * PANEL;  // columns of a block of results
+enum Kind { STORE, ADD, GATED, SCORES };
+
+struct Matrix {
+    i64 N = 0, K = 0, panels = 0;  // K with its padding; panels in pairs
+    uint32_t* weights = nullptr;   // [panels][K / 2][16], a pair of columns each
+    std::vector<float> bias;       // [panels][16]
+};
+
+// Large pages where they are to be had: a decode step reads every one of them.
+static void* allocate(size_t bytes) {
+    const size_t huge = 2 << 20;
+    void* memory = aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
+    if (memory) madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
+// The row of W that is row `at` of the panels. With gates, panels of the first half and of the second take turns.
+INLINE i64 source_row(i64 panel, i64 at, i64 N, bool gated) {
+    i64 rows = gated ? N / 2 : N, row = (gated ? panel / 2 : panel) * PANEL + at;
+    return row >= rows ? -1 : gated && panel % 2 ? rows + row : row;
+}
+
+static Matrix pack(const bf16* weights, const bf16* bias, i64 N, i64 columns, bool gated) {
+    Matrix m;
+    m.N = N, m.K = ceiling(columns, PAD) * PAD;
+    m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;
+    m.weights = (uint32_t*)allocate(m.panels * m.K * PANEL * 2);
+    m.bias.assign(m.panels * PANEL, 0.0f);
+#pragma omp parallel for schedule(static)
+    for (i64 panel = 0; panel < m.panels; panel++)
+        for (i64 at = 0; at < PANEL; at++) {
+            i64 row = source_row(panel, at, N, gated);
+            if (bias && row >= 0) m.bias[panel * PANEL + at] = wide(bias[row]);
+            for (i64 k = 0; k < m.K; k += 2) {
+                uint32_t first = row >= 0 && k < columns ? weights[row * columns + k] : 0;
+                uint32_t second = row >= 0 && k + 1 < columns ? weights[row * columns + k + 1] : 0;
+                m.weights[(panel * m.K + k) / 2 * PANEL + at] = first | second << 16;
+            }
+        }
+    return m;
+}
+
+struct Product {
+    const bf16* x;
+    i64 stride, T;     // stride of x; x has room for T rounded up to PAD
+    const Matrix* matrix;
+    Kind kind;
+    void* y;           // bf16, but floats with SCORES
+    i64 y_stride;
+
+    // Work comes in items: some panels for up to ROWS rows.
+    i64 panels_of_item() const { return T <= 16 ? (matrix->panels >= 4 * PAD ? 4 : 2) : T < 128 ? 2 : MOST_PANELS; }
+    i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }
+    i64 items() const { return items_across() * ceiling(T, ROWS); }
+};
+
+// What becomes of a block of results [rows][PITCH], from row `first` and panel `panel` on.
+template <Kind KIND>
+INLINE void keep_rows(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
+    const Matrix& m = *p.matrix;
+    const i64 step = KIND == GATED ? 2 : 1;  // a panel of gates stands before its panel of values
+    i64 width = m.N / step, begin = panel / step * PANEL, end = std::min(width, (panel + panels) / step * PANEL);
+    for (i64 t = 0; t < rows; t++)
+        for (i64 n = begin; n < end; n += PANEL) {
+            const float *from = block + t * PITCH + (n - begin) * step, *bias = m.bias.data() + n * step;
+            floats y = load<floats>(from) + load<floats>(bias);
+            if (KIND == GATED) y = silu(y) * (load<floats>(from + PANEL) + load<floats>(bias + PANEL));
+            i64 place = (first + t) * p.y_stride + n, count = std::min(PANEL, end - n);
+            bf16* to = (bf16*)p.y + place;
+            if (count == PANEL) {
+                if (KIND == SCORES)
+                    store((float*)p.y + place, y);
+                else
+                    store(to, narrow(KIND == ADD ? wide(load<halves>(to)) + y : y));
+            } else if (KIND == SCORES) {
+                memcpy((float*)p.y + place, &y, count * 4);
+            } else {
+                halves kept = {};
+                if (KIND == ADD) memcpy(&kept, to, count * 2), y += wide(kept);
+                kept = narrow(y);
+                memcpy(to, &kept, count * 2);
+            }
+        }
+}
+
+INLINE void keep(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
+    switch (p.kind) {
+        case STORE: return keep_rows<STORE>(p, block, first, rows, panel, panels);
+        case ADD: return keep_rows<ADD>(p, block, first, rows, panel, panels);
+        case GATED: return keep_rows<GATED>(p, block, first, rows, panel, panels);
+        case SCORES: return keep_rows<SCORES>(p, block, first, rows, panel, panels);
+    }
+}
+
+// Some rows of x by one panel, with whatever vectors the target has.
+template <int HEIGHT>
+INLINE void rows_by_panel(const bf16* x, i64 stride, const uint32_t* weights, i64 K, float* block) {
+    floats sums[HEIGHT] = {};
+    for (i64 k = 0; k < K; k += 2, weights += PANEL) {
+        words pairs = load<words>(weights);
+        floats even = (floats)(pairs << 16), odd = (floats)(pairs & 0xffff0000u);
+        for (int t = 0; t < HEIGHT; t++) {
+            sums[t] += even * wide(x[t * stride + k]);
+            sums[t] += odd * wide(x[t * stride + k + 1]);
+        }
+    }
+    for (int t = 0; t < HEIGHT; t++) store(block + t * PITCH, sums[t]);
+}
+
+struct Item {
+    i64 first, end, panel, panels;  // rows of x; panels
+};
+
+INLINE Item item_of(const Product& p, i64 number) {
+    i64 chunk = number / p.items_across(), panel = number % p.items_across() * p.panels_of_item();
+    i64 panels = std::min(p.panels_of_item(), p.matrix->panels - panel);
+    return {chunk * ROWS, std::min(p.T, (chunk + 1) * ROWS), panel, panels};
+}
+
+INLINE const uint32_t* panel_of(const Matrix& m, i64 panel) { return m.weights + panel * m.K / 2 * PANEL; }
+
+INLINE void multiply_vectors(const Product& p, i64 number) {
+    alignas(64) float block[4 * PITCH];
+    Item item = item_of(p, number);
+    const Matrix& m = *p.matrix;
+    for (i64 t = item.first; t < item.end; t += 4) {
+        const bf16* x = p.x + t * p.stride;
+        for (i64 n = 0; n < item.panels; n++) {
+            const uint32_t* weights = panel_of(m, item.panel + n);
+            if (item.end - t == 1)
+                rows_by_panel<1>(x, p.stride, weights, m.K, block + n * PANEL);
+            else
+                rows_by_panel<4>(x, p.stride, weights, m.K, block + n * PANEL);
+        }
+        keep(p, block, t, std::min<i64>(4, item.end - t), item.panel, item.panels);
+    }
+}
+
+// The same where a CPU multiplies pairs of bfloat16.
+template <int HEIGHT>
+OF(AVX512_BF16) INLINE void rows_by_panel_bf16(const bf16* x, i64 stride, const uint32_t* weights, i64 K, float* block) {
+    __m512 sums[HEIGHT];
+    for (int t = 0; t < HEIGHT; t++) sums[t] = _mm512_setzero_ps();
+    for (i64 k = 0; k < K; k += 2, weights += PANEL) {
+        __m512bh w = (__m512bh)_mm512_load_si512(weights);
+        for (int t = 0; t < HEIGHT; t++) {
+            int pair;
+            memcpy(&pair, x + t * stride + k, 4);
+            sums[t] = _mm512_dpbf16_ps(sums[t], w, (__m512bh)_mm512_set1_epi32(pair));
+        }
+    }
+    for (int t = 0; t < HEIGHT; t++) _mm512_store_ps(block + t * PITCH, sums[t]);
+}
+
+OF(AVX512_BF16) static void multiply_pairs(const Product& p, i64 number) {
+    alignas(64) float block[8 * PITCH];
+    Item item = item_of(p, number);
+    const Matrix& m = *p.matrix;
+    for (i64 t = item.first; t < item.end; t += 8) {
+        const bf16* x = p.x + t * p.stride;
+        for (i64 n = 0; n < item.panels; n++) {
+            const uint32_t* weights = panel_of(m, item.panel + n);
+            if (item.end - t == 1)
+                rows_by_panel_bf16<1>(x, p.stride, weights, m.K, block + n * PANEL);
+            else
+                rows_by_panel_bf16<8>(x, p.stride, weights, m.K, block + n * PANEL);
+        }
+        keep(p, block, t, std::min<i64>(8, item.end - t), item.panel, item.panels);
+    }
+}
+
+// The same with tiles of 16 x 16 results: one row of tiles by up to four panels, or two by two.
+
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+// GCC 12 does not know that tiles are loaded from memory: what was written before must be there.
+INLINE void written() { __asm__ volatile("" : : : "memory"); }
+
+OF(AMX) static void shape_tiles(const TileShapes& shapes) {
+    __asm__ volatile("" : : "r"(&shapes) : "memory");
+    _tile_loadconfig(&shapes);
+}
+
+OF(AMX) static void whole_tiles() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; tile++) shapes.rows[tile] = 16, shapes.row_bytes[tile] = 64;
+    shape_tiles(shapes);
+}
+
+static const i64 TILE = 32 / 2 * PANEL;  // pairs of columns in a tile of weights
+
+OF(AMX) INLINE void one_by_four(const bf16* x, i64 stride, const Matrix& m, i64 panel, float* block) {
+    const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1), *c = panel_of(m, panel + 2), *d = panel_of(m, panel + 3);
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (i64 k = 0; k < m.K; k += 32, a += TILE, b += TILE, c += TILE, d += TILE) {
+        _tile_loadd(4, x + k, stride * 2);
+        _tile_loadd(5, a, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, c, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, d, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, block, PITCH * 4); _tile_stored(1, block + 16, PITCH * 4);
+    _tile_stored(2, block + 32, PITCH * 4); _tile_stored(3, block + 48, PITCH * 4);
+}
+
+OF(AMX) INLINE void one_by_two(const bf16* x, i64 stride, const Matrix& m, i64 panel, float* block) {
+    const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1);
+    _tile_zero(0); _tile_zero(1);
+    for (i64 k = 0; k < m.K; k += 32, a += TILE, b += TILE) {
+        _tile_loadd(4, x + k, stride * 2);
+        _tile_loadd(5, a, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(1, 4, 6);
+    }
+    _tile_stored(0, block, PITCH * 4); _tile_stored(1, block + 16, PITCH * 4);
+}
+
+OF(AMX) INLINE void two_by_two(const bf16* x, i64 stride, const Matrix& m, i64 panel, float* block) {
+    const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1);
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (i64 k = 0; k < m.K; k += 32, a += TILE, b += TILE) {
+        _tile_loadd(4, x + k, stride * 2);
+        _tile_loadd(6, a, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, x + 16 * stride + k, stride * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, block, PITCH * 4); _tile_stored(1, block + 16, PITCH * 4);
+    _tile_stored(2, block + 16 * PITCH, PITCH * 4); _tile_stored(3, block + 16 * PITCH + 16, PITCH * 4);
+}
+
+OF(AMX) static void multiply_tiles(const Product& p, i64 number) {
+    alignas(64) float block[32 * PITCH];
+    Item item = item_of(p, number);
+    whole_tiles();
+    written();
+    for (i64 t = item.first; t < item.end; t += 32) {
+        const bf16* x = p.x + t * p.stride;
+        for (i64 n = 0, step; n < item.panels; n += step) {
+            step = item.end - t <= 16 && item.panels - n >= 4 ? 4 : 2;
+            if (item.end - t > 16)
+                two_by_two(x, p.stride, *p.matrix, item.panel + n, block);
+            else if (step == 4)
+                one_by_four(x, p.stride, *p.matrix, item.panel + n, block);
+            else
+                one_by_two(x, p.stride, *p.matrix, item.panel + n, block);
+            keep(p, block, t, std::min<i64>(32, item.end - t), item.panel + n, step);
+        }
+    }
+}

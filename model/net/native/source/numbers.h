@@ -1,0 +1,76 @@
+// bfloat16 in memory, float32 in registers, 16 values at a time: each target splits them into the vectors that it has.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define INLINE static inline __attribute__((always_inline))
+#define OF(FEATURES) __attribute__((target(FEATURES)))
+#define AVX2 "avx2,fma,bmi2"
+#define AVX512 AVX2 ",avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512"
+#define AVX512_BF16 AVX512 ",avx512bf16"
+#define AMX AVX512_BF16 ",amx-tile,amx-bf16"
+
+typedef uint16_t bf16;
+typedef int64_t i64;
+
+static const i64 LANES = 16;
+typedef float floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t words __attribute__((vector_size(LANES * 4)));
+typedef bf16 halves __attribute__((vector_size(LANES * 2)));
+
+INLINE float wide(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+template <class Vector, class Number>
+INLINE Vector load(const Number* from) {
+    Vector vector;
+    memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+template <class Vector, class Number>
+INLINE void store(Number* to, Vector vector) {
+    memcpy(to, &vector, sizeof vector);
+}
+
+INLINE floats wide(halves x) { return (floats)(__builtin_convertvector(x, words) << 16); }
+
+INLINE halves narrow(floats x) {  // to the nearest, ties to even; NaN that come from bfloat16 or from arithmetic stay NaN
+    words bits = (words)x;
+    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, halves);
+}
+
+// a where the bits of `where` are set, as a comparison sets them, else b. GCC takes a choice with ?: apart into single numbers.
+INLINE floats choose(ints where, floats a, floats b) { return (floats)(((ints)a & where) | ((ints)b & ~where)); }
+
+INLINE floats larger(floats a, floats b) { return a > b ? a : b; }
+INLINE floats magnitude(floats x) { return (floats)((words)x & 0x7fffffff); }
+INLINE floats all(float x) { return x - floats{}; }
+
+INLINE floats exponential(floats x) {  // x <= 0, relative error below 1e-5; about 1e-38 for what is smaller than -87
+    const float shift = 12582912.0f;   // 1.5 * 2^23: adding it rounds to a whole number
+    x = larger(x, all(-87.0f));
+    floats shifted = x * 1.44269504f + shift, k = shifted - shift;
+    floats r = x - k * 0.693359375f + k * 2.12194440e-4f;
+    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return (floats)((words)p + ((words)shifted << 23));  // the low bits of `shifted` are k
+}
+
+INLINE floats silu(floats x) {
+    floats e = exponential(-magnitude(x));  // the sigmoid without overflow on either side
+    return x * choose(x >= 0.0f, all(1.0f), e) / (e + 1.0f);
+}
+
+INLINE i64 ceiling(i64 a, i64 b) { return (a + b - 1) / b; }

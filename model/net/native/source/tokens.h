@@ -1,0 +1,74 @@
+// What happens to each token by itself: norm, rotation, the write to the cache.
+//
+// Shapes: T tokens, E model width, H query heads, K key/value heads, D head size, B tokens in a block.
+// Caches: keys [block][K][B][D], values [block][K][D][B]: both as the matrix units of AMX read them.
+#pragma once
+#include "numbers.h"
+
+// The 16 values from `from` on, or the first `count` of them and zeros.
+INLINE floats some(const bf16* from, i64 count) {
+    halves x = {};
+    memcpy(&x, from, std::min(count, LANES) * 2);
+    return wide(x);
+}
+
+INLINE float scale_of(const bf16* x, i64 count, float eps) {  // 1 / rms
+    floats squares = {};
+    i64 i = 0;
+    for (; i + LANES <= count; i += LANES) squares += wide(load<halves>(x + i)) * wide(load<halves>(x + i));
+    if (i < count) squares += some(x + i, count - i) * some(x + i, count - i);
+    float sum = 0;
+    for (int j = 0; j < LANES; j++) sum += squares[j];
+    return 1.0f / std::sqrt(sum / count + eps);
+}
+
+INLINE void norm_token(const bf16* x, const bf16* gain, bf16* y, i64 E, float eps) {
+    float scale = scale_of(x, E, eps);
+    i64 i = 0;
+    for (; i + LANES <= E; i += LANES) store(y + i, narrow(wide(load<halves>(x + i)) * scale * wide(load<halves>(gain + i))));
+    if (i == E) return;
+    halves rest = narrow(some(x + i, E - i) * scale * some(gain + i, E - i));
+    memcpy(y + i, &rest, (E - i) * 2);
+}
+
+INLINE void rotate_head(const bf16* x, bf16* to, const bf16* gain, const float* cos, const float* sin, i64 D, float eps) {
+    float scale = gain ? scale_of(x, D, eps) : 1.0f;
+    if (!cos) {
+        memcpy(to, x, D * 2);
+        return;
+    }
+    for (i64 i = 0; i < D / 2; i += LANES) {
+        floats a = wide(load<halves>(x + i)), b = wide(load<halves>(x + i + D / 2)), c = load<floats>(cos + i), s = load<floats>(sin + i);
+        if (gain) a *= scale * wide(load<halves>(gain + i)), b *= scale * wide(load<halves>(gain + i + D / 2));
+        store(to + i, narrow(a * c - b * s));
+        store(to + i + D / 2, narrow(b * c + a * s));
+    }
+}
+
+struct Heads {
+    i64 H, K, D;
+    i64 width() const { return (H + 2 * K) * D; }  // of a token's queries, keys and values, side by side
+};
+
+struct Cache {  // of one layer
+    bf16 *keys, *values;
+    i64 block_size;
+};
+
+struct Turns {  // null where there is nothing to do: no gains, or no rotation
+    const bf16 *q_gain, *k_gain;
+    const float *cos, *sin;
+    float eps;
+};
+
+INLINE void write_token(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, i64 position, i64 slot) {
+    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size, block = slot / B, at = slot % B;
+    const float *cos = turns.cos ? turns.cos + position * D : nullptr, *sin = turns.sin ? turns.sin + position * D : nullptr;
+    for (i64 h = 0; h < (cos ? H : 0); h++) rotate_head(qkv + h * D, qkv + h * D, turns.q_gain, cos, sin, D, turns.eps);
+    for (i64 k = 0; k < K; k++) {
+        rotate_head(qkv + (H + k) * D, cache.keys + ((block * K + k) * B + at) * D, turns.k_gain, cos, sin, D, turns.eps);
+        const bf16* v = qkv + (H + K + k) * D;
+        bf16* column = cache.values + (block * K + k) * D * B + at;
+        for (i64 i = 0; i < D; i++) column[i * B] = v[i];
+    }
+}

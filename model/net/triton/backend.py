@@ -1,0 +1,244 @@
+"""The Triton kernels as an attention backend: rows of one token decode in splits, longer rows prefill in tiles.
+
+Not yet run on a GPU: its laws are tested in Triton's interpreter on the CPU, and its kernels compile for one.
+
+Shapes: T tokens of this step · R requests · H query heads · K key/value heads · D head size · I items of work.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton import cdiv, next_power_of_2
+
+from model.config import AttentionVariant, ModelConfig
+from model.net.backends import BatchLayout, KVCache, variant_of
+from model.net.triton import kernels
+
+SPLIT = 256
+"""Keys of one item of decoding. A number of tokens, not of splits: a row's result does not depend on the batch."""
+PROGRAMS = 1024
+"""Programs that a decode starts at most; more items than that are taken in turns."""
+MIN_LANES = 16
+"""Rows and columns that the matrix units multiply at least."""
+MIN_ROWS = 256
+"""Rows that sharing out is compiled for at least, so that a new batch size seldom stops a step for a compilation."""
+COMBINED = 16
+"""Splits that the combining kernel reads at once."""
+MAX_GROUP = 16
+MAX_HEAD = 256
+LOG2_E = 1.4426950408889634
+INTERPRETED = not isinstance(kernels.decode_kernel, triton.JITFunction)
+"""Whether the kernels run in Triton's interpreter, on any device: TRITON_INTERPRET was 1 when they were imported."""
+
+
+class Tiles(NamedTuple):
+    """How much a program takes at once. Larger ones spill registers when compiled for an H200; none was timed."""
+
+    keys: int
+    lanes: int
+    """Queries times heads of a prefill tile."""
+    warps: int
+    """Of prefill; decode has 4."""
+
+    @classmethod
+    def of(cls, size_p: int, itemsize: int) -> "Tiles":
+        """For heads of `size_p` numbers of `itemsize` bytes. Float32 has no matrix units that keep all its bits."""
+        if itemsize == 4:
+            return cls(32 if size_p <= 128 else 16, 16, 4)
+        return cls(64, 128 if size_p <= 128 else 64, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Items of work, and whose they are: row r has `first[r] .. first[r + 1] - 1`."""
+
+    first_R: Tensor
+    """int64 [R + 1]."""
+    rows_I: Tensor
+    """int64. May be longer than the items are; `first_R[-1]` is their number."""
+
+    @classmethod
+    def cut(cls, last_R: Tensor, size: int, limit: int, at_most: int) -> "Shares":
+        """Cut each row's `last + 1` units, or `limit` of them (0: no limit), into items of `size`, `at_most` in all."""
+        num_rows = len(last_R)
+        shares = cls(last_R.new_empty(num_rows + 1), last_R.new_empty(at_most))
+        rows_p = max(MIN_ROWS, next_power_of_2(num_rows))
+        kernels.share_kernel[(num_rows,)](
+            last_R, shares.first_R, shares.rows_I, num_rows, SIZE=size, LIMIT=limit, ROWS_P=rows_p
+        )
+        return shares
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the kernels need of a layout beside its own tensors, made once a step and read by every layer."""
+
+    layout: BatchLayout
+    decodes: dict[int, Shares] = field(default_factory=dict)
+    """By window, 0 for none."""
+    prefills: dict[int, tuple[Tensor, Shares]] = field(default_factory=dict)
+    """By queries in a tile: starts, last tokens and places in T of the longer rows, int64 [3, R], and their tiles."""
+
+    def decode(self, window: int) -> Shares:
+        """The splits of the rows of one token. Their number on the host is that of `rows`, which may be more than there are."""
+        if window not in self.decodes:
+            layout = self.layout
+            single = layout.rows[: layout.num_single]
+            at_most = sum(cdiv(min(row.start + 1, window or row.start + 1), SPLIT) for row in single)
+            self.decodes[window] = Shares.cut(layout.positions_T[: len(single)], SPLIT, window, at_most)
+        return self.decodes[window]
+
+    def prefill(self, queries: int) -> tuple[Tensor, Shares]:
+        """The longer rows in tiles of so many queries."""
+        if queries not in self.prefills:
+            longer, begin, places = self.layout.rows[self.layout.num_single :], self.layout.num_single, []
+            for row in longer:
+                places.append((row.start, row.count - 1, begin))
+                begin += row.count
+            places_3R = torch.tensor(places, device=self.layout.positions_T.device).T.contiguous()
+            at_most = sum(cdiv(row.count, queries) for row in longer)
+            self.prefills[queries] = places_3R, Shares.cut(places_3R[1], queries, 0, at_most)
+        return self.prefills[queries]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's cache, and what its kernels are told of its shapes and its variant."""
+
+    keys: Tensor
+    values: Tensor
+    scale: float
+    cap: float
+    tiles: Tiles
+    sizes: dict[str, Any]
+
+    @classmethod
+    def of(cls, variant: AttentionVariant, q_THD: Tensor, keys: Tensor, values: Tensor, block_size: int) -> "_Layer":
+        num_kv_heads, size = keys.shape[1:]
+        size_p = max(MIN_LANES, next_power_of_2(size))
+        tiles = Tiles.of(size_p, keys.element_size())
+        scale = size**-0.5 if variant.scale is None else variant.scale
+        sizes = {
+            "K": num_kv_heads,
+            "GROUP": q_THD.shape[1] // num_kv_heads,
+            "D": size,
+            "D_P": size_p,
+            "BLOCK": block_size,
+            "TILE": tiles.keys,
+            "WINDOW": variant.window or 0,
+            "CAPPED": variant.softcap is not None,
+            "UPCAST": INTERPRETED and keys.dtype == torch.bfloat16,
+        }
+        if variant.softcap is None:
+            return cls(keys, values, scale * LOG2_E, 0.0, tiles, sizes)
+        return cls(keys, values, scale / variant.softcap, variant.softcap * LOG2_E, tiles, sizes)
+
+    def decode(self, q_RHD: Tensor, table_RB: Tensor, positions_R: Tensor, shares: Shares, out_RHD: Tensor) -> None:
+        """Attention of one token a row, into `out`."""
+        num_rows, heads, size = q_RHD.shape
+        at_most, num_kv_heads = len(shares.rows_I), self.sizes["K"]
+        parts_IHD = torch.empty(at_most, heads, size, dtype=torch.float32, device=q_RHD.device)
+        weights_IH = parts_IHD.new_empty(at_most, heads)
+        group_p = max(MIN_LANES, next_power_of_2(self.sizes["GROUP"]))
+        kernels.decode_kernel[(min(at_most, max(1, PROGRAMS // num_kv_heads)), num_kv_heads)](
+            q_RHD,
+            self.keys,
+            self.values,
+            parts_IHD,
+            weights_IH,
+            table_RB,
+            positions_R,
+            shares.first_R,
+            shares.rows_I,
+            q_RHD.stride(0),
+            table_RB.stride(0),
+            num_rows,
+            self.scale,
+            self.cap,
+            **self.sizes,
+            GROUP_P=group_p,
+            SPLIT=SPLIT,
+            num_stages=2,
+        )
+        shape = {"H": heads, "D": size, "D_P": self.sizes["D_P"], "TILE": COMBINED}
+        kernels.combine_kernel[(num_rows, heads)](parts_IHD, weights_IH, out_RHD, shares.first_R, **shape)
+
+    def prefill(self, q_THD: Tensor, table_RB: Tensor, places_3R: Tensor, shares: Shares, out_THD: Tensor) -> None:
+        """Causal attention of rows of several tokens, into `out`. `table_RB` has these rows only, `q` and `out` all tokens."""
+        kernels.prefill_kernel[(len(shares.rows_I), self.sizes["K"])](
+            q_THD,
+            self.keys,
+            self.values,
+            out_THD,
+            table_RB,
+            *places_3R,
+            shares.first_R,
+            shares.rows_I,
+            q_THD.stride(0),
+            table_RB.stride(0),
+            self.scale,
+            self.cap,
+            **self.sizes,
+            QUERIES=self.queries,
+            LANES=self.tiles.lanes,
+            num_warps=self.tiles.warps,
+            num_stages=2,
+        )
+
+    @property
+    def queries(self) -> int:
+        """Tokens of a prefill tile."""
+        return self.tiles.lanes // int(self.sizes["GROUP"])
+
+
+def _write(k_TKD: Tensor, v_TKD: Tensor, keys: Tensor, values: Tensor, slots_T: Tensor) -> None:
+    """Put a step's keys and values into their slots; those of padding tokens go to block 0."""
+    k_TW, v_TW = k_TKD.flatten(1), v_TKD.flatten(1)
+    num_tokens, width = k_TW.shape
+    strides = (k_TW.stride(0), v_TW.stride(0))
+    places = (k_TW, v_TW, keys, values, slots_T, *strides)
+    kernels.write_kernel[(num_tokens,)](*places, WIDTH=width, WIDTH_P=next_power_of_2(width))
+
+
+class TritonBackend:
+    """Keys and values lie in the cache as [slots, K, D]; the kernels read them there, page by page."""
+
+    name = "triton"
+
+    def __init__(self, variants: Sequence[AttentionVariant] | None = None) -> None:
+        """With one variant for each layer; None: the plain equation in all of them."""
+        self.variants = variants
+        self._plan: StepPlan | None = None
+
+    @staticmethod
+    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
+        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two."""
+        group = config.num_heads // config.num_kv_heads
+        fits = group <= MAX_GROUP and config.head_size <= MAX_HEAD and block_size == next_power_of_2(block_size)
+        return fits and (device.startswith("cuda") or INTERPRETED)
+
+    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        _write(k_TKD, v_TKD, cache.keys[layer], cache.values[layer], layout.slots_T)
+        return self.attend(layer, q_THD, cache, layout)
+
+    def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+        """The heads' outputs [T, H, D], where the cache already holds this step's keys and values of `layer`."""
+        if self._plan is None or self._plan.layout is not layout:
+            self._plan = StepPlan(layout)
+        variant = variant_of(self.variants, layer)
+        q_THD = q_THD.flatten(1).unflatten(1, q_THD.shape[1:])  # heads side by side; a copy only if they are not
+        at = _Layer.of(variant, q_THD, cache.keys[layer], cache.values[layer], cache.block_size)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        single, table_RB = layout.num_single, layout.block_table_RB
+        if single:
+            shares = self._plan.decode(variant.window or 0)
+            at.decode(q_THD[:single], table_RB[:single], layout.positions_T[:single], shares, out_THD[:single])
+        if single < len(layout.rows):
+            places_3R, shares = self._plan.prefill(at.queries)
+            at.prefill(q_THD, table_RB[single:], places_3R, shares, out_THD)
+        return out_THD

@@ -1,0 +1,257 @@
+"""Attention over a paged cache in Triton: write keys and values, decode in splits, prefill in tiles.
+
+Online softmax in base 2 (Milakov & Gimelshein 2018), keys split among programs and combined by their log-sum-exp
+(Dao et al. 2023, flash-decoding). Splits have a fixed number of tokens and tiles a fixed number of queries, counted from
+the row's own beginning, so what a row gets does not depend on its neighbours. Positions that a row may not see are never
+loaded, for what an earlier owner left there may be NaN.
+
+In Triton's interpreter these run on the CPU, and they compile for an H200; no GPU has run them yet.
+
+Shapes: T tokens · R rows · H query heads · K key/value heads · D head size · I items of work. A name that ends in _P is
+rounded up to a power of two, as tl.arange needs.
+"""
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-1.0e30)
+"""Where a running maximum begins: unlike -inf it can be taken from itself."""
+
+
+CHUNKS = ["table_ptr", "starts_ptr", "last_ptr", "tokens_ptr"]
+"""What stands anywhere in its tensor. Compiling once more for a step that is aligned would stop that step for seconds."""
+
+
+@triton.jit
+def write_kernel(
+    k_ptr: tl.tensor,  # [T, K, D] with a stride between tokens
+    v_ptr: tl.tensor,
+    keys_ptr: tl.tensor,  # [slots, K, D]
+    values_ptr: tl.tensor,
+    slots_ptr: tl.tensor,  # int64 [T]
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    WIDTH_P: tl.constexpr,
+) -> None:
+    """Copy one token's keys and values, `WIDTH` = K D numbers each, to its slot. Grid (T,)."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    at = tl.arange(0, WIDTH_P)
+    inside = at < WIDTH
+    tl.store(keys_ptr + slot * WIDTH + at, tl.load(k_ptr + token * k_stride + at, mask=inside), mask=inside)
+    tl.store(values_ptr + slot * WIDTH + at, tl.load(v_ptr + token * v_stride + at, mask=inside), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["last_ptr"])
+def share_kernel(
+    last_ptr: tl.tensor,  # int64 [R]
+    first_ptr: tl.tensor,  # int64 [R + 1]
+    rows_ptr: tl.tensor,  # int64 [I]
+    num_rows: tl.tensor,
+    SIZE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ROWS_P: tl.constexpr,
+) -> None:
+    """Cut each row's `last + 1` units, or `LIMIT` of them if that is not 0 and fewer, into items of `SIZE`. Grid (R,).
+
+    Row r gets the items `first[r] .. first[r + 1] - 1`; `rows` says of each item whose it is.
+    """
+    row = tl.program_id(0)
+    others = tl.arange(0, ROWS_P)
+    units = tl.load(last_ptr + others, mask=others < num_rows, other=-1) + 1
+    if LIMIT > 0:
+        units = tl.minimum(units, LIMIT)
+    items = (units + SIZE - 1) // SIZE
+    begin = tl.sum(tl.where(others < row, items, 0), 0)
+    end = tl.sum(tl.where(others <= row, items, 0), 0)
+    tl.store(first_ptr + row, begin)
+    tl.store(first_ptr + row + 1, end)
+    for item in range(begin, end):
+        tl.store(rows_ptr + item, row.to(tl.int64))
+
+
+@triton.jit
+def _slots(table_ptr: tl.tensor, positions: tl.tensor, inside: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """The cache slots of a row's positions; slot 0, which is nobody's, where a position is not `inside`."""
+    blocks = tl.load(table_ptr + positions // BLOCK, mask=inside, other=0)
+    return blocks * BLOCK + tl.where(inside, positions % BLOCK, 0)
+
+
+@triton.jit
+def _scores(
+    q: tl.tensor, k: tl.tensor, seen: tl.tensor, scale: tl.tensor, cap: tl.tensor, CAPPED: tl.constexpr, UPCAST: tl.constexpr
+) -> tl.tensor:
+    """Q Kᵀ in base 2, -inf where not `seen`. With CAPPED they are cap * tanh(scale * Q Kᵀ)."""
+    if UPCAST:  # the interpreter multiplies the bits of bfloat16
+        q, k = q.to(tl.float32), k.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if CAPPED:
+        small = tl.exp2(tl.abs(scores) * -2.8853900817779268)  # exp(-2 |score|): 2 / ln 2
+        scores = cap * tl.where(scores < 0, small - 1.0, 1.0 - small) / (1.0 + small)  # tanh, and no overflow on the way
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _accumulate(
+    scores: tl.tensor, v: tl.tensor, best: tl.tensor, total: tl.tensor, out: tl.tensor, UPCAST: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One step of the online softmax: the running maximum, sum and weighted values with a tile's scores taken in."""
+    higher = tl.maximum(best, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    kept = tl.exp2(best - higher)
+    if UPCAST:
+        v = v.to(tl.float32)
+    out = out * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return higher, total * kept + tl.sum(weights, 1), out
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+def decode_kernel(
+    q_ptr: tl.tensor,  # [R, H, D]
+    keys_ptr: tl.tensor,  # [slots, K, D]
+    values_ptr: tl.tensor,
+    parts_ptr: tl.tensor,  # float32 [I, H, D]
+    weights_ptr: tl.tensor,  # float32 [I, H]: log2 of the sum of exp2(score)
+    table_ptr: tl.tensor,  # int64 [R, blocks]
+    positions_ptr: tl.tensor,  # int64 [R]
+    first_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_rows: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_P: tl.constexpr,
+    D: tl.constexpr,
+    D_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Attention of one key/value head's queries over one split of a row, for each item that falls to this program."""
+    head = tl.program_id(1)
+    group, size = tl.arange(0, GROUP_P), tl.arange(0, D_P)
+    heads = head * GROUP + group
+    live = (group < GROUP)[:, None] & (size < D)[None, :]
+    for item in range(tl.program_id(0).to(tl.int64), tl.load(first_ptr + num_rows), tl.num_programs(0)):
+        row = tl.load(rows_ptr + item)
+        length = tl.load(positions_ptr + row) + 1
+        begin = (item - tl.load(first_ptr + row)) * SPLIT
+        if WINDOW > 0:
+            begin += tl.maximum(length - WINDOW, 0)
+        end = tl.minimum(begin + SPLIT, length)
+        q = tl.load(q_ptr + row * q_stride + heads[:, None] * D + size[None, :], mask=live, other=0.0)
+        best = tl.full([GROUP_P], LOWEST, tl.float32)
+        total = tl.zeros([GROUP_P], tl.float32)
+        out = tl.zeros([GROUP_P, D_P], tl.float32)
+        for tile in range(begin, end, TILE):
+            at = tile + tl.arange(0, TILE)
+            slots = _slots(table_ptr + row * table_stride, at, at < end, BLOCK)
+            places = (slots * K + head)[:, None] * D + size[None, :]
+            inside = (at < end)[:, None] & (size < D)[None, :]
+            k = tl.load(keys_ptr + places, mask=inside, other=0.0)
+            scores = _scores(q, k, (at < end)[None, :], scale, cap, CAPPED, UPCAST)
+            v = tl.load(values_ptr + places, mask=inside, other=0.0)
+            best, total, out = _accumulate(scores, v, best, total, out, UPCAST)
+        place = item * (K * GROUP) + heads
+        tl.store(parts_ptr + place[:, None] * D + size[None, :], out / total[:, None], mask=live)
+        tl.store(weights_ptr + place, best + tl.log2(total), mask=group < GROUP)
+
+
+@triton.jit
+def combine_kernel(
+    parts_ptr: tl.tensor,  # float32 [I, H, D]
+    weights_ptr: tl.tensor,  # float32 [I, H]
+    out_ptr: tl.tensor,  # [R, H, D]
+    first_ptr: tl.tensor,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    D_P: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """The weighted mean of a head's splits. Grid (R, H)."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    size = tl.arange(0, D_P)
+    end = tl.load(first_ptr + row + 1)
+    best = LOWEST
+    total = 0.0
+    out = tl.zeros([D_P], tl.float32)
+    for tile in range(tl.load(first_ptr + row), end, TILE):
+        items = tile + tl.arange(0, TILE)
+        places = items * H + head
+        logs = tl.load(weights_ptr + places, mask=items < end, other=float("-inf"))
+        inside = (items < end)[:, None] & (size < D)[None, :]
+        parts = tl.load(parts_ptr + places[:, None] * D + size[None, :], mask=inside, other=0.0)
+        higher = tl.maximum(best, tl.max(logs, 0))
+        weights = tl.exp2(logs - higher)
+        kept = tl.exp2(best - higher)
+        out = out * kept + tl.sum(weights[:, None] * parts, 0)
+        total = total * kept + tl.sum(weights, 0)
+        best = higher
+    tl.store(out_ptr + (row * H + head) * D + size, out / total, mask=size < D)
+
+
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=CHUNKS)
+def prefill_kernel(
+    q_ptr: tl.tensor,  # [T, H, D]
+    keys_ptr: tl.tensor,  # [slots, K, D]
+    values_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [T, H, D]
+    table_ptr: tl.tensor,  # int64 [R, blocks]
+    starts_ptr: tl.tensor,  # int64 [R]: the position of a row's first token
+    last_ptr: tl.tensor,  # int64 [R]: its tokens, less one
+    tokens_ptr: tl.tensor,  # int64 [R]: where they lie in T
+    first_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    LANES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Causal attention of `QUERIES` neighbouring tokens, all heads of one group: a lane each. Grid (tiles, K)."""
+    item, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows_ptr + item)
+    start, count = tl.load(starts_ptr + row), tl.load(last_ptr + row) + 1
+    lanes, size = tl.arange(0, LANES), tl.arange(0, D_P)
+    skipped = (item - tl.load(first_ptr + row)) * QUERIES
+    query = tl.minimum(skipped + lanes // GROUP, count - 1)  # lanes past the end do the last query again
+    token, heads = tl.load(tokens_ptr + row) + query, head * GROUP + lanes % GROUP
+    q_places = token[:, None] * q_stride + heads[:, None] * D + size[None, :]
+    q = tl.load(q_ptr + q_places, mask=(size < D)[None, :], other=0.0)
+    lowest = tl.maximum(start + skipped - WINDOW + 1, 0) if WINDOW > 0 else start * 0
+    end = start + tl.minimum(skipped + QUERIES, count)
+    best = tl.full([LANES], LOWEST, tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    out = tl.zeros([LANES, D_P], tl.float32)
+    for tile in range(lowest // TILE * TILE, end, TILE):
+        at = tile + tl.arange(0, TILE)
+        read = (at >= lowest) & (at < end)
+        slots = _slots(table_ptr + row * table_stride, at, read, BLOCK)
+        places = (slots * K + head)[:, None] * D + size[None, :]
+        k = tl.load(keys_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
+        seen = read[None, :] & (at[None, :] <= start + query[:, None])
+        if WINDOW > 0:
+            seen = seen & (at[None, :] > start + query[:, None] - WINDOW)
+        scores = _scores(q, k, seen, scale, cap, CAPPED, UPCAST)
+        v = tl.load(values_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
+        best, total, out = _accumulate(scores, v, best, total, out, UPCAST)
+    live = (lanes < QUERIES * GROUP) & (skipped + lanes // GROUP < count)
+    places = (token * (K * GROUP) + heads)[:, None] * D + size[None, :]
+    tl.store(out_ptr + places, out / total[:, None], mask=live[:, None] & (size < D)[None, :])

@@ -1,0 +1,157 @@
+"""Through scheduler, runner and a whole decoder: a request's tokens and scores are those of the decoder alone."""
+
+import copy
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from model.config import ModelConfig
+from model.engine.choice import serving_form
+from model.engine.engine import Engine
+from model.engine.request import Output, Request
+from model.engine.runner import ModelRunner
+from model.engine.scheduler import Scheduler
+from model.net.backends import KVCache
+from model.net.transformer import Decoder
+from model.params import SamplingParams
+from model.train.loss import hidden_states
+from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.engine.machines import Clock, ask, run, sizes, told
+from tests.model.net.laws.ways import Way, each_way
+
+BLOCK = 32
+MODELS = {
+    "plain": tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=256),
+    "window above": tiny_config(
+        num_heads=2, num_kv_heads=2, head_size=64, max_positions=256, qk_norm=True, sliding_window=20, window_layers=(1,)
+    ),
+    "everything": tiny_config(
+        num_heads=3,
+        num_kv_heads=1,
+        head_size=32,
+        max_positions=256,
+        qkv_bias=True,
+        sliding_window=33,
+        softcap=4.0,
+        attention_scale=0.3,
+    ),
+}
+each_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+PROMPTS = [31, 30, 1, 29, 64, 32, 97, 33, 100]
+TIGHT = {"num_blocks": 6, "max_model_len": 128}
+"""Too few blocks for the crowd."""
+COMINGS = {
+    "chunked": {"max_batch_tokens": 13},
+    "batched": {},
+    "two at a time": {"max_batch_requests": 2},
+    "prefix hit": {"prefix_caching": True},
+    "preempted": TIGHT,
+    "preempted, in chunks, with prefix hits": {**TIGHT, "prefix_caching": True, "max_batch_tokens": 40},
+}
+each_coming = pytest.mark.parametrize("coming", COMINGS)
+
+
+@cache
+def net_of(config: ModelConfig, dtype: torch.dtype) -> Decoder:
+    """As a checkpoint is loaded: weights in the dtype, tables of angles in float32."""
+    net = tiny_decoder(config)
+    tables = net.cos, net.sin
+    net.to(dtype)
+    net.cos, net.sin = tables
+    return net.requires_grad_(False)
+
+
+def engine(way: Way, config: ModelConfig, **changes) -> Engine:
+    """What `build_engine` stands round a decoder, with every slot of the cache holding NaN."""
+    settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
+    backend = way.make(config, BLOCK)
+    net = serving_form(copy.deepcopy(net_of(config, way.dtype)).to(way.device), backend)
+    cache = KVCache.allocate(config, settings.num_blocks, BLOCK, way.dtype, way.device)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.fill_(torch.nan)
+    clock = Clock()
+    return Engine(Scheduler(settings, clock), ModelRunner(net, backend, cache, way.device), clock)
+
+
+def crowd() -> list[Request]:
+    """Greedy and drawn, with prompts about the borders of blocks.
+
+    Every second one shares its beginning of two blocks; the others begin with the same two in the other order, so that
+    neither a block's tokens alone nor what lies in its slots from before can pass for the right ones.
+    """
+    dice = random.Random(5)
+    stem = dice.choices(range(VOCAB), k=2 * BLOCK)
+    stems = stem, [*stem[BLOCK:], *stem[:BLOCK]]
+    return [
+        ask(
+            f"r{at}",
+            [*stems[at % 2][:length], *dice.choices(range(VOCAB), k=max(0, length - 2 * BLOCK))],
+            12,
+            sampling=SamplingParams(temperature=at // 2 % 2),
+            seed=at,
+            logprobs=0,
+        )
+        for at, length in enumerate(PROMPTS)
+    ]
+
+
+Answer = tuple[list[int], list[float]]
+"""Tokens and their scores."""
+
+
+def answer(outputs: list[Output]) -> Answer:
+    return told(outputs)[0], [score.logprob for output in outputs for score in output.logprobs]
+
+
+@cache
+def alone(way: Way, config: ModelConfig) -> dict[str, Answer]:
+    """What each of the crowd gets from an engine of its own, its whole prompt at once."""
+    answers = {}
+    for request in crowd():
+        answers |= {name: answer(outputs) for name, outputs in run(engine(way, config), [request]).items()}
+    return answers
+
+
+def assert_near(way: Way, config: ModelConfig, answers: dict[str, Answer]) -> None:
+    """Each score is the one that a dense pass in float32 over the same weights gives the same token after the same text.
+
+    Measured in the largest logit: some roundings of the residual stream to the dtype, and sums in float32 on both sides.
+    """
+    whole = tiny_decoder(config)
+    whole.load_state_dict({name: tensor.float() for name, tensor in net_of(config, way.dtype).state_dict().items()})
+    for request in crowd():
+        tokens, scores = answers[request.request_id]
+        assert len(scores) == len(tokens) == request.max_tokens
+        with torch.no_grad():
+            hidden = hidden_states(whole, torch.tensor([[*request.prompt, *tokens]]))[len(request.prompt) - 1 : -1]
+            logits = whole.logits(hidden)
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        relative = 8 * torch.finfo(way.dtype).eps + 64 * torch.finfo(torch.float32).eps
+        assert ((torch.tensor(scores) - expected).abs() <= relative * logits.abs().amax(-1)).all()
+
+
+@each_model
+@each_way
+def test_a_request_alone_is_the_decoder_without_a_cache(way, config):
+    assert_near(way, config, alone(way, config))
+
+
+@each_coming
+@each_model
+@each_way
+def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
+    """Where the dtype is too coarse for that, its scores are still those of its tokens."""
+    machine = engine(way, config, **COMINGS[coming])
+    found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}
+    assert_near(way, config, found)
+    if way.dtype == torch.float32:
+        assert {name: tokens for name, (tokens, _) in alone(way, config).items()} == {
+            name: tokens for name, (tokens, _) in found.items()
+        }
+    if way.exact:
+        assert alone(way, config) == found
+    stats = machine.stats()
+    assert ("prefix" in coming) == (stats.num_prefix_hits > 0)
+    assert ("preempted" in coming) == (stats.num_preemptions > 0)

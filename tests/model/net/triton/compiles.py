@@ -1,0 +1,132 @@
+"""Compiles every kernel for an H200, and without one, as it would be launched. Exit code 1 if one spills registers or
+takes more shared memory than a program may have.
+
+    python -m tests.model.net.triton.compiles
+
+A kernel that compiles may still be wrong or slow; one that does not was never going to run.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from model.config import AttentionVariant
+from model.net.backends import BatchLayout, KVCache, Paged, Row
+from model.net.transformer import Decoder
+from model.net.triton import fused, kernels
+from model.net.triton.backend import TritonBackend
+from model.net.triton.decoder import TritonDecoder
+from tests.model.checkpoints import tiny_config
+
+H200 = GPUTarget("cuda", 90, 32)
+SHARED = 227 * 1024
+"""Bytes of shared memory that one program may have there."""
+SPILT = 64
+"""Bytes of registers that a thread may put aside: loops that do hold thousands."""
+OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+TYPES = {
+    torch.int64: "*i64",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    int: "i32",
+    float: "fp32",
+}
+SHAPES = [  # query heads, key/value heads, head size, dtype, variant
+    (16, 8, 128, torch.bfloat16, AttentionVariant()),
+    (7, 1, 80, torch.float16, AttentionVariant(window=1024)),
+    (16, 1, 256, torch.bfloat16, AttentionVariant(window=4096, softcap=50.0)),
+    (32, 8, 128, torch.float32, AttentionVariant()),
+]
+
+
+class Compiled:
+    """Stands in a kernel's place: what would launch it compiles it instead."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.seen = set()
+        self.too_large = False
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, *args, num_warps=4, num_stages=3, **constants):
+        names = self.kernel.arg_names
+        values = dict(zip(names, args, strict=False))
+        signature = {name: "constexpr" if name in constants else _type(values[name]) for name in names}
+        pairs = zip(self.kernel.params, args, strict=False)
+        aligned = {(parameter.num,): [["tt.divisibility", 16]] for parameter, value in pairs if _aligned(parameter, value)}
+        key = str((signature, constants, num_warps, num_stages))
+        if key not in self.seen:
+            self.seen.add(key)
+            source = ASTSource(
+                self.kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned
+            )
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            self.report(triton.compile(source, target=H200, options=options), constants)
+
+    def report(self, built, constants):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(built.asm["cubin"])
+            file.flush()
+            usage = subprocess.run([OBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+        self.too_large |= int(stack) > SPILT or built.metadata.shared > SHARED
+        print(f"{self.kernel.fn.__name__} {constants}: {registers} registers, {stack} spilt, {built.metadata.shared} shared")
+
+
+def _type(value):
+    return TYPES[value.dtype if isinstance(value, torch.Tensor) else type(value)]
+
+
+def _aligned(parameter, value):
+    """What a launch would find out, where it may: addresses and numbers that are multiples of 16."""
+    if isinstance(value, torch.Tensor):
+        return not parameter.do_not_specialize_on_alignment
+    return isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize
+
+
+def launch_all(heads, kv_heads, size, dtype, variant):
+    """A step with a decode and a prefill."""
+    config = tiny_config(num_heads=heads, num_kv_heads=kv_heads, head_size=size, num_layers=1)
+    cache = KVCache.allocate(config, 4, 32, dtype, "cpu")
+    layout = BatchLayout.build([Row([1], 9, 1), Row([2, 3], 3, 40)], 32, "cpu")
+    q, k, v = (torch.zeros(41, width, size, dtype=dtype) for width in (heads, kv_heads, kv_heads))
+    TritonBackend([variant]).forward(0, q, k, v, cache, layout)
+
+
+def launch_fused():
+    """A layer of Qwen3-0.6B."""
+    config = tiny_config(
+        num_heads=16, num_kv_heads=8, head_size=128, num_layers=1, hidden_size=1024, mlp_size=3072, qk_norm=True
+    )
+    cache = KVCache.allocate(config, 4, 32, torch.bfloat16, "cpu")
+    layout = BatchLayout.build([Row([1], 9, 1)], 32, "cpu")
+    attention = Paged(TritonBackend(), cache, layout)
+    TritonDecoder(Decoder(config).to(torch.bfloat16))(torch.tensor([5]), layout.positions_T, attention)
+
+
+@torch.inference_mode()
+def main():
+    stands = []
+    for module in (kernels, fused):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            stands.append(Compiled(getattr(module, name)))
+            setattr(module, name, stands[-1])
+    for shape in SHAPES:
+        launch_all(*shape)
+    launch_fused()
+    assert all(stand.seen for stand in stands), "a kernel was not launched"
+    return 1 if any(stand.too_large for stand in stands) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,389 @@
+"""The laws of the Triton backend. Not collected by name: `test_triton.py` runs them in a process of their own.
+
+Where TRITON_INTERPRET is 1 they run in Triton's interpreter on the CPU, else on the GPU:
+
+    python -m pytest tests/model/net/triton/laws.py
+"""
+
+import math
+from dataclasses import replace
+from types import FunctionType, SimpleNamespace
+
+import pytest
+import torch
+import triton
+from triton.runtime import interpreter
+
+from model.config import AttentionVariant
+from model.engine.build import EngineOptions, build_engine
+from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from model.net.triton import backend as under_test
+from model.net.triton.backend import INTERPRETED, Shares, TritonBackend
+from model.net.triton.decoder import TritonDecoder, supports
+from model.params import SamplingParams
+from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
+from tests.model.engine.machines import answers, ask
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+PLAIN = AttentionVariant()
+VARIANTS = [
+    PLAIN,
+    AttentionVariant(window=1),
+    AttentionVariant(window=21),
+    AttentionVariant(softcap=3.0),
+    AttentionVariant(scale=0.3),
+    AttentionVariant(window=40, softcap=5.0, scale=0.2),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Of a result, absolute and relative: float32 by the order of sums, the others by the rounding of the result itself."""
+SPLIT = 32
+SHAPES = [  # query heads, key/value heads, head size, block size, dtype
+    (2, 2, 32, 8, torch.float32),
+    (4, 2, 80, 16, torch.float32),
+    (3, 1, 64, 32, torch.bfloat16),
+    (8, 2, 96, 64, torch.float16),
+    (14, 2, 64, 32, torch.bfloat16),
+    (8, 1, 256, 128, torch.bfloat16),
+    (16, 1, 128, 16, torch.float32),
+]
+each_shape = pytest.mark.parametrize(
+    "shape", SHAPES, ids=lambda shape: "-".join(str(part).removeprefix("torch.") for part in shape)
+)
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patched_once():
+    """The interpreter patches triton's language at every call of a function; done once for all, the laws take half the time."""
+    if not INTERPRETED:
+        yield
+        return
+    both = FunctionType((lambda: None).__code__, {"tl": triton.language, "core": triton.language.core})
+    with pytest.MonkeyPatch.context() as patch:
+        scope = interpreter._patch_lang(both)
+        patch.setattr(interpreter, "_patch_lang", lambda function: SimpleNamespace(restore=lambda: None))
+        yield
+        scope.restore()
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch):
+    """Borders between splits at lengths that the interpreter bears."""
+    monkeypatch.setattr(under_test, "SPLIT", SPLIT)
+
+
+class Scene:
+    """Requests of some lengths, whose tokens lie on scattered pages of a cache that is filled as far as a step begins."""
+
+    def __init__(self, rows, shape=SHAPES[0], seed=0, device=DEVICE):
+        """`rows`: (start, count) of each request in the step."""
+        heads, kv_heads, size, self.block_size, dtype = shape
+        dice = torch.Generator().manual_seed(seed)
+        needs = [-(-(start + count) // self.block_size) for start, count in rows]
+        ids = (torch.randperm(sum(needs) + 2, generator=dice) + 1).tolist()
+        self.rows = [Row([ids.pop() for _ in range(need)], *row) for need, row in zip(needs, rows, strict=True)]
+        config = tiny_config(num_heads=heads, num_kv_heads=kv_heads, head_size=size, num_layers=1)
+        self.cache = KVCache.allocate(config, sum(needs) + 2, self.block_size, dtype, device)
+        for cached in (*self.cache.keys, *self.cache.values):
+            cached.copy_(torch.randn(cached.shape, generator=dice))
+        widths = (heads, kv_heads, kv_heads)
+        self.qkv = [
+            [torch.randn(count, width, size, generator=dice).to(device, dtype) for width in widths] for _, count in rows
+        ]
+
+    def layout(self, chosen):
+        return BatchLayout.build([self.rows[index] for index in chosen], self.block_size, str(self.cache.keys[0].device))
+
+    def copy(self):
+        """The cache, to be written to."""
+        copied = [[part.clone() for part in parts] for parts in (self.cache.keys, self.cache.values)]
+        return KVCache(*copied, self.block_size)
+
+    def attend(self, backend, chosen=None, cache=None):
+        """The outputs of the chosen requests (rows of one token first), each [count, H, D]."""
+        chosen = range(len(self.rows)) if chosen is None else chosen
+        q, k, v = (torch.cat([self.qkv[index][part] for index in chosen]) for part in range(3))
+        out = backend.forward(0, q, k, v, cache or self.copy(), self.layout(chosen))
+        assert (out.dtype, out.shape) == (q.dtype, q.shape)
+        return out.split([self.rows[index].count for index in chosen])
+
+    def spoil(self, window=None):
+        """A cache with NaN everywhere but where the step's queries may look: blocks of others and what came before too."""
+        spoilt = self.copy()
+        for cached in (*spoilt.keys, *spoilt.values):
+            kept = cached.clone()
+            cached.fill_(torch.nan)
+            for row in self.rows:
+                first = 0 if window is None else max(0, row.start + 1 - window)
+                for at in range(first, row.start):
+                    slot = row.blocks[at // self.block_size] * self.block_size + at % self.block_size
+                    cached[slot] = kept[slot]
+        return spoilt
+
+
+def assert_close(ours, oracle):
+    for one, other in zip(ours, oracle, strict=True):
+        bound = TOLERANCE[one.dtype]
+        torch.testing.assert_close(one, other, atol=bound, rtol=bound)
+
+
+def assert_same(ours, others):
+    for one, other in zip(ours, others, strict=True):
+        assert torch.equal(one, other)
+
+
+def decodes(*lengths):
+    return [(length - 1, 1) for length in lengths]
+
+
+@pytest.mark.parametrize(("num_rows", "limit"), [(1, 0), (40, 0), (23, 9)])
+def test_work_is_shared_out_as_counted_by_hand(monkeypatch, num_rows, limit):
+    """Among more rows than the kernel is compiled for at least, and fewer."""
+    monkeypatch.setattr(under_test, "MIN_ROWS", 16)
+    units = [1 + 7 * row % 20 for row in range(num_rows)]
+    items = [-(-min(count, limit or count) // 4) for count in units]
+    shares = Shares.cut(torch.tensor(units, device=DEVICE) - 1, 4, limit, sum(items) + 5)
+    assert [sum(items[:row]) for row in range(num_rows + 1)] == shares.first_R.tolist()
+    assert [row for row, count in enumerate(items) for _ in range(count)] == shares.rows_I[: sum(items)].tolist()
+
+
+@each_shape
+def test_decode_is_the_equation_at_the_borders_of_blocks_and_splits(shape):
+    at = Scene(decodes(1, 15, 16, 17, SPLIT, SPLIT + 1, 2 * SPLIT - 1, 3 * SPLIT), shape)
+    assert_close(at.attend(TritonBackend()), at.attend(ReferenceBackend()))
+
+
+@each_shape
+def test_prefill_is_the_equation_wherever_a_chunk_begins(shape):
+    at = Scene([(4, 1), (0, 2), (0, 17), (31, 9), (15, 2)], shape)
+    assert_close(at.attend(TritonBackend()), at.attend(ReferenceBackend()))
+
+
+@each_variant
+def test_each_variant_is_the_equation(variant):
+    at = Scene([*decodes(1, 20, 22, 70), (0, 23), (38, 5)])
+    assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
+
+
+def test_a_long_past_is_the_equation(monkeypatch):
+    """With splits of their true size, in float32."""
+    monkeypatch.undo()
+    size = under_test.SPLIT
+    at = Scene([*decodes(size, size + 1, 4096), (4090, 6)], (2, 1, 32, 128, torch.float32))
+    assert_close(at.attend(TritonBackend()), at.attend(ReferenceBackend()))
+
+
+def test_a_window_in_a_long_past_is_the_equation():
+    variant = AttentionVariant(window=100)
+    at = Scene([*decodes(100, 101, 1500), (1490, 3)])
+    assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
+
+
+def test_layers_of_different_variants_share_one_step():
+    at = Scene([*decodes(50), (0, 30)])
+    variants = [PLAIN, AttentionVariant(window=7), PLAIN]
+    layers = KVCache(*([part[0]] * 3 for part in (at.cache.keys, at.cache.values)), at.block_size)
+    layout = at.layout([0, 1])
+    q, k, v = (torch.cat([each[part] for each in at.qkv]) for part in range(3))
+    ours, oracle = TritonBackend(variants), ReferenceBackend(variants)
+    for layer in range(3):
+        assert_close([ours.forward(layer, q, k, v, layers, layout)], [oracle.forward(layer, q, k, v, layers, layout)])
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2]], ids=["float32", "bfloat16"])
+def test_chunked_is_whole(shape):
+    """One prompt in any chunks, the last of one token among them, fills the cache and gets what it gets at once."""
+    whole = Scene([(0, 41)], shape)
+    at_once, cache = whole.attend(TritonBackend())[0], whole.copy()
+    backend, parts, begin = TritonBackend(), [], 0
+    for count in (1, 16, 2, 21, 1):
+        q, k, v = (part[begin : begin + count] for part in whole.qkv[0])
+        layout = BatchLayout.build([Row(whole.rows[0].blocks, begin, count)], whole.block_size, DEVICE)
+        parts.append(backend.forward(0, q, k, v, cache, layout))
+        begin += count
+    assert_close([torch.cat(parts)], [at_once])
+
+
+@pytest.mark.parametrize(
+    ("shape", "variant"), [(SHAPES[0], VARIANTS[-1]), (SHAPES[2], PLAIN)], ids=["float32 and a window", "bfloat16"]
+)
+def test_batched_with_strangers_is_alone_bit_for_bit(shape, variant):
+    at = Scene([*decodes(70, 3, 33), (9, 12), (40, 2)], shape)
+    backend = TritonBackend([variant])
+    together = at.attend(backend)
+    assert_same(together, [at.attend(backend, [index])[0] for index in range(5)])
+    order = [2, 0, 1, 4, 3]
+    assert_same([together[index] for index in order], at.attend(backend, order))
+
+
+@pytest.mark.parametrize("variant", [PLAIN, AttentionVariant(window=5)], ids=str)
+def test_what_a_row_may_not_see_is_never_read(variant):
+    """NaN in every other slot: of other blocks, after the end, and before the window."""
+    at = Scene([*decodes(1, 9, 40), (3, 4), (30, 2)])
+    backend = TritonBackend([variant])
+    assert_same(at.attend(backend), at.attend(backend, cache=at.spoil(variant.window)))
+
+
+def test_nan_of_its_own_harms_one_request_only():
+    at = Scene([*decodes(20, 30), (8, 3), (20, 4)])
+    clean = at.attend(TritonBackend())
+    for index in (0, 2):
+        at.qkv[index][1][0] = torch.nan
+    spoilt = at.attend(TritonBackend())
+    assert spoilt[0].isnan().all() and spoilt[2].isnan().all()
+    assert_same([spoilt[1], spoilt[3]], [clean[1], clean[3]])
+
+
+def test_a_soft_cap_bears_any_score():
+    at = Scene([*decodes(40), (0, 5)])
+    for each in at.qkv:
+        each[0].mul_(1e6)
+    variant = AttentionVariant(softcap=30.0)
+    assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
+
+
+def test_a_step_writes_its_own_slots_and_padding_writes_to_block_0():
+    at = Scene([*decodes(12), (6, 3)])
+    cache, layout = at.copy(), at.layout([0, 1])
+    layout.slots_T[0] = 5  # as a row of padding has it
+    q, k, v = (torch.cat([each[part] for each in at.qkv]) for part in range(3))
+    TritonBackend().forward(0, q, k, v, cache, layout)
+    for cached, before, given in ((cache.keys[0], at.cache.keys[0], k), (cache.values[0], at.cache.values[0], v)):
+        assert torch.equal(cached[layout.slots_T], given)
+        others = torch.ones(len(cached), dtype=torch.bool, device=DEVICE).index_fill(0, layout.slots_T, False)
+        assert torch.equal(cached[others], before[others])
+
+
+def test_heads_inside_a_wider_matrix_are_read_where_they_lie():
+    """Queries, keys and values as the decoder cuts them from one product, without rotation."""
+    at = Scene([*decodes(9), (2, 5)])
+    expected = torch.cat(at.attend(TritonBackend()))
+    q, k, v = (torch.cat([each[part] for each in at.qkv]) for part in range(3))
+    sizes = [part[0].numel() for part in (q, k, v)]
+    parts = torch.cat([part.flatten(1) for part in (q, k, v)], 1).split(sizes, 1)
+    q, k, v = (part.unflatten(1, (-1, 32)) for part in parts)
+    assert not q.is_contiguous()
+    assert torch.equal(expected, TritonBackend().forward(0, q, k, v, at.copy(), at.layout([0, 1])))
+
+
+def test_room_for_more_than_there_is_changes_no_bit():
+    """A recorded step has rows as long as they may become; what they are stands in the tensors."""
+    at = Scene(decodes(70, 33))
+    layout = at.layout(range(2))
+    q, k, v = (torch.cat([each[part] for each in at.qkv]) for part in range(3))
+    roomy = BatchLayout(
+        [Row((), 4095, 1)] * 2, layout.slots_T, layout.positions_T, layout.block_table_RB, layout.block_size, layout.num_single
+    )
+    for variant in (PLAIN, AttentionVariant(window=40)):
+        outputs = [TritonBackend([variant]).forward(0, q, k, v, at.copy(), each) for each in (layout, roomy)]
+        assert torch.equal(*outputs)
+
+
+def test_one_backend_sees_what_a_new_step_brings():
+    at = Scene(decodes(70, 3))
+    backend = TritonBackend()
+    assert_same(at.attend(backend, [0]), at.attend(TritonBackend(), [0]))
+    assert_same(at.attend(backend, [1]), at.attend(TritonBackend(), [1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({"qk_norm": True, "num_heads": 6, "head_size": 24, "mlp_size": 70}, torch.float32),
+        ({"qkv_bias": True, "linear_bias": True}, torch.float32),
+    ],
+    ids=["llama", "norms of queries and keys", "biases"],
+)
+def test_the_fused_decoder_is_the_decoder(changes, dtype):
+    """Two steps: a prompt beside another's first token, then a token each."""
+    net = tiny_decoder(tiny_config(**{"num_heads": 4, "num_kv_heads": 2} | changes)).to(DEVICE, dtype)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.dim() == 1:  # gains and biases, which begin as ones and noughts
+                parameter.add_(torch.linspace(-0.5, 0.5, len(parameter)).to(parameter))
+    blocks = ([1, 4], [2])
+    plan = [[Row(blocks[1], 0, 1), Row(blocks[0], 0, 12)], [Row(blocks[0], 12, 1), Row(blocks[1], 1, 1)]]
+    results = []
+    for way, backend in ((net, ReferenceBackend()), (TritonDecoder(net), TritonBackend())):
+        cache = KVCache.allocate(net.config, 4, 8, dtype, DEVICE)
+        for rows in plan:
+            layout = BatchLayout.build(rows, 8, DEVICE)
+            tokens = torch.arange(len(layout.slots_T), device=DEVICE) + 5
+            with torch.inference_mode():
+                results.append(way(tokens, layout.positions_T, Paged(backend, cache, layout)))
+    bound = {torch.float32: 1e-4, torch.bfloat16: 1e-1}[dtype]
+    for one, other in zip(results[2:], results[:2], strict=True):
+        torch.testing.assert_close(one, other, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_recorded_step_is_the_same_step(fused):
+    """Three requests in a graph for four, then one: the scores of a plain step over the same cache."""
+    config = tiny_config(num_heads=4, num_kv_heads=2, head_size=16, sliding_window=20, window_layers=(0,))
+    decoder, backend = tiny_decoder(config).to(DEVICE), TritonBackend(config.attention_variants)
+    net = TritonDecoder(decoder) if fused else decoder
+    cache = KVCache.allocate(config, 12, 8, torch.float32, DEVICE)
+    for cached in (*cache.keys, *cache.values):
+        cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+    recorded = _graphs(net, backend, cache)
+    for rows in ([Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 9, 1)], [Row([6], 4, 1)]):
+        assert recorded.fits(rows)
+        tokens = list(range(5, 5 + len(rows)))
+        layout = BatchLayout.build(rows, 8, DEVICE)
+        with torch.inference_mode():
+            hidden = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout))
+            expected = net.logits(hidden)
+        done = recorded.run(rows, tokens)
+        torch.testing.assert_close(done.logits_TV, expected, atol=1e-4, rtol=1e-4)
+        assert expected.argmax(-1).tolist() == done.greedy_T.tolist()
+
+
+def _graphs(net, backend, cache):
+    record = (lambda step: step) if INTERPRETED else CudaRecorder()
+    return DecodeGraphs(net, backend, cache, max_model_len=64, max_batch_requests=4, record=record)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_engine_on_triton_answers_as_one_on_torch(family, tmp_path):
+    """From a checkpoint to tokens: with the fused decoder where it fits, and with recorded steps on a GPU."""
+    write_checkpoint(family, tmp_path)
+    options = EngineOptions(
+        device=DEVICE, dtype="float32", block_size=8, max_model_len=32, max_batch_requests=4, kv_cache_memory=1 << 20
+    )
+    found = {}
+    for name in ("torch", "triton"):
+        engine = build_engine(tmp_path, replace(options, backend=name))
+        assert name == engine.info.backend
+        requests = [
+            ask("long", range(5, 15), 2),
+            ask("short", [7], 3),
+            ask("drawn", [9, 8], 2, sampling=SamplingParams(), seed=3),
+        ]
+        found[name] = answers(engine._engine, requests)
+    assert found["torch"] == found["triton"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "block_size", "fits"),
+    [({}, 8, True), ({"num_heads": 17, "num_kv_heads": 1}, 8, False), ({"head_size": 512}, 8, False), ({}, 24, False)],
+    ids=str,
+)
+def test_what_the_kernels_cannot_do_is_not_supported(changes, block_size, fits):
+    assert fits == TritonBackend.supports(tiny_config(**changes), torch.float32, DEVICE, block_size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [({}, True), ({"activation": "gelu"}, False), ({"norm": "layernorm"}, False), ({"positions": "learned"}, False)],
+    ids=str,
+)
+def test_only_decoders_of_llamas_kind_are_fused(changes, fits):
+    assert fits == supports(tiny_config(**changes))
+
+
+def test_scores_are_scaled_by_the_head_size_and_not_by_its_padding():
+    at = Scene(decodes(30), (2, 1, 80, 8, torch.float32))
+    same = AttentionVariant(scale=1 / math.sqrt(80))
+    assert_close(at.attend(TritonBackend()), at.attend(TritonBackend([same])))
