@@ -10,11 +10,12 @@ import itertools
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from loadtest.bench.figures import Figure, percentile, ratios
+from loadtest.bench.figures import Comparison, Figure, percentile, take_turns
 from loadtest.bench.parsing import source_text
 from model.config import DEFAULT_MODEL
 from model.engine.build import EngineOptions, build_engine
@@ -118,34 +119,30 @@ async def _read(service: GenerationService, metrics: Metrics, index: int, done: 
 
 async def measure(turns: int, seconds: float) -> list[Figure]:
     """p99 of steps and gaps without and with the load, and their ratios in each turn."""
-    quiet, busy = [], []
     async with served_model() as service:
         metrics = Metrics(service.engine, service.model_name)
         load = load_of(service)
         for job in load:
             await job()  # the vocabulary is loaded at the first
-        for turn in range(turns + 1):
-            without = await phase(service, metrics, seconds, ())
-            beside = await phase(service, metrics, seconds, load)
-            if turn:  # the first turn is warm-up
-                quiet.append(without)
-                busy.append(beside)
+        phases = {name: partial(phase, service, metrics, seconds, jobs) for name, jobs in (("busy", load), ("quiet", ()))}
+        found = await take_turns(phases, turns)
     return [
-        *_compared("step", quiet, busy, lambda p: p.steps, MOST_RATIO),
-        *_compared("gap", quiet, busy, lambda p: p.gaps, None),
+        *_compared("step", found, lambda p: p.steps, MOST_RATIO),
+        *_compared("gap", found, lambda p: p.gaps, None),
     ]
 
 
 def _compared(
-    name: str, quiet: list[Phase], busy: list[Phase], of: Callable[[Phase], list[float]], most: float | None
+    name: str, found: Mapping[str, list[Phase]], of: Callable[[Phase], list[float]], most: float | None
 ) -> list[Figure]:
     """Milliseconds, median and p99, of each kind of phase; the ratio of the p99."""
-    figures, tails = [], []
-    for label, phases in (("quiet", quiet), ("busy", busy)):
-        middle = tuple(percentile(of(each), 50) * 1e3 for each in phases)
-        tails.append(tuple(percentile(of(each), 99) * 1e3 for each in phases))
-        figures += [Figure(f"{name} p50, {label}", "ms", middle), Figure(f"{name} p99, {label}", "ms", tails[-1])]
-    return [*figures, Figure(f"{name} p99, busy / quiet", "ratio", ratios(tails[1], tails[0]), most)]
+
+    def at(percent: int) -> Comparison:
+        values = {kind: [percentile(of(each), percent) * 1e3 for each in phases] for kind, phases in found.items()}
+        return Comparison(f"{name} p{percent}", "ms", values)
+
+    middle, tail = at(50), at(99)
+    return [*map(middle.figure, found), *map(tail.figure, found), replace(tail.ratio("quiet"), most=most)]
 
 
 def run(turns: int, seconds: float) -> list[Figure]:

@@ -1,131 +1,201 @@
-"""The engine beside `transformers` generate, in one process, on the same weights: python -m loadtest.bench.engine
+"""The engine beside its peers, in-process, on the same random weights: attend bench engine --shape S --peer transformers
 
-W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens,
-prompt tokens/s. Greedy, end-of-text ignored. The contestants take turns; the table shows medians and the median of
-the ratios of neighbours, with the range of its middle half.
+W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens, prompt
+tokens/s. Greedy, end-of-text ignored, bfloat16. Each contestant is a process of its own, which stands still while others
+have their turn; the roofline is measured between two of them. A ratio is the median of the quotients of neighbours.
+
+A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """
 
 import argparse
 import asyncio
-import os
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
+import psutil
 
-from loadtest.bench.shapes import SHAPES, write_shape
-from model.engine.build import EngineOptions, build_engine
-from model.engine.loop import AsyncEngine
-from model.engine.request import Request
-from model.params import SamplingParams
+from loadtest.bench.contestant import OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
+from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
+from loadtest.bench.machine import Neighbours
+from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
 
-PROMPT, OUTPUT, AT_ONCE, LONG = 128, 128, 16, 1024
-Contestant = Callable[[int, int, int], float]
+Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""
+COPIES, CACHE = 3, 2 << 30
+"""A contestant takes so many times the weights' bytes while it loads, and then a cache."""
 
 
-def prompts(count: int, length: int) -> list[list[int]]:
-    """Different prompts, the same for every contestant."""
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(100, 8000, (count, length), generator=generator).tolist()
-
-
-def ours(engine: AsyncEngine, runner: asyncio.Runner) -> Contestant:
-    """Attend's engine through its asynchronous face, as the service uses it."""
-
-    async def work(count: int, length: int, output: int) -> None:
-        greedy = SamplingParams(temperature=0)
-        requests = [Request(f"{i}", prompt, output, greedy) for i, prompt in enumerate(prompts(count, length))]
-        made = 0
-        async for outputs in engine.generate(requests):
-            made += sum(len(each.token_ids) for each in outputs)
-        assert made == count * output
-
-    def run(count: int, length: int, output: int) -> float:
-        started = time.perf_counter()
-        runner.run(work(count, length, output))
-        return time.perf_counter() - started
-
-    return run
-
-
-def theirs(folder: Path) -> Contestant:
-    """transformers' generate with its dynamic cache."""
-    from transformers import AutoModelForCausalLM
-
-    net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-
-    @torch.inference_mode()
-    def run(count: int, length: int, output: int) -> float:
-        tokens = torch.tensor(prompts(count, length))
-        started = time.perf_counter()
-        limits = {"min_new_tokens": output, "max_new_tokens": output, "do_sample": False, "pad_token_id": 0}
-        result = net.generate(tokens, attention_mask=torch.ones_like(tokens), **limits)
-        assert result.shape == (count, length + output)
-        return time.perf_counter() - started
-
-    return run
-
-
-def w1(run: Contestant) -> float:
+def w1(run: Run) -> float:
     """Decode tokens/s of one stream: the first token's time is taken away."""
-    return (OUTPUT - 1) / (run(1, PROMPT, OUTPUT) - run(1, PROMPT, 1))
+    first = run(1, PROMPT, 1)
+    return (OUTPUT - 1) / (run(1, PROMPT, OUTPUT) - first)
 
 
-def w2(run: Contestant) -> float:
+def w2(run: Run) -> float:
     """Output tokens/s of 16 at once."""
     return AT_ONCE * OUTPUT / run(AT_ONCE, PROMPT, OUTPUT)
 
 
-def w3(run: Contestant) -> float:
-    """Prompt tokens/s of a long prompt."""
-    return LONG / run(1, LONG, 1)
+def w3(run: Run) -> float:
+    """Prompt tokens/s of a long prompt: the median of three."""
+    return LONG / statistics.median(run(1, LONG, 1) for _ in range(3))
 
 
-def compare(shape: str, folder: Path, pairs: int, threads: int) -> list[str]:
-    """Rows of the markdown table for one shape."""
-    checkpoint = write_shape(shape, folder)
-    engine = build_engine(
-        checkpoint, EngineOptions(dtype="bfloat16", num_threads=threads, kv_cache_memory=2 << 30, prefix_caching=False)
-    )
-    engine.start()
-    rows = []
-    with asyncio.Runner() as runner:
-        contestants = (ours(engine, runner), theirs(checkpoint))
-        for name, work in (("W1", w1), ("W2", w2), ("W3", w3)):
-            for contestant in contestants:
-                work(contestant)  # warm-up
-            values = [tuple(work(contestant) for contestant in contestants) for _ in range(pairs)]
-            rows.append(row(shape, name, values))
-    engine.close()
-    return rows
+WORKS = {"W1": w1, "W2": w2, "W3": w3}
 
 
-def row(shape: str, name: str, values: list[tuple[float, float]]) -> str:
-    """Medians, and the ratio with its quartiles."""
-    mine, other = (statistics.median(column) for column in zip(*values, strict=True))
-    ratios = sorted(a / b for a, b in values)
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return f"| {shape} | {name} | {mine:.0f} | {other:.0f} | {middle:.2f} ({low:.2f} to {high:.2f}) |"
+async def turn(work: Callable[[Run], float], run: Run, neighbours: Neighbours) -> float:
+    """One measurement."""
+    value = work(run)
+    neighbours.lap()
+    return value
 
 
-def main() -> None:
-    """Read the flags, print the table."""
+def compare(contestants: Mapping[str, Contestant], pairs: int, neighbours: Neighbours) -> list[Comparison]:
+    """Every work in turns."""
+    found = []
+    for name, work in WORKS.items():
+        turns = {each: partial(turn, work, contestant, neighbours) for each, contestant in contestants.items()}
+        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs))))
+    return found
+
+
+def parameters(shape: str) -> int:
+    """Of its matrices."""
+    sizes = SHAPES[shape]
+    hidden, kv_share = sizes["hidden_size"], sizes["num_key_value_heads"] / sizes["num_attention_heads"]
+    layer = hidden * (2 * hidden * (1 + kv_share) + 3 * sizes["intermediate_size"])
+    return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
+
+
+def check_memory(shape: str, contestants: int) -> None:
+    """Raises PeerError where so many processes with this model do not fit beside each other."""
+    needed = contestants * (COPIES * 2 * parameters(shape) + CACHE)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise PeerError(f"{contestants} contestants of shape {shape} need {needed >> 30} GiB of memory; {free >> 30} are free")
+
+
+def roofline(shape: str, folder: Path) -> dict[str, float]:
+    """Tokens a second that no engine can beat, by work; measured in a process that leaves no threads behind."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as found:
+        command = [sys.executable, "-m", "loadtest.bench.limits", "--shape", shape, "--folder", folder, "--json", found.name]
+        subprocess.run(command, cwd=TREE, check=True, stdout=subprocess.DEVNULL)
+        figures = json.load(found)["figures"]
+    limits = {figure["what"].removeprefix("roofline "): figure["median"] for figure in figures}
+    return {work: limits[work] for work in WORKS}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one shape gave."""
+
+    shape: str
+    comparisons: list[Comparison]
+    limits: dict[str, float]
+    facts: dict[str, Any]
+
+    def rows(self) -> Iterator[list[str]]:
+        """Cells: shape, work, ours with its share of the roofline, and each peer with the ratio."""
+        for each in self.comparisons:
+            mine, limit = self.ours(each).median, self.limits[each.what]
+            cells = [self.shape, each.what, f"{mine:.0f}", f"{mine / limit:.0%} of {limit:.0f}"]
+            yield cells + [
+                cell for name in each.others() for cell in (f"{each.figure(name).median:.0f}", each.ratio(name).short())
+            ]
+
+    def figures(self) -> Iterator[Figure]:
+        """Everything, named after the shape."""
+        for each in self.comparisons:
+            share = tuple(value / self.limits[each.what] for value in self.ours(each).values)
+            for found in (*each.figures(), Figure(f"{each.what}, share of the roofline", "ratio", share)):
+                yield replace(found, what=f"{self.shape} {found.what}")
+
+    @staticmethod
+    def ours(comparison: Comparison) -> Figure:
+        """What the first contestant reached."""
+        return comparison.figure(next(iter(comparison.values)))
+
+
+def bench_shape(shape: str, peers: Mapping[str, str], options: argparse.Namespace) -> Outcome:
+    """Every work of one shape. `peers` are interpreters by the peer's name."""
+    check_memory(shape, len(peers) + 1)
+    checkpoint = write_shape(shape, options.folder)
+    starts = [
+        partial(Contestant, peer, checkpoint, options.folder / f"{peer}.log", python)
+        for peer, python in {OURS: sys.executable, **peers}.items()
+    ]
+    with together(starts) as contestants:
+        limits = roofline(shape, options.folder)
+        neighbours = Neighbours([each.process.pid for each in contestants])
+        comparisons = compare({each.name: each for each in contestants}, options.pairs, neighbours)
+        facts = {"contestants": [each.facts for each in contestants], "cores_of_others": neighbours.laps}
+    print(f"{shape}: {neighbours.sentence()}", file=sys.stderr)
+    return Outcome(shape, comparisons, limits, facts)
+
+
+def listed(text: str) -> list[str]:
+    """The words between commas."""
+    return text.split(",")
+
+
+def interpreter(text: str) -> tuple[str, str]:
+    """NAME=PATH."""
+    name, _, path = text.partition("=")
+    if name not in PACKAGES or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH with a name of {', '.join(PACKAGES)}")
+    return name, path
+
+
+def read_flags(words: list[str] | None) -> argparse.Namespace:
+    """The command line, with `peers`: interpreters by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: both")
-    parser.add_argument("--pairs", type=int, default=5, help="turns of each contestant (default 5)")
+    parser.add_argument("--shape", type=listed, default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M")
+    parser.add_argument("--peer", type=listed, help=f"of {', '.join(PACKAGES)}; default: all that are installed")
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "attend-shapes", help="for the checkpoints"
+        "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
     )
-    options = parser.parse_args()
-    threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    print("| shape | work | Attend tok/s | transformers tok/s | ratio (middle half) |\n| --- | --- | --- | --- | --- |")
-    for shape in options.shape or SHAPES:
-        print("\n".join(compare(shape, options.folder, options.pairs, threads)), flush=True)
+    parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints and the contestants' logs")
+    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
+    options = parser.parse_args(words)
+    if wrong := [*set(options.shape) - set(SHAPES), *set(options.peer or ()) - set(PACKAGES)]:
+        parser.error(f"there is no {wrong[0]!r}")
+    pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
+    found = [peer for peer in options.peer or PACKAGES if installed(peer, pythons[peer])]
+    if missing := set(options.peer or ()) - set(found):
+        parser.error(f"{missing.pop()} is not installed; --python names another interpreter")
+    options.peers = {peer: pythons[peer] for peer in found}
+    return options
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure, print the table, write JSON."""
+    options = read_flags(words)
+    try:
+        outcomes = [bench_shape(shape, options.peers, options) for shape in options.shape]
+    except PeerError as error:
+        sys.exit(str(error))
+    names = [each["name"] for each in outcomes[0].facts["contestants"][1:]]
+    head = [
+        "shape",
+        "work",
+        "Attend tok/s",
+        "of the roofline",
+        *(cell for name in names for cell in (f"{name} tok/s", "ratio")),
+    ]
+    shown = table(head, (row for outcome in outcomes for row in outcome.rows()))
+    figures = [figure for outcome in outcomes for figure in outcome.figures()]
+    facts = {outcome.shape: outcome.facts | {"roofline": outcome.limits} for outcome in outcomes}
+    file(options.json, shown, figures, bench="engine", facts=facts)
 
 
 if __name__ == "__main__":

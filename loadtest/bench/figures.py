@@ -1,52 +1,33 @@
-"""What a benchmark found: a named quantity measured several times, shown as its median and quartiles."""
+"""What a benchmark found: quantities measured several times, in turns, shown as medians with a 95 % interval, and filed."""
 
+import json
+import math
 import statistics
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-HEADER = "| what | median | quartiles | unit | target |\n| --- | --- | --- | --- | --- |"
+from loadtest.bench.machine import machine
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A quantity: one value of `values` or more, in `unit`. Its median should be at most `most`, where that is given."""
-
-    what: str
-    unit: str
-    values: tuple[float, ...]
-    most: float | None = None
-
-    @property
-    def quartiles(self) -> tuple[float, float, float]:
-        """The first quartile, the median, the third quartile."""
-        if len(self.values) == 1:
-            return self.values * 3
-        low, middle, high = statistics.quantiles(self.values, n=4, method="inclusive")
-        return low, middle, high
-
-    def row(self) -> str:
-        """A row under HEADER."""
-        low, middle, high = (f"{value:.4g}" for value in self.quartiles)
-        target = "" if self.most is None else f"at most {self.most:g}"
-        return f"| {self.what} | {middle} | {low} to {high} | {self.unit} | {target} |"
-
-    def document(self) -> dict[str, Any]:
-        """The same for a machine, with every value."""
-        low, middle, high = self.quartiles
-        found = {"what": self.what, "unit": self.unit, "median": middle, "q1": low, "q3": high, "most": self.most}
-        return found | {"values": list(self.values)}
+HEADER = ("what", "median", "95 % interval", "unit", "target")
+T = TypeVar("T")
 
 
-async def take_turns(contestants: Mapping[str, Callable[[], Awaitable[float]]], turns: int) -> dict[str, list[float]]:
-    """What each contestant measures in each turn, after one turn to warm up."""
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(turns + 1):
-        for name, measure in contestants.items():
-            value = await measure()
-            if turn:
-                found[name].append(value)
-    return found
+def interval(values: Sequence[float], sureness: float = 0.95) -> tuple[float, float]:
+    """Two of the values between which the true median lies, however they are distributed.
+
+    As many are left out on either side as `sureness` allows: none below 6 values, where even the whole range is less sure
+    than 95 % (5 values: 94 %).
+    """
+    ordered, left_out, outside = sorted(values), 0, 0.0
+    for count in range(len(ordered) // 2):
+        outside += 2 * math.comb(len(ordered), count) / 2 ** len(ordered)
+        if outside > 1 - sureness:
+            break
+        left_out = count
+    return ordered[left_out], ordered[-1 - left_out]
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
@@ -59,3 +40,99 @@ def percentile(values: Sequence[float], percent: int) -> float:
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A quantity: one value of `values` or more, in `unit`. Its median should be at most `most`, where that is given."""
+
+    what: str
+    unit: str
+    values: tuple[float, ...]
+    most: float | None = None
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return statistics.median(self.values)
+
+    def cells(self) -> tuple[str, ...]:
+        """A row under HEADER."""
+        low, high = interval(self.values)
+        spread = f"{low:.4g} to {high:.4g}" if len(self.values) > 1 else ""
+        target = "" if self.most is None else f"at most {self.most:g}"
+        return self.what, f"{self.median:.4g}", spread, self.unit, target
+
+    def short(self) -> str:
+        """A ratio in a cell: the median, and the interval."""
+        low, high = interval(self.values)
+        return f"{self.median:.2f} ({low:.2f} to {high:.2f})"
+
+    def document(self) -> dict[str, Any]:
+        """The same for a machine, with every value."""
+        low, high = interval(self.values)
+        found = {"what": self.what, "unit": self.unit, "median": self.median, "low": low, "high": high, "most": self.most}
+        return found | {"values": list(self.values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A quantity of several contestants who took turns, in `unit`: a value of each for each turn. The first is ours."""
+
+    what: str
+    unit: str
+    values: Mapping[str, Sequence[float]]
+
+    def figure(self, name: str) -> Figure:
+        """What one contestant reached."""
+        return Figure(f"{self.what}, {name}", self.unit, tuple(self.values[name]))
+
+    def ratio(self, other: str) -> Figure:
+        """The first over another, turn by turn."""
+        first = next(iter(self.values))
+        return Figure(f"{self.what}, {first} / {other}", "ratio", ratios(self.values[first], self.values[other]))
+
+    def figures(self) -> list[Figure]:
+        """Every contestant, and the first over each other one where the other is never 0."""
+        return [self.figure(name) for name in self.values] + [self.ratio(name) for name in self.others()]
+
+    def others(self) -> list[str]:
+        """The contestants that the first can be divided by."""
+        return [name for name, values in list(self.values.items())[1:] if all(values)]
+
+    def cells(self) -> tuple[str, ...]:
+        """The median of each contestant, and the first over each other one."""
+        medians = [f"{self.figure(name).median:.4g}" for name in self.values]
+        return (*medians, *(self.ratio(name).short() if name in self.others() else "" for name in list(self.values)[1:]))
+
+
+async def take_turns(contestants: Mapping[str, Callable[[], Awaitable[T]]], turns: int, warm_up: int = 1) -> dict[str, list[T]]:
+    """What each contestant measures in each turn after those to warm up; every other turn goes from the last to the first."""
+    found: dict[str, list[T]] = {name: [] for name in contestants}
+    for turn in range(turns + warm_up):
+        for name in list(contestants)[:: 1 if turn % 2 else -1]:
+            value = await contestants[name]()
+            if turn >= warm_up:
+                found[name].append(value)
+    return found
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def show(figures: Iterable[Figure]) -> str:
+    """The table of figures that stand alone."""
+    return table(HEADER, (figure.cells() for figure in figures))
+
+
+def file(path: Path | None, shown: str, figures: Iterable[Figure], **facts: Any) -> None:
+    """Print a table; write it to `path` too, where there is one, with the machine, the facts and every value."""
+    print(shown, flush=True)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        found = {"when": when, "machine": machine(), **facts, "table": shown, "figures": [each.document() for each in figures]}
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,28 +1,30 @@
-"""The roofline of this machine for the shapes of the other benchmarks: python -m loadtest.bench.limits
+"""The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
 Measures how fast weights can be read and how fast bfloat16 matrices are multiplied, and computes what no engine can beat:
-a decode step reads every weight once and every cached key and value once; a prompt multiplies every weight by every token.
+a decode step reads every weight once and every cached key and value once; a prompt multiplies every weight but the last
+layer's head by every token, and every token by the keys and values before it.
 """
 
-import os
+import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from loadtest.bench.shapes import SHAPES, write_shape
+from loadtest.bench.figures import Figure, file, table
+from loadtest.bench.machine import threads
+from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
 from model.config import ModelConfig
 from model.net.checkpoint import read_config
 
 TURNS = 7
-CONTEXT = 192
+CONTEXT = PROMPT + OUTPUT // 2
 """Tokens behind a decode step: the middle of 128 -> 128."""
 
 
-def fastest(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     """Seconds of one call: the median of several, after one to warm up."""
     work()
     times = []
@@ -36,13 +38,13 @@ def fastest(work: Callable[[], object]) -> float:
 def read_bandwidth(size: int) -> float:
     """Bytes a second of reading so many bytes of weights."""
     data = torch.ones(size // 4)
-    return size / fastest(lambda: data.sum())
+    return size / seconds_of(lambda: data.sum())
 
 
 def multiply_rate(rows: int = 1024, width: int = 2048) -> float:
     """Floating point operations a second of bfloat16 matrices."""
     a, b = torch.ones(rows, width, dtype=torch.bfloat16), torch.ones(width, width, dtype=torch.bfloat16)
-    return 2 * rows * width * width / fastest(lambda: a @ b)
+    return 2 * rows * width * width / seconds_of(lambda: a @ b)
 
 
 def weights(config: ModelConfig) -> int:
@@ -58,18 +60,34 @@ def decode_limit(config: ModelConfig, batch: int, bandwidth: float, rate: float)
     return batch / max(moved / bandwidth, 2 * batch * weights(config) / rate)
 
 
-def main() -> None:
+def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:
+    """Tokens a second of a prompt: the head is computed for its last token alone; a token sees half the others on average."""
+    matrices = weights(config) - config.hidden_size * config.vocab_size
+    return rate / (2 * matrices + 4 * config.num_layers * config.query_size * length / 2)
+
+
+def measure(checkpoint: Path) -> list[Figure]:
+    """What a checkpoint's shape can reach on this machine, now: what was measured, and then tokens a second of each work."""
+    config = read_config(checkpoint)
+    rate, bandwidth = multiply_rate(), read_bandwidth(2 * weights(config))
+    at_once = 1 / (PROMPT / OUTPUT / prompt_limit(config, PROMPT, rate) + 1 / decode_limit(config, AT_ONCE, bandwidth, rate))
+    limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
+    measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,)), Figure("bfloat16 matrices", "TFLOP/s", (rate / 1e12,))]
+    return measured + [Figure(f"roofline {work}", "tokens/s", (limit,)) for work, limit in limits.items()]
+
+
+def main(words: list[str] | None = None) -> None:
     """Print what was measured and what follows from it."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    rate = multiply_rate()
-    print(f"bfloat16 matrices: {rate / 1e12:.2f} TFLOP/s\n")
-    print("| shape | weights read | decode, 1 stream | decode, 16 streams | prompt of 1024 |\n| --- | --- | --- | --- | --- |")
-    for name in SHAPES:
-        config = read_config(write_shape(name, Path(tempfile.gettempdir()) / "attend-shapes"))
-        bandwidth = read_bandwidth(2 * weights(config))
-        limits = [decode_limit(config, batch, bandwidth, rate) for batch in (1, 16)]
-        prompt = rate / (2 * weights(config))
-        print(f"| {name} | {bandwidth / 1e9:.0f} GB/s | {limits[0]:.0f} tok/s | {limits[1]:.0f} tok/s | {prompt:.0f} tok/s |")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: S and M")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args(words)
+    torch.set_num_threads(threads())
+    found = {shape: measure(write_shape(shape, options.folder)) for shape in options.shape or ["S", "M"]}
+    head = ["shape", *(f"{figure.what}, {figure.unit}" for figure in next(iter(found.values())))]
+    rows = [[shape, *(f"{figure.median:.4g}" for figure in figures)] for shape, figures in found.items()]
+    file(options.json, table(head, rows), [figure for figures in found.values() for figure in figures], bench="limits")
 
 
 if __name__ == "__main__":

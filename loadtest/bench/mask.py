@@ -5,10 +5,11 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from loadtest.bench.busy import served_model
-from loadtest.bench.figures import Figure, ratios, take_turns
+from loadtest.bench.figures import Comparison, Figure, take_turns
 from model.engine.request import Request
 from model.grammar import GrammarSpec
 from model.mask import CompiledGrammar
@@ -59,9 +60,9 @@ async def measure(turns: int, tokens: int) -> list[Figure]:
         grammars = {"no grammar": None} | {name: compile_spec(spec) for name, spec in SPECS.items()}
         contestants = {name: partial(at_once, service, grammar, tokens) for name, grammar in grammars.items()}
         found = await take_turns(contestants, turns)
-    figures = [Figure(f"{STREAMS} streams, {name}", "tokens/s", tuple(values)) for name, values in found.items()]
-    free = found["no grammar"]
-    return figures + [Figure(f"time, {name} / no grammar", "ratio", ratios(free, found[name]), MOST_RATIO) for name in SPECS]
+    speeds = Comparison(f"{STREAMS} streams", "tokens/s", found)
+    longer = [replace(speeds.ratio(name), what=f"time, {name} / no grammar", most=MOST_RATIO) for name in SPECS]
+    return [*map(speeds.figure, found), *longer]
 
 
 def run(turns: int, tokens: int) -> list[Figure]:

@@ -1,18 +1,20 @@
-"""HTTP streams of a running server beside the same engine in this process, 16 at once, default model.
+"""HTTP streams of a server beside the same engine in this process, 16 at once, default model.
 
-The server must serve the default model on this machine, and do nothing else meanwhile. Its client is this process, and
-takes part of the same cores.
+The server must do nothing else meanwhile. Its client is this process, and takes part of the same cores.
 """
 
 import asyncio
 import itertools
 from functools import partial
-
-import httpx
+from pathlib import Path
 
 from loadtest.bench.busy import served_model
-from loadtest.bench.figures import Figure, ratios, take_turns
-from loadtest.bench.transports import PROMPT, Stream, http_stream, throughput
+from loadtest.bench.client import Caller, Prompt, closed_loop, http_caller, ids
+from loadtest.bench.figures import Comparison, Figure, take_turns
+from loadtest.bench.shapes import PROMPT
+from loadtest.measures import total
+from loadtest.server import served
+from loadtest.stream import TOTAL, Stream
 from model.engine.request import Request
 from model.params import SamplingParams
 from service.generation import GenerationService
@@ -20,33 +22,38 @@ from service.generation import GenerationService
 STREAMS = 16
 
 
-def engine_stream(service: GenerationService) -> Stream:
-    """The call of `http_stream`, made to the engine itself; nobody asks when its first token came."""
+def engine_caller(service: GenerationService) -> Caller:
+    """The engine itself, asked as a server is."""
     numbers = itertools.count()
-    prompt = service.tokenizer.encode(PROMPT)
 
-    async def run(tokens: int) -> float:
-        seen = 0
+    async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
+        assert not isinstance(prompt, str)
         request = Request(f"inside-{next(numbers)}", prompt, tokens, SamplingParams(temperature=0))
         async for outputs in service.engine.generate([request]):
-            seen += sum(len(each.token_ids) for each in outputs)
-        assert seen == tokens
-        return 0.0
+            stream.heard()
+            stream.tokens += sum(len(each.token_ids) for each in outputs)
 
-    return run
+    return Caller("in-process", "HTTP", service.engine.info.max_model_len, ask)
+
+
+async def speed(caller: Caller, tokens: int) -> float:
+    """Tokens/s over all streams."""
+    rows, seconds = await closed_loop(caller, STREAMS, [ids(PROMPT) for _ in range(STREAMS)], tokens)
+    answers = total(rows, TOTAL)
+    assert (answers.failures, answers.tokens) == (0, STREAMS * tokens), answers
+    return answers.tokens / seconds
 
 
 async def measure(turns: int, tokens: int, url: str) -> list[Figure]:
     """Tokens/s of each, and the part of the engine's speed that is left over HTTP; the two take turns."""
-    limits = httpx.Limits(max_connections=None)
-    async with served_model() as service, httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        streams = {"in-process": engine_stream(service), "over HTTP": http_stream(client)}
-        contestants = {name: partial(throughput, stream, STREAMS, tokens) for name, stream in streams.items()}
-        found = await take_turns(contestants, turns)
-    figures = [Figure(f"{STREAMS} streams, {name}", "tokens/s", tuple(values)) for name, values in found.items()]
-    return [*figures, Figure("over HTTP / in-process", "ratio", ratios(found["over HTTP"], found["in-process"]))]
+    async with served_model() as service, http_caller(url, "over HTTP") as http:
+        turn = {caller.name: partial(speed, caller, tokens) for caller in (http, engine_caller(service))}
+        return Comparison(f"{STREAMS} streams", "tokens/s", await take_turns(turn, turns)).figures()
 
 
-def run(turns: int, tokens: int, url: str) -> list[Figure]:
-    """`measure` in an event loop of its own."""
-    return asyncio.run(measure(turns, tokens, url))
+def run(turns: int, tokens: int, url: str | None, log: Path) -> list[Figure]:
+    """`measure` in an event loop of its own; without a URL, of a server of its own. Raises StartError."""
+    if url is not None:
+        return asyncio.run(measure(turns, tokens, url))
+    with served(log) as address:
+        return asyncio.run(measure(turns, tokens, address.http))

@@ -4,13 +4,14 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 
-from loadtest.bench.figures import Figure
+from loadtest.bench.figures import Figure, take_turns
 from protos.attend.v1 import generation_pb2 as pb
 from service.grpc_api import convert
 from service.http_api.body import read_json
@@ -74,13 +75,13 @@ async def measure(turns: int) -> list[Figure]:
         "read a completion, 200 bytes, HTTP": (read_http, http_body(source_text(ORDINARY)), None),
         "read a completion, 200 bytes, gRPC": (read_grpc, grpc_body(source_text(ORDINARY)), None),
     }
-    found: dict[str, list[float]] = {what: [] for what in kinds}
-    for turn in range(turns + 1):
-        for what, (read, body, _) in kinds.items():
-            started = time.perf_counter()
-            await read(body)
-            if turn:  # the first turn is warm-up
-                found[what].append((time.perf_counter() - started) * 1e3)
+
+    async def timed(read: Read, body: bytes) -> float:
+        started = time.perf_counter()
+        await read(body)
+        return (time.perf_counter() - started) * 1e3
+
+    found = await take_turns({what: partial(timed, read, body) for what, (read, body, _) in kinds.items()}, turns)
     return [Figure(what, "ms", tuple(found[what]), most) for what, (*_, most) in kinds.items()]
 
 

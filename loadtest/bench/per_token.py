@@ -10,11 +10,12 @@ import pstats
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 
-from loadtest.bench.figures import Figure
+from loadtest.bench.figures import Figure, take_turns
 from loadtest.bench.parsing import source_text
 from model.config import DEFAULT_MODEL
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
@@ -173,13 +174,7 @@ async def at_once(stream: Stream, tokens: int) -> float:
 
 async def measure(turns: int, tokens: int) -> list[Figure]:
     """Microseconds a token of each way; the ways take turns."""
-    ways = streams()
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(turns + 1):
-        for name, stream in ways.items():
-            spent = await at_once(stream, tokens)
-            if turn:  # the first turn is warm-up
-                found[name].append(spent)
+    found = await take_turns({name: partial(at_once, stream, tokens) for name, stream in streams().items()}, turns)
     return [Figure(f"a token through {name}", "us of CPU", tuple(values)) for name, values in found.items()]
 
 

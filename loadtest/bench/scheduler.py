@@ -1,4 +1,4 @@
-"""What the engine's bookkeeping costs a step, without any model: python -m loadtest.bench.scheduler
+"""What the engine's bookkeeping costs a step, without any model: attend bench scheduler
 
 Requests run at once in fake steps (no torch): schedule and commit, in microseconds of CPU time, and a line fitted through them.
 """
@@ -6,7 +6,9 @@ Requests run at once in fake steps (no torch): schedule and commit, in microseco
 import argparse
 import statistics
 import time
+from pathlib import Path
 
+from loadtest.bench.figures import Figure, file, show
 from model.config import EngineConfig
 from model.engine.request import Request
 from model.engine.scheduler import Scheduler, StepResult
@@ -34,18 +36,24 @@ def step_cost(running: int, steps: int = STEPS) -> float:
     return statistics.median(costs[1:]) * 1e6
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024], help="requests at once")
-    sizes = parser.parse_args().running
-    costs = [step_cost(size) for size in sizes]
-    print("| running | us a step |\n| --- | --- |")
-    for size, cost in zip(sizes, costs, strict=True):
-        print(f"| {size} | {cost:.0f} |")
-    if len(set(sizes)) > 1:
-        slope, fixed = statistics.linear_regression(sizes, costs)
-        print(f"\n{fixed:.0f} us + {slope:.2f} us a request")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args(words)
+    costs = [step_cost(size) for size in options.running]
+    figures = [
+        Figure(f"a step of {size} requests", "us", (cost,), 60.0 + 3.0 * size)
+        for size, cost in zip(options.running, costs, strict=True)
+    ]
+    if len(set(options.running)) > 1:
+        slope, fixed = statistics.linear_regression(options.running, costs)
+        figures += [
+            Figure("line through them: us a step", "us", (fixed,)),
+            Figure("line through them: us a request", "us", (slope,)),
+        ]
+    file(options.json, show(figures), figures, bench="scheduler")
 
 
 if __name__ == "__main__":

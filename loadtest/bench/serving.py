@@ -1,17 +1,17 @@
-"""The numbers of the serving path: OMP_WAIT_POLICY=PASSIVE python -m loadtest.bench.serving [what ...] [--json FILE]
+"""The numbers of the serving path: OMP_WAIT_POLICY=PASSIVE attend bench serving [what ...] [--json FILE]
 
 parse: reading a request. busy: the engine's steps while the service tokenizes and compiles. per-token: processor time of
 a token without the model. mask: structured output against none. All in one process without Ray, with the threads and the
-waiting policy that `attend serve` sets; over-http needs a server of the default model that runs already (--http), so it
-is measured only where it is named.
+waiting policy that `attend serve` sets; over-http, only where it is named, starts a server of the default model or takes one
+that runs already (--http).
 """
 
 import argparse
-import json
+import tempfile
 from pathlib import Path
 
 from loadtest.bench import busy, mask, over_http, parsing, per_token
-from loadtest.bench.figures import HEADER, Figure
+from loadtest.bench.figures import Figure, file, show
 
 ALONE = ("parse", "busy", "per-token", "mask")
 WHAT = (*ALONE, "over-http")
@@ -26,7 +26,9 @@ def measure(what: str, options: argparse.Namespace) -> list[Figure]:
         return busy.run(turns, options.seconds)
     if what == "per-token":
         return per_token.run(turns, tokens)
-    return mask.run(turns, tokens) if what == "mask" else over_http.run(turns, tokens, options.http)
+    if what == "mask":
+        return mask.run(turns, tokens)
+    return over_http.run(turns, tokens, options.http, Path(tempfile.gettempdir()) / "attend-bench.log")
 
 
 def read_flags(words: list[str] | None = None) -> argparse.Namespace:
@@ -36,7 +38,7 @@ def read_flags(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=7, help="measurements of each quantity (default 7)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each stream (default 256)")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a phase of busy (default 8)")
-    parser.add_argument("--http", default="http://127.0.0.1:8000", help="server of over-http")
+    parser.add_argument("--http", help="server of over-http; default: one of its own")
     parser.add_argument("--profile", action="store_true", help="also print where per-token's time goes")
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
@@ -53,16 +55,10 @@ def read_flags(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     """Measure, print a table, write JSON."""
     options = read_flags(words)
-    documents = []
-    print(HEADER)
-    for what in options.what or ALONE:
-        for figure in measure(what, options):
-            print(figure.row(), flush=True)
-            documents.append({"of": what} | figure.document())
+    figures = [figure for what in options.what or ALONE for figure in measure(what, options)]
+    file(options.json, show(figures), figures, bench="serving")
     if options.profile:
         per_token.profile(options.tokens)
-    if options.json is not None:
-        options.json.write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,45 +1,46 @@
-"""The two random checkpoints that every benchmark uses, written by `transformers` so that all contestants read the same."""
+"""The random checkpoints that every benchmark uses, written by `transformers` so that all contestants read the same."""
 
+import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from model.config import DEFAULT_MODEL
+
+FOLDER = Path(tempfile.gettempdir()) / "attend-shapes"
+PROMPT, OUTPUT, AT_ONCE, LONG = 128, 128, 16, 1024
+"""W1: PROMPT -> OUTPUT tokens of one request; W2: of AT_ONCE; W3: a prompt of LONG tokens."""
+NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES: dict[str, dict[str, int]] = {
-    "S": {
-        "vocab_size": 8192,
-        "hidden_size": 320,
-        "intermediate_size": 864,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 5,
-        "num_key_value_heads": 5,
-    },
-    "M": {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
+    "S": dict(zip(NAMES, (8192, 320, 864, 8, 5, 5), strict=True)),
+    "M": dict(zip(NAMES, (49152, 576, 1536, 30, 9, 3), strict=True)),
+    "1B": dict(zip(NAMES, (128256, 2048, 8192, 16, 32, 8), strict=True)),
 }
-"""S: 12.5M parameters in its blocks and embedding; M: 134.5M, the shape of SmolLM2-135M. Both Llama, tied, 2048 positions."""
+"""S: 12.5M parameters; M: 134.5M, the sizes of SmolLM2-135M; 1B: 1236M, those of Llama-3.2-1B. All Llama, tied."""
 
 
-def write_shape(name: str, folder: Path) -> Path:
-    """The checkpoint folder of a shape in bfloat16, made at the first call."""
+def write_shape(name: str, folder: Path = FOLDER) -> Path:
+    """The checkpoint folder of a shape in bfloat16, made at the first call, with the default model's tokenizer."""
     target = folder / name
     if not (target / "config.json").is_file():
         _write(SHAPES[name], target)
+    if not (target / "tokenizer_config.json").is_file():
+        shutil.copy(DEFAULT_MODEL / "tokenizer.json", target)
+        special = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048}
+        (target / "tokenizer_config.json").write_text(json.dumps(about | special), encoding="utf-8")
     return target
 
 
 def _write(sizes: dict[str, int], target: Path) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
     special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     config = LlamaConfig(**sizes, **special, max_position_embeddings=2048, tie_word_embeddings=True)
-    net = LlamaForCausalLM(config).to(torch.bfloat16)
+    net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for parameter_name, parameter in net.named_parameters():
             if parameter.dim() == 2:  # spread, so that the argmax is not the same token for ever

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.bench.limits import decode_limit, weights
+from loadtest.bench.limits import decode_limit, prompt_limit, weights
 from loadtest.bench.scheduler import step_cost
 from tests.model.checkpoints import tiny_config
 
@@ -18,6 +18,13 @@ def test_a_step_waits_for_memory_or_for_arithmetic_whichever_is_slower():
     read = 2 * weights(CONFIG) + 192 * CONFIG.kv_bytes_per_token(2)
     assert decode_limit(CONFIG, 1, 1e9, 1e30) == pytest.approx(1e9 / read)
     assert decode_limit(CONFIG, 4, 1e30, 1e9) == pytest.approx(1e9 / (2 * weights(CONFIG)))
+
+
+def test_a_prompt_needs_the_head_once_and_sees_half_of_itself():
+    matrices = weights(CONFIG) - 32 * CONFIG.vocab_size
+    assert prompt_limit(CONFIG, 0, 1e9) == pytest.approx(1e9 / (2 * matrices))
+    scores_and_values = 2 * 2 * (4 * 8) * 2 * 50  # multiply and add, two layers, half of 100 tokens
+    assert prompt_limit(CONFIG, 100, 1e9) == pytest.approx(1e9 / (2 * matrices + 2 * scores_and_values / 2))
 
 
 def test_the_scheduler_alone_takes_time():

@@ -1,0 +1,98 @@
+"""A contestant in a process of its own, which stands still whenever it is not its turn."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.machine import threads
+
+TREE = Path(__file__).parents[2]
+OURS = "attend"
+PACKAGES = {"transformers": "transformers", "openvino": "openvino_genai", "llamacpp": "llama_cpp"}
+"""The package that each peer's interpreter must have."""
+
+
+class PeerError(Exception):
+    """A contestant that did not start, or ended before its time."""
+
+
+def installed(peer: str, python: str) -> bool:
+    """Whether an interpreter has the peer's package."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({PACKAGES[peer]!r}) is None)"
+    return subprocess.run([python, "-c", code], cwd="/", check=False, capture_output=True).returncode == 0
+
+
+class Contestant:
+    """Answers with seconds. Stopped between its turns: threads that spin for the next work would take the others' cores.
+
+    `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
+    """
+
+    def __init__(self, peer: str, folder: Path, log: Path, python: str = sys.executable, tree: Path = TREE) -> None:
+        script = Path("loadtest/bench/peers/child.py")
+        here = tree if (tree / script).is_file() else TREE
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads())} | ({"PYTHONPATH": str(tree)} if peer == OURS else {})
+        self.log = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [python, here / script, peer, folder, str(threads())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            self.facts: dict[str, Any] = json.loads(self._line())
+        except PeerError:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    @property
+    def name(self) -> str:
+        """As tables call it."""
+        return self.facts["name"]
+
+    def __call__(self, requests: int, prompt: int, output: int) -> float:
+        """Seconds of so many requests at once, each of so many tokens. Raises PeerError."""
+        self._signal(signal.SIGCONT)
+        self.process.stdin.write(f"{requests} {prompt} {output}\n")
+        self.process.stdin.flush()
+        seconds = float(self._line())
+        self._signal(signal.SIGSTOP)
+        return seconds
+
+    def _line(self) -> str:
+        line = self.process.stdout.readline()
+        if not line:
+            last = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
+            raise PeerError(f"{' '.join(map(str, self.process.args))} ended; the end of {self.log}:\n{last}")
+        return line
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """End the process, and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            self._signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+@contextlib.contextmanager
+def together(starts: Sequence[Any]):
+    """The contestants that these calls start, one after the other; all end with the block."""
+    with contextlib.ExitStack() as stack:
+        contestants = []
+        for start in starts:
+            contestants.append(start())
+            stack.callback(contestants[-1].close)
+        yield contestants

@@ -1,0 +1,61 @@
+"""The machine that a number holds for, and who else was busy on it."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+
+def threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine() -> dict[str, Any]:
+    """What absolute values depend on."""
+    processor = dict(
+        line.replace("\t", "").split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    )
+    flags = sorted({"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & set(processor.get("flags", "").split()))
+    return {
+        "processor": processor.get("model name", platform.machine()).strip(),
+        "cores": threads(),
+        "flags": flags,
+        "memory": psutil.virtual_memory().total,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
+
+
+class Neighbours:
+    """Processor time that others take: a neighbour of half a core makes parallel steps several times slower."""
+
+    def __init__(self, ours: Sequence[int] = ()) -> None:
+        """`ours` are processes that count as ours, beside this one."""
+        self.ours = [psutil.Process(), *map(psutil.Process, ours)]
+        self.laps: list[float] = []
+        self.before = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        times, own = psutil.cpu_times(), 0.0
+        for each in self.ours:
+            spent = each.cpu_times()
+            own += spent.user + spent.system
+        busy = sum(times) - times.idle - times.iowait - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
+        return time.monotonic(), busy - own
+
+    def lap(self) -> None:
+        """Note how many cores others used since the last lap."""
+        (then, spent), self.before = self.before, self._now()
+        self.laps.append(max(0.0, (self.before[1] - spent) / (self.before[0] - then)))
+
+    def sentence(self) -> str:
+        """For the foot of a table."""
+        return f"other processes used {median(self.laps):.2f} cores (median of the turns), {max(self.laps):.2f} at most"

@@ -1,0 +1,58 @@
+"""A contestant's process: child.py PEER FOLDER THREADS, run by the interpreter in which the peer is installed.
+
+Loads the checkpoint through the adapter of that name beside this file, writes what it is as one line of JSON, and then
+answers each line `requests prompt_tokens output_tokens` with the seconds that this took. Imports nothing of Attend's; only
+the adapter of Attend itself does.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process would never see that its input ended
+FOLDER = str(Path(__file__).parent)
+
+
+def adapter(name):
+    """The module of an adapter, by its path: its name may be that of the package that it uses."""
+    spec = importlib.util.spec_from_file_location(f"peer_{name}", f"{FOLDER}/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prompts(count, length):
+    """Lists of token ids, the same for every contestant."""
+    ids = random.Random(length)
+    return [[ids.randrange(100, 8000) for _ in range(length)] for _ in range(count)]
+
+
+def main():
+    """Answer until standard input ends. What libraries print goes to standard error. Ends with the process that started it."""
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    sys.path[:] = [path for path in sys.path if path != FOLDER]
+    name, folder, threads = sys.argv[1:]
+    started = time.perf_counter()
+    facts, generate = adapter(name).start(folder, int(threads))
+    load = {"load_seconds": round(time.perf_counter() - started, 2), "python": sys.version.split()[0]}
+    print(json.dumps(facts | load), file=answers)
+    for line in sys.stdin:
+        count, length, output = map(int, line.split())
+        asked = prompts(count, length)
+        started = time.perf_counter()
+        made = generate(asked, output)
+        seconds = time.perf_counter() - started
+        assert made == count * output, f"{made} tokens, not {count * output}"
+        print(seconds, file=answers)
+
+
+if __name__ == "__main__":
+    main()

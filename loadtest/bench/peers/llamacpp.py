@@ -1,0 +1,142 @@
+"""llama.cpp through the functions of its C interface, in bfloat16; the checkpoint is converted to GGUF at the first use."""
+
+import ctypes
+import json
+import os
+import struct
+
+SEQUENCES, BATCH, CONTEXT = 16, 2048, 8192
+MATRICES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def tensors(path):
+    """(name, bfloat16 values as uint16) of a safetensors file; numpy has no bfloat16."""
+    import numpy
+
+    with open(path, "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        data = numpy.memmap(path, numpy.uint8, "r", offset=8 + size)
+    for name, about in header.items():
+        if name != "__metadata__":
+            assert about["dtype"] == "BF16", about
+            begin, end = about["data_offsets"]
+            yield name, data[begin:end].view(numpy.uint16).reshape(about["shape"])
+
+
+def new_name(name):
+    """The GGUF name of a Llama checkpoint's tensor."""
+    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in outside:
+        return outside[name]
+    _, _, layer, *inside, kind = name.split(".")
+    return f"blk.{layer}.{MATRICES['.'.join(inside)]}.{kind}"
+
+
+def interleaved(x, heads):
+    """Rows of a query or key matrix as ggml rotates them: pairs are neighbours instead of halves."""
+    return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def convert(folder, target):
+    """Write the GGUF file of a Llama checkpoint in bfloat16."""
+    import gguf
+    import numpy
+
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    heads, kv_heads, hidden = config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]
+    out = gguf.GGUFWriter(target + ".part", "llama")
+    out.add_context_length(config["max_position_embeddings"])
+    out.add_embedding_length(hidden)
+    out.add_block_count(config["num_hidden_layers"])
+    out.add_feed_forward_length(config["intermediate_size"])
+    out.add_head_count(heads)
+    out.add_head_count_kv(kv_heads)
+    out.add_rope_dimension_count(hidden // heads)
+    out.add_rope_freq_base(10000.0)
+    out.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    out.add_vocab_size(config["vocab_size"])
+    out.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    out.add_tokenizer_model("no_vocab")
+    for name, x in tensors(os.path.join(folder, "model.safetensors")):
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            x = interleaved(x, heads if "q_proj" in name else kv_heads)
+        if x.ndim == 1:
+            out.add_tensor(new_name(name), (x.astype(numpy.uint32) << 16).view(numpy.float32))
+        else:
+            out.add_tensor(
+                new_name(name), numpy.ascontiguousarray(x).view(numpy.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16
+            )
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    os.rename(target + ".part", target)
+
+
+class Context:
+    """A loaded model with places for SEQUENCES prompts."""
+
+    def __init__(self, path, threads):
+        import llama_cpp
+
+        self.c = llama_cpp
+        self.log = llama_cpp.llama_log_callback(lambda *_: None)  # kept: the library calls it for ever
+        llama_cpp.llama_log_set(self.log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_seq_max, options.kv_unified = CONTEXT, BATCH, SEQUENCES, True
+        options.n_threads = options.n_threads_batch = threads
+        self.context = llama_cpp.llama_init_from_model(self.model, options)
+        assert self.context, "llama.cpp has no context for this model"
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+
+    def step(self, items):
+        """Compute (token, position, sequence, whether the next token is wanted) of each item; the argmax of the wanted."""
+        import numpy
+
+        batch, self.batch.n_tokens = self.batch, len(items)
+        for at, (token, position, sequence, wanted) in enumerate(items):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, position, wanted
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
+        assert self.c.llama_decode(self.context, batch) == 0
+        rows = [self.c.llama_get_logits_ith(self.context, at) for at, item in enumerate(items) if item[3]]
+        return [int(numpy.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
+
+    def generate(self, prompts, output):
+        """Greedy continuations of prompts of one length; returns how many tokens that were."""
+        self.c.llama_memory_clear(self.memory, True)
+        length, last = len(prompts[0]), []
+        at_once = BATCH // length
+        for first in range(0, len(prompts), at_once):
+            chunk = list(enumerate(prompts))[first : first + at_once]
+            last += self.step([(token, p, s, p == length - 1) for s, prompt in chunk for p, token in enumerate(prompt)])
+        made = len(last)
+        for more in range(output - 1):
+            last = self.step([(token, length + more, sequence, True) for sequence, token in enumerate(last)])
+            made += len(last)
+        return made
+
+
+def start(folder, threads):
+    """Facts, and (prompts, output tokens) -> tokens made."""
+    import llama_cpp
+
+    path = os.path.join(folder, "model-bf16.gguf")
+    if not os.path.isfile(path):
+        convert(folder, path)
+    return {"name": "llama.cpp", "version": llama_cpp.__version__, "dtype": "bfloat16"}, Context(path, threads).generate

@@ -1,0 +1,222 @@
+"""The contestants of the engine benchmark, their turns and their table; peers that compute nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.bench import all as everything
+from loadtest.bench import engine, start
+from loadtest.bench.contestant import TREE, Contestant, PeerError, installed, together
+from loadtest.bench.figures import Comparison
+from loadtest.bench.machine import Neighbours
+from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES
+from tests.service.server import wait_for
+
+PEERS = Path("loadtest/bench/peers")
+COUNTS = """
+def start(folder, threads):
+    print("libraries print what they like")
+    return {"name": "counts"}, lambda prompts, output: sum(output for prompt in prompts if len(prompt))
+"""
+FALLS = """
+def start(folder, threads):
+    def generate(prompts, output):
+        raise MemoryError("no room")
+    return {"name": "falls"}, generate
+"""
+SHORT = """
+def start(folder, threads):
+    return {"name": "short"}, lambda prompts, output: 1
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A source tree with the child of ours and adapters that compute nothing."""
+    folder = tmp_path / PEERS
+    folder.mkdir(parents=True)
+    (folder / "child.py").write_text((TREE / PEERS / "child.py").read_text())
+    for name, text in (("counts", COUNTS), ("falls", FALLS), ("short", SHORT)):
+        (folder / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def contestant(name, tree):
+    return Contestant(name, tree, tree / f"{name}.log", tree=tree)
+
+
+def stopped(process):
+    """Whether it stands still within a second: a signal takes effect at once, but not in no time."""
+    return wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 1.0)
+
+
+def test_a_contestant_answers_with_seconds_and_stands_still_between_its_turns(tree):
+    with together([lambda: contestant("counts", tree)]) as (one,):
+        assert one.name == "counts" and one.facts["load_seconds"] >= 0
+        assert stopped(one.process)
+        assert 0 < one(2, 8, 4) < 10
+        assert stopped(one.process)
+    assert one.process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])
+def test_a_contestant_that_ends_says_why(tree, name, reason):
+    with pytest.raises(PeerError, match=reason), together([lambda: contestant(name, tree)]) as (one,):
+        one(1, 8, 4)
+
+
+def test_a_contestant_that_makes_too_few_tokens_is_out(tree):
+    with together([lambda: contestant("short", tree)]) as (one,), pytest.raises(PeerError, match="1 tokens, not 4"):
+        one(1, 8, 4)
+
+
+def test_a_stopped_contestant_dies_with_the_process_that_started_it(tree):
+    code = f"""
+import os, sys
+from pathlib import Path
+from loadtest.bench.contestant import Contestant
+tree = Path({str(tree)!r})
+print(Contestant("counts", tree, tree / "log", tree=tree).process.pid, flush=True)
+os._exit(0)
+"""
+    pid = int(subprocess.run([sys.executable, "-c", code], cwd=TREE, check=True, capture_output=True, text=True).stdout)
+    assert wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_every_contestant_gets_the_same_prompts():
+    code = "import child, json; print(json.dumps(child.prompts(3, 5)))"
+    found = {subprocess.check_output([sys.executable, "-c", code], cwd=TREE / PEERS) for _ in range(2)}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("path", sorted((TREE / PEERS).glob("*.py")), ids=lambda path: path.stem)
+def test_an_adapter_can_be_read_where_nothing_is_installed(path):
+    """Its own packages are imported when it starts; Attend's nowhere but in the adapter of Attend."""
+    code = f"import runpy; runpy.run_path({str(path)!r})"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, cwd="/")
+    assert path.stem == "attend" or not {"from model", "from loadtest", "from service"} & {
+        " ".join(line.split()[:2]).partition(".")[0] for line in path.read_text().splitlines() if line.split()
+    }
+
+
+def test_a_peer_is_installed_where_its_package_can_be_found():
+    assert installed("transformers", sys.executable)
+    assert not installed("openvino", "/bin/false")
+
+
+def test_the_works_are_tokens_a_second_of_what_they_say():
+    asked = []
+
+    def run(requests, prompt, output):
+        asked.append((requests, prompt, output))
+        return 0.5 + 0.01 * output
+
+    assert engine.w1(run) == pytest.approx(100)
+    assert engine.w2(run) == pytest.approx(AT_ONCE * OUTPUT / 1.78)
+    assert engine.w3(run) == pytest.approx(LONG / 0.51)
+    assert asked == [(1, PROMPT, 1), (1, PROMPT, OUTPUT), (AT_ONCE, PROMPT, OUTPUT), *[(1, LONG, 1)] * 3]
+
+
+def test_every_work_is_measured_in_turns():
+    turns = []
+
+    def contestant(name, pace):
+        def run(requests, prompt, output):
+            turns.append(name)
+            return pace * requests * (prompt + 10 * output)
+
+        return run
+
+    found = engine.compare({"a": contestant("a", 1e-3), "b": contestant("b", 2e-3)}, 2, Neighbours())
+    assert [each.what for each in found] == ["W1", "W2", "W3"]
+    assert all(each.ratio("b").values == (2.0, 2.0) for each in found)
+
+
+def test_the_table_has_the_share_of_the_roofline_and_every_peer():
+    values = {"Attend": [80.0, 80.0], "one": [40.0, 40.0], "two": [160.0, 160.0]}
+    outcome = engine.Outcome("S", [Comparison("W1", "tokens/s", values)], {"W1": 200.0}, {})
+    (row,) = outcome.rows()
+    assert row == ["S", "W1", "80", "40% of 200", "40", "2.00 (2.00 to 2.00)", "160", "0.50 (0.50 to 0.50)"]
+    assert {figure.what: figure.median for figure in outcome.figures()}["S W1, share of the roofline"] == 0.4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--shape", "XL"],
+        ["--peer", "no"],
+        ["--python", "openvino"],
+        ["--peer", "openvino", "--python", "openvino=/bin/false"],
+    ],
+    ids=str,
+)
+def test_a_command_that_cannot_be_carried_out_is_refused(words):
+    with pytest.raises(SystemExit):
+        engine.read_flags(words)
+
+
+def test_a_shape_is_measured_only_where_every_contestant_has_room():
+    engine.check_memory("S", 0)
+    with pytest.raises(PeerError, match="need"):
+        engine.check_memory("1B", 1000)
+
+
+def test_the_shapes_have_the_parameters_that_they_are_named_after():
+    assert {name: round(engine.parameters(name) / 1e6, 1) for name in SHAPES} == {"S": 12.5, "M": 134.5, "1B": 1235.7}
+
+
+PAGE = """# Numbers
+
+<!-- bench:engine --shape S -->
+old
+<!-- /bench -->
+
+between
+
+<!-- bench:start -->
+older
+<!-- /bench -->
+"""
+
+
+def test_a_page_gets_the_table_of_each_benchmark_that_it_names_and_keeps_the_rest():
+    asked = []
+
+    def measure(words):
+        asked.append(words)
+        return f"| {words[0]} |"
+
+    found = everything.rewrite(PAGE, measure)
+    assert asked == [["engine", "--shape", "S"], ["start"]]
+    assert "old" not in found and "\nbetween\n" in found
+    assert "<!-- bench:engine --shape S -->\n\n| engine |\n\n<!-- /bench -->" in found
+    assert everything.rewrite(found, measure) == found
+
+
+def test_only_the_named_benchmarks_are_made_again():
+    found = everything.rewrite(PAGE, lambda words: "new", only=["start"])
+    assert "old\n" in found and "older" not in found
+
+
+def test_marked_processes_are_found_whoever_their_parent_is():
+    environment = os.environ | {start.MARK: "here"}
+    script = f"{sys.executable} -c 'import time; time.sleep(60)' >/dev/null & echo $!"
+    pid = int(subprocess.run(["sh", "-c", script], env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    try:
+        assert wait_for(lambda: [each.pid for each in start.marked("here")] == [pid])
+        assert not start.marked("there")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_no_benchmark_is_without_help():
+    for name in ("engine", "serve", "start", "gate", "all", "limits", "scheduler", "serving"):
+        module = __import__(f"loadtest.bench.{name}", fromlist=["main"])
+        with pytest.raises(SystemExit) as ended:
+            module.main(["--help"])
+        assert ended.value.code == 0

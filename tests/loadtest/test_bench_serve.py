@@ -1,0 +1,228 @@
+"""The client that measures servers, against small servers of ours that say exactly what a test needs."""
+
+import asyncio
+import itertools
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from loadtest.bench import goodput, serve
+from loadtest.bench.client import Caller, answer, closed_loop, http_caller, ids, read_events, rows, words
+from loadtest.bench.goodput import OUTPUTS, PROMPTS, arrivals
+from loadtest.measures import total
+from loadtest.slo import Objectives
+from loadtest.stream import ITL, REFUSED, TOTAL, TTFT, FailedError, Stream
+
+
+def chunk(text, reason=None):
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    return b"data: " + json.dumps({"choices": [choice], "usage": None}).encode() + b"\n\n"
+
+
+def usage(tokens):
+    return b"data: " + json.dumps({"choices": [], "usage": {"completion_tokens": tokens}}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+WHOLE = [chunk("a"), chunk("b"), chunk('"finish_reason"', "length"), usage(3), DONE]
+
+
+async def pieces(parts):
+    for part in parts:
+        yield part
+
+
+def heard(parts):
+    """How often the stream heard something."""
+    stream = Stream()
+    asyncio.run(read_events(pieces(parts), stream))
+    return len(stream.gaps) + (stream.first is not None)
+
+
+def cut(data, size):
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_every_choice_is_heard_once_however_the_bytes_are_cut(size):
+    assert heard(cut(b"".join(WHOLE), size)) == 3
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        (WHOLE[:-1], "no \\[DONE\\]"),
+        ([chunk("a"), b'data: {"error": {"code": "internal"}}\n\n', DONE], "error in the stream"),
+        ([chunk("a"), chunk("", "abort"), DONE], "error in the stream"),
+    ],
+    ids=["cut", "error", "abort"],
+)
+def test_a_stream_that_ends_wrongly_is_a_failure(parts, reason):
+    with pytest.raises(FailedError, match=reason):
+        asyncio.run(read_events(pieces(parts), Stream()))
+
+
+def served_by(handler):
+    """An OpenAI-compatible server with one model, whose completions are `handler`'s."""
+
+    async def models(_):
+        return web.json_response({"data": [{"id": "tiny", "max_model_len": 512}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", handler)])
+    return TestServer(app)
+
+
+async def whole_answer(request):
+    """As many tokens as were asked for."""
+    body = await request.json()
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(body["max_tokens"]):
+        await response.write(chunk("x"))
+    await response.write(usage(body["max_tokens"]) + DONE)
+    return response
+
+
+def ask(handler, do):
+    """What `do` returns of a caller of such a server."""
+
+    @asynccontextmanager
+    async def caller():
+        async with served_by(handler) as server, http_caller(str(server.make_url("")).rstrip("/")) as found:
+            yield found
+
+    async def run():
+        async with caller() as found:
+            return await do(found)
+
+    return asyncio.run(run())
+
+
+def test_a_loop_asks_every_prompt_once_and_counts_what_the_server_counted():
+    async def do(caller):
+        assert caller.max_model_len == 512
+        return await closed_loop(caller, 3, [ids(4) for _ in range(7)], 5)
+
+    found, seconds = ask(whole_answer, do)
+    answers = total(found, TOTAL)
+    assert (answers.count, answers.failures, answers.tokens) == (7, 0, 35) and seconds > 0
+    assert total(found, TTFT).count == 7 and total(found, ITL).count == 7 * 4
+
+
+@pytest.mark.parametrize(("status", "failed", "turned_away"), [(429, 0, 1), (500, 1, 0)])
+def test_a_full_server_refuses_and_a_broken_one_fails(status, failed, turned_away):
+    async def handler(_):
+        return web.Response(status=status, text="no")
+
+    async def do(caller):
+        return rows("HTTP", [await answer(caller, "text", 4)])
+
+    found = ask(handler, do)
+    assert (total(found, TOTAL).failures, total(found, REFUSED).count) == (failed, turned_away)
+
+
+def test_the_body_is_what_the_protocol_knows_and_greedy():
+    bodies = []
+
+    async def handler(request):
+        bodies.append(await request.json())
+        return await whole_answer(request)
+
+    async def do(caller):
+        return await answer(caller, [1, 2, 3], 2)
+
+    assert ask(handler, do)[1] is None
+    (body,) = bodies
+    assert body["prompt"] == [1, 2, 3] and body["model"] == "tiny" and body["stream"] and body["ignore_eos"]
+    assert (body["max_tokens"], body["temperature"]) == (2, 0)
+
+
+def test_prompts_are_as_long_as_they_should_be_and_never_twice_the_same():
+    assert len(ids(128)) == 128 and ids(128) != ids(128)
+    assert len(words(128).split()) == 128
+
+
+def test_arrivals_are_poisson_mixed_and_the_same_for_the_same_seed():
+    found = list(arrivals(50.0, 100.0, 2048, seed=3))
+    assert found == list(arrivals(50.0, 100.0, 2048, seed=3)) != list(arrivals(50.0, 100.0, 2048, seed=4))
+    assert 4700 < len(found) < 5300
+    for values, (low, high) in (([p for _, p, _ in found], PROMPTS), ([o for *_, o in found], OUTPUTS)):
+        assert low <= min(values) < low + 20 and high - 20 < max(values) <= high
+
+
+def test_no_arrival_is_longer_than_the_model_holds():
+    assert all(prompt + output <= 300 for _, prompt, output in arrivals(100.0, 10.0, 300, seed=1))
+
+
+def searched(monkeypatch, capacity):
+    """The best rate of a server that keeps the level up to `capacity` requests a second, and the seeds of its trials."""
+    seeds = []
+
+    async def trial(caller, rate, _seconds, _prompt, seed):
+        seeds.append(seed)
+        stream = Stream(due=0.0)
+        stream.first = stream.last = 0.5 if rate <= capacity else 1.5
+        return rows(caller.transport, [(stream, None)] * 20)
+
+    monkeypatch.setattr(goodput, "trial", trial)
+    monkeypatch.setattr(goodput, "LEVEL", Objectives(ttft_p95_ms=1000.0))
+    caller = Caller("it", "HTTP", 2048, None)
+    return asyncio.run(goodput.best_rate(caller, 1.0, ids, itertools.count(7))), set(seeds)
+
+
+@pytest.mark.parametrize("capacity", [0.5, 7.3, 120.0])
+def test_the_best_rate_is_the_highest_that_keeps_the_level_on_one_set_of_arrivals(monkeypatch, capacity):
+    best, seeds = searched(monkeypatch, capacity)
+    assert capacity * (1 - goodput.PRECISION) - goodput.UNIT <= best <= capacity
+    assert seeds == {7}
+
+
+def test_a_server_that_keeps_no_rate_has_none(monkeypatch):
+    assert searched(monkeypatch, 0.0)[0] == 0.0
+
+
+def test_a_trial_waits_for_nobody_and_times_from_the_moment_that_was_due():
+    running, most = 0, 0
+
+    async def slow(_, tokens, stream):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.2)
+        stream.heard()
+        stream.tokens, running = tokens, running - 1
+
+    found = asyncio.run(goodput.trial(Caller("slow", "HTTP", 2048, slow), 50.0, 0.4, ids, seed=1))
+    due = len(list(arrivals(50.0, 0.4, 2048, seed=1)))
+    assert total(found, TOTAL).count == due and most > 3
+    assert total(found, TTFT).percentile(1) >= 200
+
+
+def test_the_command_compares_two_servers_and_files_what_it_found(tmp_path, capsys):
+    async def both(words_):
+        async with served_by(whole_answer) as one, served_by(whole_answer) as other:
+            urls = [f"{name}={str(each.make_url('')).rstrip('/')}" for name, each in (("one", one), ("two", other))]
+            await asyncio.to_thread(serve.main, [*urls, *words_])
+
+    out = tmp_path / "found.json"
+    asyncio.run(both(["--at-once", "2", "--rounds", "1", "--turns", "2", "--text", "--json", str(out)]))
+    found = json.loads(out.read_text())
+    whats = [figure["what"] for figure in found["figures"]]
+    assert "2 at once, output, one" in whats and "2 at once, output, one / two" in whats
+    assert found["servers"].keys() == {"one", "two"}
+    assert "| 2 at once, failed or refused | requests | 0 | 0 |  |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "url"),
+    [
+        ("http://127.0.0.1:8000/", "127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("vllm=http://127.0.0.1:8102", "vllm", "http://127.0.0.1:8102"),
+    ],
+)
+def test_a_server_has_the_name_that_it_was_given_or_its_address(given, name, url):
+    assert serve.parse_url(given) == (name, url)
