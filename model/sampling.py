@@ -59,6 +59,13 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return tokens_R.masked_fill(~best_R.isfinite(), -1)
 
 
+def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """As `sample`, each row by itself: torch may round the end of a large tensor otherwise than that of a row."""
+    if all(draw.params.temperature <= 0 and draw.decoding is NO_CHANGE for draw in draws):
+        return sample(logits_RV, draws)  # the largest of a row is the largest
+    return torch.cat([sample(logits_RV[row : row + 1], [draw]) for row, draw in enumerate(draws)])
+
+
 def change_scores(scores_V: Tensor, draw: Draw) -> None:
     """Apply a row's decoding parameters and bans, but not its mask, in place."""
     decoding, device = draw.decoding, scores_V.device

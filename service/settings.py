@@ -51,6 +51,9 @@ class Settings(BaseModel):
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
     prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
+    deterministic: bool = Field(
+        False, description="tokens with the same bits whatever else runs; refused where the machine cannot keep it"
+    )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(

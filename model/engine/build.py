@@ -13,6 +13,7 @@ from model.config import EngineConfig, ModelConfig
 from model.engine.cache import count_blocks, free_memory
 from model.engine.choice import choose_backend, record_steps, serving_form
 from model.engine.engine import Engine
+from model.engine.exact import check_exact
 from model.engine.loop import AsyncEngine
 from model.engine.request import EngineInfo, Request
 from model.engine.runner import ModelRunner
@@ -22,6 +23,7 @@ from model.net.backends import KVCache
 from model.net.checkpoint import load, read_config
 from model.net.packed import multiplies_bfloat16
 from model.params import SamplingParams
+from model.sampling import sample, sample_by_row
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLED = 1 << 20
@@ -44,6 +46,8 @@ class EngineOptions:
     kv_cache_memory: int | None = None
     """Bytes."""
     prefix_caching: bool = True
+    deterministic: bool = False
+    """Refuse to start where a request's tokens would depend on what is computed beside it."""
     num_threads: int = 0
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 
@@ -59,7 +63,12 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
     cache = KVCache.allocate(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     form = serving_form(net, backend)
-    runner = ModelRunner(form, backend, cache, device, record_steps(form, backend, cache, engine_config))
+    graphs = record_steps(form, backend, cache, engine_config)
+    runner = ModelRunner(form, backend, cache, device, graphs, sample_by_row if options.deterministic else sample)
+    if options.deterministic:
+        check_exact(runner, engine_config.num_blocks, engine_config.max_model_len)
+    threads = options.num_threads or torch.get_num_threads()
+    setup = f"{dtype} {device} {backend.name} " + ("deterministic" if options.deterministic else f"{threads}")
     info = EngineInfo(
         family=config.family,
         device=device,
@@ -74,7 +83,7 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
         num_blocks=engine_config.num_blocks,
         bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
-        fingerprint=fingerprint(folder, f"{dtype} {device} {backend.name} {options.num_threads or torch.get_num_threads()}"),
+        fingerprint=fingerprint(folder, setup),
     )
     engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic)
     warm_up(engine)

@@ -1,6 +1,6 @@
 """Turns a plan into tensors, runs the decoder, draws tokens. The only part of the engine that sees torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -66,13 +66,15 @@ class ModelRunner:
         cache: KVCache,
         device: str,
         graphs: DecodeGraphs | None = None,
+        draw: Callable[[Tensor, Sequence[Draw]], Tensor] = sample,
     ) -> None:
-        """`graphs` compute the steps that fit them."""
+        """`graphs` compute the steps that fit them; `draw` is `sample`, or the same row by row."""
         self.net = net
         self.backend = backend
         self.cache = cache
         self.device = device
         self.graphs = graphs
+        self.draw = draw
 
     @torch.inference_mode()
     def submit(self, plan: Plan) -> PendingStep:
@@ -81,7 +83,7 @@ class ModelRunner:
         rows = [Row(item.request.blocks, item.start, item.count) for item in items]
         tokens = [token for item in items for token in item.request.tokens(item.start, item.count)]
         decoded = self.graphs.run(rows, tokens) if self.graphs is not None and self.graphs.fits(rows) else None
-        hidden_TE = self._hidden(rows, tokens) if decoded is None else decoded.hidden_TE
+        hidden_TE = self.hidden(rows, tokens) if decoded is None else decoded.hidden_TE
         prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
         drawing, draws, last, errors = _draws(items)
         if not drawing:
@@ -91,11 +93,12 @@ class ModelRunner:
         if decoded is not None and all(takes_the_best(draw) for draw in draws):
             tokens_R = decoded.greedy_T[last_R]
         else:
-            tokens_R = sample(logits_RV, draws)
-        tokens_R = keep_to_grammars(tokens_R, logits_RV, drawing, draws, errors)
+            tokens_R = self.draw(logits_RV, draws)
+        tokens_R = keep_to_grammars(tokens_R, logits_RV, drawing, draws, errors, self.draw)
         return PendingStep(drawing, tokens_R, logits_RV, prompt_logprobs, errors)
 
-    def _hidden(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
+    def hidden(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
+        """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards."""
         layout = BatchLayout.build(rows, self.cache.block_size, self.device)
         tokens_T = torch.tensor(tokens, device=self.device)
         return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
@@ -153,7 +156,12 @@ def draws_first(request: Request) -> bool:
 
 
 def keep_to_grammars(
-    tokens_R: Tensor, logits_RV: Tensor, drawing: Sequence[Request], draws: Sequence[Draw], errors: dict[str, str]
+    tokens_R: Tensor,
+    logits_RV: Tensor,
+    drawing: Sequence[Request],
+    draws: Sequence[Draw],
+    errors: dict[str, str],
+    draw: Callable[[Tensor, Sequence[Draw]], Tensor] = sample,
 ) -> Tensor:
     """The tokens, drawn again under their masks where a grammar does not allow them. Adds to `errors` whose grammar failed."""
     grammars = {
@@ -173,7 +181,7 @@ def keep_to_grammars(
     if not again:
         return tokens_R
     rows = torch.tensor(list(again), device=tokens_R.device)
-    return tokens_R.index_copy(0, rows, sample(logits_RV[rows], list(again.values())))
+    return tokens_R.index_copy(0, rows, draw(logits_RV[rows], list(again.values())))
 
 
 def _draw(request: Request) -> Draw:

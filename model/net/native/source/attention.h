@@ -70,6 +70,15 @@ INLINE Past past_of(const Tile& t, const Cache& cache, i64 head, i64 K, i64 from
     return {past.keys, copy, KEYS, past.known};
 }
 
+// A decode step reads its past once, from far away: ask for the next keys and values while these are worked on.
+INLINE void fetch(const Tile& t, const Cache& cache, i64 head, i64 K, i64 from) {
+    if (from >= t.end) return;
+    i64 B = cache.block_size, block = t.blocks[from / B] * K + head, at = from % B;
+    const char *keys = (const char*)(cache.keys + (block * B + at) * t.D), *values = (const char*)(cache.values + block * t.D * B + at);
+    for (i64 i = 0; i < KEYS * t.D * 2; i += 64) _mm_prefetch(keys + i, _MM_HINT_T0);
+    for (i64 i = 0; i < t.D; i++) _mm_prefetch(values + i * B * 2, _MM_HINT_T0);
+}
+
 // With whatever vectors the target has: a vector holds the lanes.
 INLINE void attend_tile(const Tile& t, const Cache& cache, i64 head, i64 K) {
     alignas(64) float q[MAX_HEAD * LANES] = {};
@@ -216,6 +225,7 @@ OF(AMX) static void attend_tile_amx(const Tile& t, const Cache& cache, i64 head,
         }
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         Past past = past_of(t, cache, head, K, from, copy);
+        fetch(t, cache, head, K, from + KEYS);
         scores_amx(t, past, q, pitch, scores);
         if (pitch == LANES)
             weights_of_lanes(t, past, from, scores, weights, highest, factor);

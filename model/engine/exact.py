@@ -1,0 +1,58 @@
+"""The deterministic mode: a request's tokens have the same bits whatever its neighbours, chunks, preemptions or replica.
+
+It needs kernels that sum each value in one order. Whether this machine's do is not believed but looked at, at every start.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from model.engine.runner import ModelRunner
+from model.errors import SettingError
+from model.net.backends import Row
+
+CHUNKS = (1, 7, 33)
+STRANGERS = 5
+"""Other requests in the batch."""
+
+
+def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> None:
+    """Compute one text whole, in chunks and beside strangers, in the blocks of an idle engine. Raises SettingError.
+
+    The text covers three blocks and a token where there is room for it.
+    """
+    size = runner.cache.block_size
+    length = min(3 * size + 1, max_model_len, num_blocks * size)
+    text = torch.randint(runner.net.config.vocab_size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    blocks = range(1, num_blocks + 1)
+    wanted = _scores(runner, _computed(runner, text, blocks, length))
+    for chunk in CHUNKS:
+        if not torch.equal(wanted, _scores(runner, _computed(runner, text, blocks, chunk))):
+            _refuse(runner, f"a prompt in chunks of {chunk} gets other scores than the whole prompt")
+    room = num_blocks - -(-length // size)
+    strangers = [Row([blocks[-1 - at]], 0, 1 + at) for at in range(min(STRANGERS, room))]
+    if not torch.equal(wanted, _scores(runner, _computed(runner, text, blocks, 16, strangers))):
+        _refuse(runner, "a request in a batch gets other scores than alone")
+
+
+def _refuse(runner: ModelRunner, why: str) -> None:
+    raise SettingError(f"deterministic is set, but with the {runner.backend.name} backend {why}: it needs the native one")
+
+
+def _computed(
+    runner: ModelRunner, text: Sequence[int], blocks: Sequence[int], chunk: int, strangers: Sequence[Row] = ()
+) -> Iterator[Tensor]:
+    """Hidden states of the text's tokens, a chunk at a time, with strangers in each step."""
+    for start in range(0, len(text), chunk):
+        mine = Row(blocks, start, min(chunk, len(text) - start))
+        rows = sorted([*strangers, mine], key=lambda row: row.count != 1)
+        before = sum(row.count for row in rows[: rows.index(mine)])
+        tokens = [token for row in rows for token in text[row.start : row.start + row.count]]
+        yield runner.hidden(rows, tokens)[before : before + mine.count]
+
+
+@torch.inference_mode()
+def _scores(runner: ModelRunner, parts: Iterator[Tensor]) -> Tensor:
+    """The scores that follow each token, asked for part by part."""
+    return torch.cat([runner.net.logits(hidden_TE) for hidden_TE in parts])

@@ -1,0 +1,82 @@
+"""The deterministic mode is refused where it cannot be kept, and keeps every bit where it is not."""
+
+import pytest
+import torch
+
+from model.engine.build import EngineOptions, build_engine
+from model.engine.exact import check_exact
+from model.engine.request import Request
+from model.errors import SettingError
+from model.net.checkpoint import save
+from model.net.native.library import load
+from model.params import DecodingParams, SamplingParams
+from model.sampling import Draw, sample, sample_by_row
+from tests.model.checkpoints import tiny_config, tiny_decoder
+from tests.model.engine.machines import answers
+
+needs_library = pytest.mark.skipif(load() is None, reason="the native decoder is not built here: python -m model.net.native")
+CONFIG = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=128, qk_norm=True)
+BLOCK = CONFIG.kv_bytes_per_token(2) * 32
+WAYS = [{}, {"max_batch_tokens": 13}, {"max_batch_requests": 2}, {"kv_cache_memory": 6 * BLOCK}, {"prefix_caching": False}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint")
+    save(tiny_decoder(CONFIG), path, torch.bfloat16)
+    return path
+
+
+def build(folder, **changes):
+    options = {"dtype": "bfloat16", "kv_cache_memory": 65 * BLOCK, "max_model_len": 120, "deterministic": True}
+    return build_engine(folder, EngineOptions(**options | changes))
+
+
+def crowd():
+    """Greedy and drawn requests of many lengths, half of them with a beginning that others have."""
+    prompts = [[5, 6, 7, 8] * (at % 9) + [9 + at] for at in range(20)]
+    return [
+        Request(f"{at}", prompt, 20, SamplingParams(temperature=at % 2, top_p=0.9 if at % 3 else 1.0), seed=at)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+@needs_library
+def test_tokens_are_the_same_alone_in_a_crowd_in_chunks_and_after_preemption(folder):
+    alone = {}
+    for request in crowd():
+        alone |= answers(build(folder)._engine, [request]) if len(alone) < 3 else {}
+    found = [answers(build(folder, **way)._engine, crowd()) for way in WAYS]
+    assert all(each == found[0] for each in found)
+    assert all(found[0][name] == told for name, told in alone.items())
+
+
+@needs_library
+def test_the_fingerprint_tells_of_the_mode_and_not_of_the_threads(folder):
+    """Replicas with equal fingerprints give equal tokens; with this mode the number of threads does not matter."""
+    prints = [build(folder, num_threads=threads).info.fingerprint for threads in (1, 2)]
+    assert prints[0] == prints[1]
+    assert prints[0] != build(folder, deterministic=False).info.fingerprint
+
+
+def test_a_machine_that_cannot_keep_it_refuses_to_start(folder):
+    """Torch's matrices sum in an order that depends on how many rows there are."""
+    with pytest.raises(SettingError, match=r"deterministic is set, but with the torch backend a .* gets other scores"):
+        build(folder, backend="torch")
+
+
+def test_the_same_check_fails_for_what_serves_with_the_mode_off(folder):
+    engine = build(folder, backend="torch", deterministic=False)
+    with pytest.raises(SettingError):
+        check_exact(engine._engine.runner, engine.info.num_blocks, engine.info.max_model_len)
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.1}], ids=str)
+def test_rows_drawn_by_themselves_are_those_drawn_together(changes):
+    """Up to rounding of the last bit, which this size does not meet."""
+    logits = torch.randn(9, 96, generator=torch.Generator().manual_seed(1))
+    draws = [
+        Draw(SamplingParams(temperature=at % 3 * 0.5, **changes), 1, 0, at, (), DecodingParams(logit_bias={at: 2.0}), (), ())
+        for at in range(9)
+    ]
+    assert torch.equal(sample(logits.clone(), draws), sample_by_row(logits.clone(), draws))
