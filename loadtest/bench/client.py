@@ -82,10 +82,10 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
             if answer.status != 200:
                 raise FailedError(f"status {answer.status}: {(await answer.text())[:300]}")
             tail = await read_events(answer.content.iter_any(), stream)
-        counted = re.search(rb'"completion_tokens": ?(\d+)', tail)
-        if counted is None:
+        counted = re.findall(rb'"completion_tokens": ?(\d+)', tail)
+        if not counted:
             raise FailedError("the stream does not say how many tokens it had")
-        stream.tokens = int(counted[1])
+        stream.tokens = int(counted[-1])
 
     return ask
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from loadtest.bench.machine import machine
 
-HEADER = ("what", "median", "95 % interval", "unit", "target")
+HEADER = ("what", "median", "interval", "unit", "target")
 T = TypeVar("T")
 
 

@@ -21,7 +21,7 @@ def arrivals(rate: float, seconds: float, longest: int, seed: int) -> Iterator[t
     chance = random.Random(seed)
     at = chance.expovariate(rate)
     while at < seconds:
-        output = chance.randint(*OUTPUTS)
+        output = chance.randint(OUTPUTS[0], min(OUTPUTS[1], longest - PROMPTS[0]))
         yield at, chance.randint(PROMPTS[0], min(PROMPTS[1], longest - output)), output
         at += chance.expovariate(rate)
 

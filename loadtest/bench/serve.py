@@ -98,7 +98,7 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=SHAPES, help="with a server of its own on this model, beside the URLs")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32, 64, 256], help="default 1 8 16 32 64 256")
     parser.add_argument("--rounds", type=int, default=2, help="requests of a turn, as a multiple of those at once (default 2)")
-    parser.add_argument("--turns", type=int, default=5, help="turns of each server (default 5)")
+    parser.add_argument("--turns", type=int, default=6, help="turns of each server (default 6)")
     parser.add_argument("--text", action="store_true", help="prompts of words, for servers that take no token ids")
     parser.add_argument("--eos", action="store_true", help="let answers end by themselves, for servers without ignore_eos")
     parser.add_argument("--goodput", action="store_true", help="search the highest rate that keeps the service level")

@@ -77,9 +77,11 @@ class BlockPool:
             if key is not None:
                 del self._known[key], self._numbers[block]
 
-    def forget_since(self, number: int) -> None:
-        """Make every block unfindable that became known as `number` or later."""
-        self.forget([block for block, its in self._numbers.items() if its >= number])
+    def forget_since(self, number: int) -> set[int]:
+        """Make every block unfindable that became known as `number` or later; returns them."""
+        blocks = {block for block, its in self._numbers.items() if its >= number}
+        self.forget(blocks)
+        return blocks
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Every block is free or held, as often as requests say they hold it, and what is known is known both ways."""

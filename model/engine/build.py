@@ -66,6 +66,8 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
     graphs = record_steps(form, backend, cache, engine_config)
     runner = ModelRunner(form, backend, cache, device, graphs, sample_by_row if options.deterministic else sample)
     if options.deterministic:
+        if options.num_threads:
+            torch.set_num_threads(options.num_threads)  # as many as will serve
         check_exact(runner, engine_config.num_blocks, engine_config.max_model_len)
     threads = options.num_threads or torch.get_num_threads()
     setup = f"{dtype} {device} {backend.name} " + ("deterministic" if options.deterministic else f"{threads}")

@@ -31,7 +31,7 @@ def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> Non
         if not torch.equal(wanted, _scores(runner, _computed(runner, text, blocks, chunk))):
             _refuse(runner, f"a prompt in chunks of {chunk} gets other scores than the whole prompt")
     room = num_blocks - -(-length // size)
-    strangers = [Row([blocks[-1 - at]], 0, 1 + at) for at in range(min(STRANGERS, room))]
+    strangers = [Row([blocks[-1 - at]], 0, min(1 + at, length, size)) for at in range(min(STRANGERS, room))]
     if not torch.equal(wanted, _scores(runner, _computed(runner, text, blocks, 16, strangers))):
         _refuse(runner, "a request in a batch gets other scores than alone")
 

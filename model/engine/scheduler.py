@@ -162,7 +162,7 @@ class Scheduler:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
         outputs = []
         if result.errors:
-            self.pool.forget_since(self._known_before)  # what a failed step has written is not to be trusted
+            self._distrust(self.pool.forget_since(self._known_before), plan)
         for item in plan.scheduled:
             request = item.request
             if request.finish_reason is not None:
@@ -185,6 +185,13 @@ class Scheduler:
         if plan.scheduled and not result.errors:
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
         return outputs
+
+    def _distrust(self, blocks: set[int], plan: Plan) -> None:
+        """What a failed step should have written: who shares it, but was not in the step, begins anew."""
+        planned = {item.request.request_id for item in plan.scheduled}
+        for request in self._running:
+            if request.request_id not in planned and not blocks.isdisjoint(request.blocks):
+                request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def check_integrity(self) -> None:
         """Every request is in one place, and its blocks are its own and enough."""

@@ -143,7 +143,11 @@ def window_layers(raw: Raw) -> tuple[int, ...]:
         if not isinstance(first, int) or isinstance(first, bool) or first < 0:
             raise CheckpointError(f"config.json: max_window_layers must be an integer from 0; got {first!r}")
         return tuple(range(first, count))
-    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != count
+        or not all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    ):
         raise CheckpointError(
             f"config.json: layer_types must name full_attention or sliding_attention for each of {count} layers; got {kinds!r}"
         )

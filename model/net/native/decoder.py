@@ -72,14 +72,20 @@ class NativeDecoder:
     def __init__(self, net: Decoder) -> None:
         self.config = config = net.config
         self._library = native()
-        self._tensors = [tensor for tensor in _kept(net) if tensor is not None]  # the library points into these
+        self._tensors = _kept(net)  # the library points into these
+        kinds = {tensor.dtype for tensor in self._tensors if tensor is not net.cos and tensor is not net.sin}
+        assert kinds == {torch.bfloat16}, kinds
+        assert net.cos.dtype == net.sin.dtype == torch.float32, "angles are not rounded"
         heads = (config.num_heads, config.num_kv_heads, config.head_size)
         sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size, *heads)
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in _arrays(net)]
         arrays = (ctypes.c_void_p * len(addresses))(*addresses)
         numbers = _numbers(config.attention_variants, config.head_size)
         self._net = self._library.attend_new((ctypes.c_int64 * len(sizes))(*sizes), arrays, numbers, config.norm_eps)
-        weakref.finalize(self, self._library.attend_free, self._net)
+        if self._net is None:
+            raise MemoryError("the native decoder's copy of the matrices does not fit into memory")
+        # not at exit: the step thread, a daemon, may be inside a step then
+        weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self._caches: tuple[KVCache | None, ctypes.Array | None, ctypes.Array | None] = (None, None, None)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
@@ -90,7 +96,8 @@ class NativeDecoder:
         tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), layout.slots_T.data_ptr(), len(tokens_T))
         caches = (*self._layers_of(attention.cache), attention.cache.block_size)
         rows, held = _rows(layout)
-        self._library.attend_step(self._net, *tokens, *caches, *rows, residual_TE.data_ptr(), hidden_TE.data_ptr())
+        buffers = (residual_TE.data_ptr(), hidden_TE.data_ptr())
+        _check(self._library.attend_step(self._net, *tokens, *caches, *rows, *buffers))
         del held
         return hidden_TE
 
@@ -98,7 +105,7 @@ class NativeDecoder:
         """Scores of the next token [T, V] in float32: not rounded to the weights' precision."""
         logits_TV = torch.empty(len(hidden_TE), self.config.vocab_size)
         hidden_TE = hidden_TE.contiguous()
-        self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr())
+        _check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
         return logits_TV
 
     def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ctypes.Array]:
@@ -108,6 +115,11 @@ class NativeDecoder:
             keys, values = (addresses(*(tensor.data_ptr() for tensor in side)) for side in (cache.keys, cache.values))
             self._caches = (cache, keys, values)
         return self._caches[1:]
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("the native decoder's buffers for this step do not fit into memory")
 
 
 def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
@@ -126,7 +138,7 @@ def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Arr
     return (ctypes.c_float * len(numbers))(*numbers)
 
 
-def _kept(net: Decoder) -> list[Tensor | None]:
+def _kept(net: Decoder) -> list[Tensor]:
     norms = [module.weight for module in net.modules() if isinstance(module, nn.RMSNorm)]
     return [net.embedding.tokens.weight, net.cos, net.sin, *norms]
 

@@ -24,8 +24,8 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_choose": ((ctypes.c_int,), None),
     "attend_new": ((_P, _P, _P, _F), _P),
     "attend_free": ((_P,), None),
-    "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, *_ROWS, _P, _P), None),
-    "attend_logits": ((_P, _P, _I, _P), None),
+    "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, *_ROWS, _P, _P), ctypes.c_int),
+    "attend_logits": ((_P, _P, _I, _P), ctypes.c_int),
     "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, *_ROWS, _P, _P), None),
 }
 
@@ -43,9 +43,10 @@ def build(compiler: str) -> Path:
     unfinished = path.with_suffix(f".{os.getpid()}")
     command = [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(unfinished)]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    for old in path.parent.glob("*.so"):
-        old.unlink()
     unfinished.rename(path)  # whole or not at all
+    for old in path.parent.glob("*.so"):
+        if old != path:
+            old.unlink(missing_ok=True)
     return path
 
 

@@ -218,3 +218,19 @@ def test_tokens_are_the_same_cold_and_warm_in_any_batch(budget):
     assert cold == answers(warm, crowd())
     assert cold == answers(warm, reversed(crowd()))
     assert 200 < warm.stats().num_prefix_hits
+
+
+def test_who_shares_what_a_failed_step_should_have_written_computes_it_anew():
+    machine = engine(max_batch_tokens=4 * SIZE, chunk_size=SIZE, num_blocks=64)
+    writer = ask("writer", [1, 2, 3, 4, 5, 6], 5)
+    machine.add(writer)
+    machine.step()
+    machine.add(ask("turn", [7], 1))  # the next step's prompts go by age
+    machine.step()
+    late = ask("late", [*writer.prompt, *writer.output, *[3] * 8], 4)
+    machine.add(ask("long", [9] * 60, 2))
+    machine.add(late)
+    machine.runner.fails = True
+    assert {"writer", "long"} == {output.request_id for output in machine.step()}
+    machine.runner.fails = False
+    assert answers(machine, [])["late"] == fake_answer(late)

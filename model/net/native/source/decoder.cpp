@@ -108,12 +108,14 @@ static bf16* zeros(i64 count) {
 
 static void make_room(Net& net, i64 T) {
     if (T <= net.room) return;
-    for (bf16* buffer : {net.normed, net.qkv, net.mixed, net.gated}) free(buffer);
-    net.room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
-    net.normed = zeros(net.room * net.normed_stride());
-    net.qkv = zeros(net.room * net.heads.width());
-    net.mixed = zeros(net.room * net.mixed_stride());
-    net.gated = zeros(net.room * net.gated_stride());
+    for (bf16** buffer : {&net.normed, &net.qkv, &net.mixed, &net.gated}) free(*buffer), *buffer = nullptr;
+    net.room = 0;
+    i64 room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
+    net.normed = zeros(room * net.normed_stride());
+    net.qkv = zeros(room * net.heads.width());
+    net.mixed = zeros(room * net.mixed_stride());
+    net.gated = zeros(room * net.gated_stride());
+    net.room = room;
 }
 
 static const i64 TOKENS = 4;  // of a piece of work on tokens
@@ -160,7 +162,7 @@ int attend_best() {
     bool wide512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
     if (wide512 && __builtin_cpu_supports("avx512bf16")) return has_amx() ? WITH_AMX : WITH_AVX512_BF16;
-    return wide512 ? WITH_AVX512 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? WITH_AVX2 : PORTABLE;
+    return wide512 ? WITH_AVX512 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") ? WITH_AVX2 : PORTABLE;
 }
 
 void attend_choose(int number) { chosen = number; }
@@ -168,8 +170,8 @@ void attend_choose(int number) { chosen = number; }
 // A decoder of sizes {layers, E, M, V, H, K, D}. Its arrays: {embedding [V, E], final gain [E], head [V, E], cos, sin [P, D]}, then for each
 // layer {gain [E], qkv [(H + 2K) D, E], its bias, gains of q and k [D], out [E, H D], its bias, gain [E], gate and up [2M, E], their bias,
 // down [E, M], its bias}, null where there is none. Matrices are copied; gains, tables and the embedding must outlive it.
-// Variants: {scale, softcap, window} of each layer.
-Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) {
+// Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
+Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) try {
     Net* net = new Net;
     i64 layers = sizes[0], E = net->E = sizes[1], M = net->M = sizes[2], V = net->V = sizes[3];
     Heads heads = net->heads = {sizes[4], sizes[5], sizes[6]};
@@ -195,6 +197,8 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* varian
         net->layers.push_back(layer);
     }
     return net;
+} catch (const std::bad_alloc&) {
+    return nullptr;
 }
 
 void attend_free(Net* net) {
@@ -206,9 +210,9 @@ void attend_free(Net* net) {
 }
 
 // One step: T tokens of `rows` requests, which have starts and counts and own the blocks of the table [rows, width]. keys and values are the
-// layers' caches. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once.
-void attend_step(Net* net, const i64* tokens, const i64* positions, const i64* slots, i64 T, bf16* const* keys, bf16* const* values,
-                 i64 block_size, const i64* starts, const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* residual, bf16* hidden) {
+// layers' caches. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
+int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* slots, i64 T, bf16* const* keys, bf16* const* values,
+                 i64 block_size, const i64* starts, const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* residual, bf16* hidden) try {
     make_room(*net, T);
     Input in = {tokens, positions, slots, T};
     Step step = {starts, counts, blocks, rows, width};
@@ -221,15 +225,21 @@ void attend_step(Net* net, const i64* tokens, const i64* positions, const i64* s
             layer_of(team, kernels, *net, net->layers[n], {keys[n], values[n], block_size}, in, step, work, residual);
         norm(team, kernels, *net, residual, net->gain, hidden, net->E, T);
     });
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }
 
-// Scores [T, V] of hidden states [T, E], in float32.
-void attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) {
+// Scores [T, V] of hidden states [T, E], in float32. 1 where the memory does not suffice, else 0.
+int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     make_room(*net, T);
     for (i64 t = 0; t < T; t++) memcpy(net->normed + t * net->normed_stride(), hidden + t * net->E, net->E * 2);
     compute(1, [&](Team::Member& team, const Kernels& kernels) {
         multiply(team, kernels, {net->normed, net->normed_stride(), T, &net->head, SCORES, scores, net->V});
     });
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D].

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "numbers.h"
@@ -16,6 +17,7 @@
 static const i64 PANEL = LANES;       // rows of W in a panel
 static const i64 PAD = 32;         // K is filled up with zeros to a multiple of this, T with rows that nobody reads
 static const i64 ROWS = 256;       // rows of x that stay near while panels pass by
+static const i64 MANY_PANELS = 128;  // enough for every thread to have some pieces of four
 static const i64 MOST_PANELS = 8;  // of a piece of work
 static const i64 PITCH = MOST_PANELS * PANEL;  // columns of a block of results
 enum Kind { STORE, ADD, GATED, SCORES };
@@ -26,11 +28,12 @@ struct Matrix {
     std::vector<float> bias;       // [panels][16]
 };
 
-// Large pages where they are to be had: a decode step reads every one of them.
+// Large pages where they are to be had: a decode step reads every one of them. Throws bad_alloc.
 static void* allocate(size_t bytes) {
     const size_t huge = 2 << 20;
     void* memory = aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
-    if (memory) madvise(memory, bytes, MADV_HUGEPAGE);
+    if (!memory) throw std::bad_alloc();
+    madvise(memory, bytes, MADV_HUGEPAGE);
     return memory;
 }
 
@@ -69,7 +72,7 @@ struct Product {
     i64 y_stride;
 
     // Work comes in items: some panels for up to ROWS rows.
-    i64 panels_of_item() const { return T <= 16 ? (matrix->panels >= 4 * PAD ? 4 : 2) : T < 128 ? 2 : MOST_PANELS; }
+    i64 panels_of_item() const { return T <= 16 ? (matrix->panels >= MANY_PANELS ? 4 : 2) : T < 128 ? 2 : MOST_PANELS; }
     i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }
     i64 items() const { return items_across() * ceiling(T, ROWS); }
 };

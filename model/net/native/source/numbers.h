@@ -56,7 +56,7 @@ INLINE floats all(float x) { return x - floats{}; }
 
 INLINE floats exponential(floats x) {  // x <= 0, relative error below 1e-5; about 1e-38 for what is smaller than -87
     const float shift = 12582912.0f;   // 1.5 * 2^23: adding it rounds to a whole number
-    x = larger(x, all(-87.0f));
+    x = larger(all(-87.0f), x);  // in this order NaN stays NaN
     floats shifted = x * 1.44269504f + shift, k = shifted - shift;
     floats r = x - k * 0.693359375f + k * 2.12194440e-4f;
     floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
