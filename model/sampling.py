@@ -9,7 +9,7 @@ Shapes: R rows · V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +42,17 @@ class Draw:
     """Tokens that a grammar allows, bool [V]."""
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Token ids int64 [R]; -1 where a row holds NaN, or no token is left."""
+NoisyBest = Callable[[Tensor, Sequence[int]], Tensor]
+"""(scores [R, V], a key for each row) -> argmax of scores plus Gumbel noise, [R]."""
+
+
+def noisy_best(scores_RV: Tensor, keys: Sequence[int]) -> Tensor:
+    """The token of the largest score plus noise: a draw from softmax(scores) (Gumbel 1954)."""
+    return (scores_RV + gumbel_noise(keys, scores_RV.shape[1], scores_RV.device)).argmax(dim=-1)
+
+
+def sample(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
+    """Token ids int64 [R]; -1 where a row holds NaN, or no token is left. `best` is `noisy_best` or the same, faster."""
     scores_RV = logits_RV.float()
     changed = [row for row, draw in enumerate(draws) if draw.banned or draw.decoding is not NO_CHANGE]
     if changed and scores_RV is logits_RV:
@@ -55,15 +64,15 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     random_rows = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
     if random_rows:
         picked = torch.tensor(random_rows, device=scores_RV.device)
-        tokens_R = tokens_R.index_copy(0, picked, draw_tokens(scores_RV[picked], [draws[row] for row in random_rows]))
+        tokens_R = tokens_R.index_copy(0, picked, draw_tokens(scores_RV[picked], [draws[row] for row in random_rows], best))
     return tokens_R.masked_fill(~best_R.isfinite(), -1)
 
 
-def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
     """As `sample`, each row by itself: torch may round the end of a large tensor otherwise than that of a row."""
     if all(draw.params.temperature <= 0 and draw.decoding is NO_CHANGE for draw in draws):
         return sample(logits_RV, draws)  # the largest of a row is the largest
-    return torch.cat([sample(logits_RV[row : row + 1], [draw]) for row, draw in enumerate(draws)])
+    return torch.cat([sample(logits_RV[row : row + 1], [draw], best) for row, draw in enumerate(draws)])
 
 
 def change_scores(scores_V: Tensor, draw: Draw) -> None:
@@ -117,14 +126,14 @@ def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tup
     )
 
 
-def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
     """Token ids int64 [R], for rows whose temperature is above 0."""
     scores_RV = apply_temperature(scores_RV, _column(scores_RV, [draw.params.temperature for draw in draws]))
     scores_RV = apply_top_k(scores_RV, [draw.params.top_k for draw in draws])
     scores_RV = apply_top_p(scores_RV, [draw.params.top_p for draw in draws])
     scores_RV = apply_min_p(scores_RV, _column(scores_RV, [draw.params.min_p for draw in draws]))
     keys = [row_key(draw.seed, draw.choice, draw.position) for draw in draws]
-    return (scores_RV + gumbel_noise(keys, scores_RV.shape[1], scores_RV.device)).argmax(dim=-1)
+    return best(scores_RV, keys)
 
 
 def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor) -> Tensor:
@@ -162,7 +171,9 @@ def apply_top_p(scores_RV: Tensor, top_p: Sequence[float]) -> Tensor:
 
 
 def apply_min_p(scores_RV: Tensor, min_p_R1: Tensor) -> Tensor:
-    """Keep the tokens whose probability is at least min_p times the best one's (Nguyen et al. 2024)."""
+    """Keep the tokens whose probability is at least min_p times the best one's (Nguyen et al. 2024); 0 keeps all."""
+    if not min_p_R1.any():
+        return scores_RV
     return scores_RV.masked_fill(scores_RV < scores_RV.amax(dim=-1, keepdim=True) + min_p_R1.log(), -math.inf)
 
 

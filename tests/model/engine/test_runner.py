@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import model.engine.runner
 from model.engine.request import Request
 from model.engine.runner import NO_SCORE, ModelRunner
 from model.engine.scheduler import Plan, Scheduled
@@ -105,7 +104,7 @@ def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
 
 def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, monkeypatch):
     draws = []
-    monkeypatch.setattr(model.engine.runner, "sample", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
+    monkeypatch.setattr(runner, "draw", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
     request = at_work("a", [1, 2, 3], seed=-5, choice=2, sampling=SamplingParams(top_k=3))
     request.output = [11, 12]
     runner.submit(Plan((Scheduled(request, 9, 1),)))
@@ -115,7 +114,7 @@ def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, mo
 @pytest.mark.parametrize(("made", "banned"), [(0, (7,)), (1, (7,)), (2, ())])
 def test_stop_tokens_are_banned_until_min_tokens_are_made(runner, monkeypatch, made, banned):
     draws = []
-    monkeypatch.setattr(model.engine.runner, "sample", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
+    monkeypatch.setattr(runner, "draw", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
     request = at_work("a", [1, 2, 3], stop_token_ids=frozenset({7}), min_tokens=2)
     request.output = [20] * made
     runner.submit(Plan((Scheduled(request, 0, request.num_tokens),)))

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "attention.h"
+#include "drawing.h"
 #include "matrix.h"
 #include "threads.h"
 #include "tokens.h"
@@ -20,6 +21,7 @@ struct Kernels {
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*attend)(const Tile&, const Cache&, i64 head, i64 K);
+    i64 (*draw)(const float* scores, i64 V, uint64_t key);
 };
 
 #define VARIANT(NAME, TARGET, MULTIPLY, ATTEND)                                                                                  \
@@ -34,7 +36,8 @@ struct Kernels {
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Cache& cache, i64 head, i64 K) {                 \
         attend_tile(t, cache, head, K);                                                                                          \
     }                                                                                                                            \
-    static const Kernels NAME = {norm_##NAME, write_##NAME, MULTIPLY, ATTEND};
+    TARGET static i64 draw_##NAME(const float* scores, i64 V, uint64_t key) { return draw_token(scores, V, key); }                \
+    static const Kernels NAME = {norm_##NAME, write_##NAME, MULTIPLY, ATTEND, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), multiply_avx2, tile_avx2)
@@ -240,6 +243,15 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
+}
+
+// For each row of scores [R, V] the token with the largest sum of score and noise, under the row's key.
+void attend_draw(const float* scores, i64 R, i64 V, const uint64_t* keys, i64* tokens) {
+    compute(1, [&](Team::Member& team, const Kernels& kernels) {
+        team.share(R, 1, [&](i64 begin, i64 end) {
+            for (i64 row = begin; row < end; row++) tokens[row] = kernels.draw(scores + row * V, V, keys[row]);
+        });
+    });
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D].

@@ -11,8 +11,9 @@ from model.errors import SettingError
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from model.net.native import library
 from model.net.native.__main__ import main
-from model.net.native.decoder import NativeBackend, NativeDecoder
+from model.net.native.decoder import NativeBackend, NativeDecoder, draw_noisy
 from model.net.transformer import Decoder
+from model.sampling import noisy_best
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
@@ -153,6 +154,21 @@ def test_scores_are_those_of_the_head_and_do_not_depend_on_how_many_are_asked(va
     torch.testing.assert_close(scores, hidden.float() @ half.head.weight.float().T, rtol=1e-3, atol=1e-4)
     for count in (1, 2, 15, 17, 33):
         assert torch.equal(decoder.logits(hidden[:count]), scores[:count])
+
+
+@needs_library
+def test_a_draw_is_that_of_the_plain_equation_and_does_not_depend_on_the_other_rows(variant):
+    """Up to rounding of the noise, which decides none of these."""
+    dice = torch.Generator().manual_seed(2)
+    for size in (1, 15, 16, 17, 1000, 8192):
+        scores = torch.randn(40, size, generator=dice) * 3
+        scores[torch.rand(scores.shape, generator=dice) < 0.3] = -torch.inf
+        scores[:, 0] = 0.0
+        keys = torch.randint(-(1 << 62), 1 << 62, (40,), generator=dice).tolist()
+        keys = [key % (1 << 64) for key in keys]
+        found = draw_noisy(scores, keys)
+        assert torch.equal(found, noisy_best(scores, keys))
+        assert found[7:9].tolist() == draw_noisy(scores[7:9], keys[7:9]).tolist()
 
 
 @needs_library
