@@ -69,9 +69,16 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_bes
 
 
 def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
-    """As `sample`, each row by itself: torch may round the end of a large tensor otherwise than that of a row."""
-    if all(draw.params.temperature <= 0 and draw.decoding is NO_CHANGE for draw in draws):
-        return sample(logits_RV, draws)  # the largest of a row is the largest
+    """As `sample`, so that no row's token can depend on the others.
+
+    Torch may round logarithms and sums at the end of a tensor otherwise than in its middle: rows that need them go one by one.
+    The largest of a row is the largest, and noise of a kernel that goes row by row is exact too.
+    """
+    exact = [
+        p.temperature <= 0 or (best is not noisy_best and p.top_p == 1 and p.min_p == 0) for p in (d.params for d in draws)
+    ]
+    if all(exact):
+        return sample(logits_RV, draws, best)
     return torch.cat([sample(logits_RV[row : row + 1], [draw], best) for row, draw in enumerate(draws)])
 
 
