@@ -30,14 +30,16 @@ struct Tile {  // lane j is query head j % G of token first + j / G
 INLINE const bf16* query(const Tile& t, i64 lane) { return t.q + lane / t.G * t.q_stride + lane % t.G * t.D; }
 
 // From products of queries and keys to scores.
-INLINE floats scored(floats x, const Variant& variant, ints seen) {
+INLINE floats scaled(floats x, const Variant& variant) {
     x *= variant.scale;
     if (variant.softcap > 0) {
         floats e = exponential(magnitude(x / variant.softcap) * -2.0f), tanh = (1.0f - e) / (1.0f + e);
         x = variant.softcap * choose(x < 0.0f, -tanh, tanh);
     }
-    return choose(seen, x, all(-INFINITY));
+    return x;
 }
+
+INLINE floats scored(floats x, const Variant& variant, ints seen) { return choose(seen, scaled(x, variant), all(-INFINITY)); }
 
 INLINE floats weight(floats score, floats highest) {
     return choose(score != -INFINITY, exponential(score - highest), floats{});
@@ -159,7 +161,8 @@ OF(AMX) INLINE void attention_tiles(i64 lanes) {  // tiles 1, 6 and 7 hold rows 
 
 OF(AMX) INLINE words widened(halves x) { return (words)_mm512_cvtepu16_epi32((__m256i)x); }
 
-// Many lanes: a vector holds the lanes, one for each key.
+// Many lanes: a vector holds the lanes, one for each key. WHOLE: each lane sees all of these keys.
+template <bool WHOLE>
 OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, float* scores, uint32_t* weights, float* highest,
                                      float* factor) {
     floats before = load<floats>(highest), high = before;
@@ -167,7 +170,8 @@ OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, 
     int known = past.known > 16 ? 32 : 16;
     for (int n = 0; n < known; n++) {
         int32_t place = (int32_t)from + n;
-        floats x = scored(load<floats>(scores + n * LANES), t.variant, (begin <= place) & (place < end));
+        floats x = scaled(load<floats>(scores + n * LANES), t.variant);
+        if (!WHOLE) x = choose((begin <= place) & (place < end), x, all(-INFINITY));
         high = larger(high, x);
         store(scores + n * LANES, x);
     }
@@ -175,9 +179,10 @@ OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, 
     for (int n = 0; n < KEYS; n += 2) {  // two keys' weights in one 32-bit lane: the order that the matrix unit wants
         words pair = {};
         if (n < known) {
-            words first = widened(narrow(weight(load<floats>(scores + n * LANES), high)));
-            words second = widened(narrow(weight(load<floats>(scores + (n + 1) * LANES), high)));
-            pair = first | second << 16;
+            floats first = load<floats>(scores + n * LANES), second = load<floats>(scores + (n + 1) * LANES);
+            first = WHOLE ? exponential(first - high) : weight(first, high);
+            second = WHOLE ? exponential(second - high) : weight(second, high);
+            pair = widened(narrow(first)) | widened(narrow(second)) << 16;
         }
         store(weights + n / 2 * LANES, pair);
     }
@@ -227,8 +232,11 @@ OF(AMX) static void attend_tile_amx(const Tile& t, const Cache& cache, i64 head,
         Past past = past_of(t, cache, head, K, from, copy);
         fetch(t, cache, head, K, from + KEYS);
         scores_amx(t, past, q, pitch, scores);
-        if (pitch == LANES)
-            weights_of_lanes(t, past, from, scores, weights, highest, factor);
+        bool whole = t.from[LANES - 1] <= from && from + KEYS <= t.to[0];
+        if (pitch == LANES && whole)
+            weights_of_lanes<true>(t, past, from, scores, weights, highest, factor);
+        else if (pitch == LANES)
+            weights_of_lanes<false>(t, past, from, scores, weights, highest, factor);
         else
             weights_of_keys(t, past, from, scores, weights, highest, factor);
         bool same = true;
