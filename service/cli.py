@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -29,10 +29,19 @@ app.add_typer(keys_app, name="keys")
 def main() -> None:
     """Entry point: an error of ours ends with its sentence and status 2, without a traceback."""
     try:
-        app()
+        app(with_values(sys.argv[1:]))
     except AttendError as error:
         print(f"attend: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def with_values(words: Sequence[str]) -> list[str]:
+    """The command line with `true` after each flag of a yes-or-no setting that stands alone, as in `--deterministic`."""
+    alone = {f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+    found = []
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        found += [word, "true"] if word in alone and after.startswith("-") else [word]
+    return found
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -92,6 +92,21 @@ def test_a_bad_flag_is_named_and_wins_over_a_good_variable(attend, monkeypatch):
     assert err.startswith("attend: port = 'eighty' cannot be used: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("serve --deterministic", "serve --deterministic true"),
+        ("serve --deterministic --port 1", "serve --deterministic true --port 1"),
+        ("serve --deterministic false --port 1", "serve --deterministic false --port 1"),
+        ("serve folder --expose-docs", "serve folder --expose-docs true"),
+        ("generate --echo --json", "generate --echo --json"),
+        ("serve --port", "serve --port"),
+    ],
+)
+def test_a_flag_of_a_yes_or_no_setting_may_stand_alone(words, read):
+    assert read.split() == cli.with_values(words.split())
+
+
 def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
     done = subprocess.run(
         [sys.executable, "-m", "service.cli", "serve", "--grpc-port", "70000"], capture_output=True, text=True, check=False
