@@ -20,10 +20,10 @@ STRANGERS = 5
 def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> None:
     """Compute one text whole, in chunks and beside strangers, in the blocks of an idle engine. Raises SettingError.
 
-    The text covers three blocks and a token where there is room for it.
+    The text covers three blocks and a token where there is room for it and a stranger; a cache of one block serves no two.
     """
     size = runner.cache.block_size
-    length = min(3 * size + 1, max_model_len, num_blocks * size)
+    length = min(3 * size + 1, max_model_len, max(1, num_blocks - 1) * size)
     text = torch.randint(runner.net.config.vocab_size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = range(1, num_blocks + 1)
     wanted = _scores(runner, _computed(runner, text, blocks, length))
