@@ -87,6 +87,11 @@ class SamplingParams:
         if self.seed is not None:
             integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
+    @property
+    def limits(self) -> bool:
+        """Whether a token is drawn among some only, which depends on the scores of the others."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingParams:

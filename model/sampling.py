@@ -22,7 +22,7 @@ from model.params import NO_CHANGE, DecodingParams, SamplingParams
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # freezing it would cost each request two microseconds a step
 class Draw:
     """What decides one row's token besides its scores."""
 
@@ -42,17 +42,27 @@ class Draw:
     """Tokens that a grammar allows, bool [V]."""
 
 
-NoisyBest = Callable[[Tensor, Sequence[int]], Tensor]
-"""(scores [R, V], a key for each row) -> argmax of scores plus Gumbel noise, [R]."""
+BestTokens = Callable[[Tensor, Sequence[float], Sequence[int]], Tensor]
+"""(scores [R, V], the rows' temperatures, their keys) -> tokens [R]."""
 
 
-def noisy_best(scores_RV: Tensor, keys: Sequence[int]) -> Tensor:
-    """The token of the largest score plus noise: a draw from softmax(scores) (Gumbel 1954)."""
-    return (scores_RV + gumbel_noise(keys, scores_RV.shape[1], scores_RV.device)).argmax(dim=-1)
+def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
+    """The token of the largest score; where the temperature is above 0, of the largest score / temperature + Gumbel noise.
+
+    -1 where a row holds NaN, or no token is left.
+    """
+    noisy = [row for row, temperature in enumerate(temperatures) if temperature > 0]
+    if noisy:
+        picked = torch.tensor(noisy, device=scores_RV.device)
+        some_RV = apply_temperature(scores_RV[picked], _column(scores_RV, [temperatures[row] for row in noisy]))
+        noise_RV = gumbel_noise([keys[row] for row in noisy], scores_RV.shape[1], scores_RV.device)
+        scores_RV = scores_RV.index_copy(0, picked, some_RV + noise_RV)
+    best_R, tokens_R = scores_RV.max(dim=-1)
+    return tokens_R.masked_fill(~best_R.isfinite(), -1)
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
-    """Token ids int64 [R]; -1 where a row holds NaN, or no token is left. `best` is `noisy_best` or the same, faster."""
+def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
+    """Token ids int64 [R]; -1 where a row holds NaN, or no token is left. `best` is `best_tokens` or the same, faster."""
     scores_RV = logits_RV.float()
     changed = [row for row, draw in enumerate(draws) if draw.banned or draw.decoding is not NO_CHANGE]
     if changed and scores_RV is logits_RV:
@@ -60,24 +70,23 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_bes
     for row in changed:
         change_scores(scores_RV[row], draws[row])
     scores_RV = apply_masks(scores_RV, draws)
-    best_R, tokens_R = scores_RV.max(dim=-1)
-    random_rows = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
-    if random_rows:
-        picked = torch.tensor(random_rows, device=scores_RV.device)
-        tokens_R = tokens_R.index_copy(0, picked, draw_tokens(scores_RV[picked], [draws[row] for row in random_rows], best))
-    return tokens_R.masked_fill(~best_R.isfinite(), -1)
+    temperatures = [draw.params.temperature for draw in draws]
+    limited = [row for row, draw in enumerate(draws) if draw.params.limits]
+    if limited:
+        picked = torch.tensor(limited, device=scores_RV.device)
+        scores_RV = scores_RV.index_copy(0, picked, limit_scores(scores_RV[picked], [draws[row].params for row in limited]))
+        temperatures = [1.0 if draw.params.limits else draw.params.temperature for draw in draws]
+    keys = [row_key(draw.seed, draw.choice, draw.position) if draw.params.temperature > 0 else 0 for draw in draws]
+    return best(scores_RV, temperatures, keys)
 
 
-def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
+def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
     """As `sample`, so that no row's token can depend on the others.
 
     Torch may round logarithms and sums at the end of a tensor otherwise than in its middle: rows that need them go one by one.
     The largest of a row is the largest, and noise of a kernel that goes row by row is exact too.
     """
-    exact = [
-        p.temperature <= 0 or (best is not noisy_best and p.top_p == 1 and p.min_p == 0) for p in (d.params for d in draws)
-    ]
-    if all(exact):
+    if all(not p.limits and (p.temperature <= 0 or best is not best_tokens) for p in (draw.params for draw in draws)):
         return sample(logits_RV, draws, best)
     return torch.cat([sample(logits_RV[row : row + 1], [draw], best) for row, draw in enumerate(draws)])
 
@@ -133,19 +142,17 @@ def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tup
     )
 
 
-def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw], best: NoisyBest = noisy_best) -> Tensor:
-    """Token ids int64 [R], for rows whose temperature is above 0."""
-    scores_RV = apply_temperature(scores_RV, _column(scores_RV, [draw.params.temperature for draw in draws]))
-    scores_RV = apply_top_k(scores_RV, [draw.params.top_k for draw in draws])
-    scores_RV = apply_top_p(scores_RV, [draw.params.top_p for draw in draws])
-    scores_RV = apply_min_p(scores_RV, _column(scores_RV, [draw.params.min_p for draw in draws]))
-    keys = [row_key(draw.seed, draw.choice, draw.position) for draw in draws]
-    return best(scores_RV, keys)
+def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Scores over temperature, without the tokens that top-k, top-p and min-p leave out."""
+    scores_RV = apply_temperature(scores_RV, _column(scores_RV, [p.temperature for p in params]))
+    scores_RV = apply_top_k(scores_RV, [p.top_k for p in params])
+    scores_RV = apply_top_p(scores_RV, [p.top_p for p in params])
+    return apply_min_p(scores_RV, _column(scores_RV, [p.min_p for p in params]))
 
 
 def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor) -> Tensor:
-    """Scores divided by the temperature, after taking away the row's maximum so that none overflows."""
-    return (scores_RV - scores_RV.amax(dim=-1, keepdim=True)) / temperature_R1
+    """Scores divided by the temperature, which float32 may round to 0, after taking away the maximum so that none overflows."""
+    return (scores_RV - scores_RV.amax(dim=-1, keepdim=True)) / temperature_R1.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def apply_top_k(scores_RV: Tensor, top_k: Sequence[int]) -> Tensor:

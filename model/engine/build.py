@@ -22,10 +22,10 @@ from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
 from model.net.backends import KVCache
 from model.net.checkpoint import load, read_config
-from model.net.native.decoder import NativeDecoder, draw_noisy
+from model.net.native import decoder as native
 from model.net.packed import multiplies_bfloat16
 from model.params import SamplingParams
-from model.sampling import noisy_best, sample, sample_by_row
+from model.sampling import best_tokens, sample, sample_by_row
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLED = 1 << 20
@@ -66,7 +66,7 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     form = serving_form(net, backend)
     graphs = record_steps(form, backend, cache, engine_config)
-    best = draw_noisy if isinstance(form, NativeDecoder) else noisy_best
+    best = native.best_tokens if isinstance(form, native.NativeDecoder) else best_tokens
     draw = partial(sample_by_row if options.deterministic else sample, best=best)
     runner = ModelRunner(form, backend, cache, device, graphs, draw)
     if options.deterministic:

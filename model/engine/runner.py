@@ -12,7 +12,7 @@ from model.engine.request import Request, TokenLogprob
 from model.engine.scheduler import Plan, Scheduled, StepResult
 from model.errors import EngineFailed
 from model.mask import look_ahead
-from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
+from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row, integers
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
 from model.sampling import Draw, completing, logprobs, sample
@@ -88,7 +88,7 @@ class ModelRunner:
         drawing, draws, last, errors = _draws(items)
         if not drawing:
             return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
-        last_R = torch.tensor(last, device=self.device)
+        last_R = slice(None) if len(last) == len(tokens) else integers(last, self.device)
         logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
         if decoded is not None and all(takes_the_best(draw) for draw in draws):
             tokens_R = decoded.greedy_T[last_R]
@@ -100,20 +100,22 @@ class ModelRunner:
     def hidden(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
         """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards."""
         layout = BatchLayout.build(rows, self.cache.block_size, self.device)
-        tokens_T = torch.tensor(tokens, device=self.device)
+        tokens_T = integers(tokens, self.device)
         return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
 
     def _prompt_logprobs(self, items: Sequence[Scheduled], hidden_TE: Tensor) -> dict[str, list[TokenLogprob]]:
         """Scores of the prompt tokens that follow a token of this step, but those scored before a preemption."""
         found, begin = {}, 0
         for item in items:
-            request = item.request
+            request, before = item.request, begin - item.start
+            begin += item.count
+            if request.prompt_logprobs is None:
+                continue
             first = max(item.start, len(request.prompt_scores)) + 1
             end = min(item.start + item.count + 1, len(request.prompt))
-            if request.prompt_logprobs is not None and first < end:
-                hidden = hidden_TE[begin + first - 1 - item.start : begin + end - 1 - item.start]
+            if first < end:
+                hidden = hidden_TE[before + first - 1 : before + end - 1]
                 found[request.request_id] = self._score(hidden, request.prompt[first:end], request.prompt_logprobs)
-            begin += item.count
         return found
 
     def _score(self, hidden_TE: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -152,7 +154,7 @@ def draws_first(request: Request) -> bool:
 
     Greedy and drawn alike, since the noise of a token is its own; but not where the others' scores decide which are kept.
     """
-    return request.sampling.top_k < 1 and request.sampling.top_p == 1 and request.sampling.min_p == 0
+    return not request.sampling.limits
 
 
 def keep_to_grammars(

@@ -6,7 +6,8 @@ Between the engine and a backend only block ids cross. Token p of a request live
 Shapes: T tokens of this step · R requests · S key slots · B blocks · H query heads · K key/value heads · D head size.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
@@ -19,7 +20,12 @@ from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask
 
 
-@dataclass(frozen=True, slots=True)
+def integers(values: Iterable[int], device: str = "cpu") -> Tensor:
+    """An int64 tensor of at least one value: several times faster than `torch.tensor`, which a step calls often."""
+    return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
+
+
+@dataclass(slots=True)  # freezing it would cost each request a microsecond a step
 class Row:
     """One request's share of a step: tokens `start .. start + count - 1` of the request that owns `blocks`."""
 
@@ -69,16 +75,19 @@ class BatchLayout:
         """`rows` must have those with one token first; tokens lie in the order of the rows."""
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"
-        positions = [position for row in rows for position in range(row.start, row.start + row.count)]
-        slots = [
-            row.blocks[position // block_size] * block_size + position % block_size
-            for row in rows
-            for position in range(row.start, row.start + row.count)
-        ]
         widest = max(-(-(row.start + row.count) // block_size) for row in rows)
-        table = [[*row.blocks[:widest], *[0] * (widest - len(row.blocks))] for row in rows]
-        slots_T, positions_T, block_table_RB = (torch.tensor(values, device=device) for values in (slots, positions, table))
-        return cls(rows, slots_T, positions_T, block_table_RB, block_size, num_single)
+        slots: list[int] = []
+        positions: list[int] = []
+        table: list[int] = []
+        for row in rows:
+            reach = range(row.start, row.start + row.count)
+            positions += reach
+            slots += [row.blocks[position // block_size] * block_size + position % block_size for position in reach]
+            table += row.blocks[:widest]
+            table += [0] * (widest - len(row.blocks))
+        numbers = integers([*slots, *positions, *table], device)
+        slots_T, positions_T, table_N = numbers.split([len(slots), len(positions), len(table)])
+        return cls(rows, slots_T, positions_T, table_N.view(len(rows), widest), block_size, num_single)
 
     def slots_of(self, rows: slice, num_keys: int) -> Tensor:
         """int64 [R, S]: the slots of the first `num_keys` tokens of each chosen request."""
@@ -89,8 +98,7 @@ class BatchLayout:
     @cached_property
     def spans(self) -> tuple[Tensor, Tensor]:
         """int64 [R] each: where a row's tokens start, and how many they are."""
-        starts, counts = ([getattr(row, name) for row in self.rows] for name in ("start", "count"))
-        return torch.tensor(starts), torch.tensor(counts)
+        return integers([row.start for row in self.rows]), integers([row.count for row in self.rows])
 
     def reads(self, window: int | None) -> "Reads":
         """What the queries read where they see `window` keys at most; made at the first layer that asks."""

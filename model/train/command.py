@@ -14,7 +14,7 @@ from model.config import ModelConfig
 from model.errors import SettingError
 from model.net.checkpoint import save
 from model.tokenizer import Tokenizer
-from model.train import corpus
+from model.train import batches, corpus
 from model.train.evaluate import count_bytes, xz_bits_per_byte
 from model.train.plot import plot_losses
 from model.train.trainer import Progress as Run
@@ -81,11 +81,11 @@ def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads
     if not texts or not held_out:
         raise SettingError(f"{root} has {len(texts)} Python files to train on and {len(held_out)} to hold out: both are needed")
     tokenizer = _tokenizer(out, texts)
-    train_row, held_row = corpus.encode_texts(tokenizer, texts), corpus.encode_texts(tokenizer, held_out)
-    if len(train_row) < 3 * recipe.context:
-        raise SettingError(f"{root} has {len(train_row)} tokens: too few for sequences of {recipe.context}; lower --context")
+    train, held_row = batches.read(tokenizer, texts, recipe.context), corpus.encode_texts(tokenizer, held_out)
+    if len(train.row) < 3 * recipe.context:
+        raise SettingError(f"{root} has {len(train.row)} tokens: too few for sequences of {recipe.context}; lower --context")
     num_bytes = count_bytes(held_out)
-    console.print(f"{len(texts)} files of {root} to train on, {len(train_row):,} tokens; {len(held_out)} files held out")
+    console.print(f"{len(texts)} files of {root} to train on, {len(train.row):,} tokens; {len(held_out)} files held out")
     config = (original_config if original else default_config)(recipe.context)
     trainer = Trainer(config, recipe, out)
     quick = held_row[:QUICK_TOKENS]
@@ -96,7 +96,7 @@ def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads
         def report(progress: Run) -> None:
             bar.update(task, completed=progress.step, note=_note(progress, recipe))
 
-        trainer.run(train_row, torch.from_numpy(quick.astype(np.int64)), quick_bytes, report)
+        trainer.run(train, torch.from_numpy(quick.astype(np.int64)), quick_bytes, report)
     console.print("Measuring all of the held-out text ...")
     bits = trainer.evaluate(torch.from_numpy(held_row.astype(np.int64)), num_bytes)
     save(trainer.net, out, torch.bfloat16)

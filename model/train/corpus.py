@@ -1,8 +1,11 @@
 """The training text: the running interpreter's own standard library, split by a hash of each file's path."""
 
+import ast
 import hashlib
+import io
 import os
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +56,29 @@ def texts(root: Path, *, held_out: bool) -> Iterator[tuple[str, str]]:
 def read_texts(root: Path, *, held_out: bool) -> list[str]:
     """The texts of one side of the split, without their paths."""
     return [text for _, text in texts(root, held_out=held_out)]
+
+
+def functions(text: str) -> Iterator[str]:
+    """The source of every function and method of a text, moved to column 0, without decorators; none if it is not Python.
+
+    Lines of a string that stand left of the function stay where they are.
+    """
+    tree = parse(text)
+    lines = io.StringIO(text).readlines()  # as Python counts them, not at form feeds
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            indent = " " * node.col_offset
+            yield "".join(line.removeprefix(indent) for line in lines[node.lineno - 1 : node.end_lineno])
+
+
+def parse(text: str) -> ast.Module | None:
+    """What Python's own parser makes of a text; None if it refuses it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an escape that a string does not know
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # also null bytes and too deep nesting
+        return None
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Trains a decoder on one row of token ids: Muon and AdamW, warm-up and linear decay, checkpoints that resume exactly."""
+"""Trains a decoder on token ids: Muon and AdamW, warm-up and linear decay, checkpoints that resume exactly."""
 
 import ctypes
 import json
@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,6 +16,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import SettingError
 from model.net.transformer import Decoder
+from model.train.batches import TrainingText, batch_at
 from model.train.loss import backward, bits_per_byte
 
 
@@ -83,22 +82,6 @@ def keep_large_blocks() -> None:
     mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def batch_at(tokens: NDArray[np.uint16], recipe: Recipe, step: int) -> Tensor:
-    """Token ids [batch, context + 1] of a step: a pure function of the recipe, so that resuming repeats nothing.
-
-    Each epoch cuts the row at a new offset and visits the pieces in a new order.
-    """
-    per_epoch = (len(tokens) - 1) // recipe.context - 1
-    rows = []
-    for index in range(step * recipe.batch, (step + 1) * recipe.batch):
-        epoch, place = divmod(index, per_epoch)
-        order = np.random.default_rng((recipe.seed, epoch))
-        offset = int(order.integers(recipe.context))
-        start = offset + int(order.permutation(per_epoch)[place]) * recipe.context
-        rows.append(tokens[start : start + recipe.context + 1])
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-
 MOMENTS = {torch.optim.Muon: ("momentum_buffer",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
 """What each optimiser remembers of a parameter."""
 
@@ -134,7 +117,7 @@ class Trainer:
         if (folder / "state.safetensors").is_file():
             self._load()
 
-    def run(self, train: NDArray[np.uint16], held_out: Tensor, num_bytes: int, report: Callable[[Progress], None]) -> Progress:
+    def run(self, train: TrainingText, held_out: Tensor, num_bytes: int, report: Callable[[Progress], None]) -> Progress:
         """Train to the end of the recipe. `held_out` are the tokens of a text of `num_bytes` bytes."""
         recipe, progress = self.recipe, self.progress
         since: list[float] = []

@@ -117,12 +117,12 @@ class NativeDecoder:
         return self._caches[1:]
 
 
-def draw_noisy(scores_RV: Tensor, keys: Sequence[int]) -> Tensor:
-    """`noisy_best` of sampling.py for float32 on a CPU, a row at a time: up to rounding of the noise the same tokens."""
+def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
+    """That of sampling.py for float32 on a CPU, a row at a time: up to rounding of the noise the same tokens."""
     scores_RV = scores_RV.contiguous()
     tokens_R = torch.empty(len(keys), dtype=torch.int64)
-    numbers = (ctypes.c_uint64 * len(keys))(*keys)
-    native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, numbers, tokens_R.data_ptr())
+    draws = ((ctypes.c_float * len(keys))(*temperatures), (ctypes.c_uint64 * len(keys))(*keys))
+    native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, *draws, tokens_R.data_ptr())
     return tokens_R
 
 

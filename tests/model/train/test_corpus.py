@@ -1,5 +1,6 @@
 """The split of the training text depends on nothing but the files' paths, and the tokenizer alters no text."""
 
+import ast
 import hashlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from model.train.corpus import (
     END_OF_TEXT,
     HELD_OUT_SHARE,
     encode_texts,
+    functions,
     is_held_out,
     read_texts,
     source_files,
@@ -111,3 +113,27 @@ def test_a_trained_tokenizer_is_a_function_of_its_texts():
     assert first.size <= 280
     assert first.decode([first.bos_token_id], skip_special_tokens=False) == END_OF_TEXT
     assert len(first.encode("aa bb")) < len("aa bb")
+
+
+def test_functions_are_moved_to_column_0_and_stay_python():
+    text = '''
+class A:
+    @property
+    def one(self):
+        """First.
+
+left of the function
+        """
+        def inner(x):
+            return x\x0c
+
+        return inner
+
+    async def two(self): pass
+'''
+    found = {ast.parse(function).body[0].name: function for function in functions(text)}
+    assert found.keys() == {"one", "inner", "two"}
+    assert found["inner"] == "def inner(x):\n    return x\x0c\n"
+    assert found["one"].startswith('def one(self):\n    """First.\n\nleft of the function\n')
+    assert found["two"] == "async def two(self): pass\n"
+    assert list(functions("def f(:\n")) == []

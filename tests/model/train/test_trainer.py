@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from model.errors import SettingError
 from model.net.transformer import Decoder
+from model.train.batches import TrainingText, batch_at
 from model.train.command import default_config, original_config
-from model.train.trainer import MOMENTS, Progress, Recipe, Trainer, batch_at, build_optimizers, read_run
+from model.train.trainer import MOMENTS, Progress, Recipe, Trainer, build_optimizers, read_run
 from tests.model.checkpoints import VOCAB, tiny_config
 
 RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)
@@ -32,7 +33,7 @@ def train(folder: Path, recipe: Recipe = RECIPE, kill_at: int | None = None) -> 
         if progress.step == kill_at:
             raise KilledError
 
-    trainer.run(TEXT, HELD_OUT, 60, report)
+    trainer.run(TrainingText(TEXT), HELD_OUT, 60, report)
     return trainer
 
 
@@ -212,7 +213,7 @@ def test_a_recipe_has_at_least_a_step(steps):
 def places(recipe: Recipe, tokens: np.ndarray, pieces: int) -> list[int]:
     """Where each of the first pieces starts, on a row that counts."""
     steps = range(-(-pieces // recipe.batch))
-    rows = torch.cat([batch_at(tokens, recipe, step) for step in steps])[:pieces]
+    rows = torch.cat([batch_at(TrainingText(tokens), recipe, step) for step in steps])[:pieces]
     assert torch.equal(rows - rows[:, :1], torch.arange(recipe.context + 1).expand_as(rows))
     return rows[:, 0].tolist()
 
@@ -232,9 +233,9 @@ def test_an_epoch_visits_each_piece_once(length):
 
 
 def test_a_batch_is_a_function_of_the_recipe_and_the_step():
-    tokens = np.arange(300, dtype=np.uint16)
+    text = TrainingText(np.arange(300, dtype=np.uint16))
     same, other = (Recipe(context=8, batch=4, seed=seed) for seed in (1, 2))
-    assert torch.equal(batch_at(tokens, same, 5), batch_at(tokens, same, 5))
-    assert not torch.equal(batch_at(tokens, same, 5), batch_at(tokens, same, 6))
-    assert not torch.equal(batch_at(tokens, same, 5), batch_at(tokens, other, 5))
-    assert [(4, 9), torch.int64] == [tuple(batch_at(tokens, same, 0).shape), batch_at(tokens, same, 0).dtype]
+    assert torch.equal(batch_at(text, same, 5), batch_at(text, same, 5))
+    assert not torch.equal(batch_at(text, same, 5), batch_at(text, same, 6))
+    assert not torch.equal(batch_at(text, same, 5), batch_at(text, other, 5))
+    assert [(4, 9), torch.int64] == [tuple(batch_at(text, same, 0).shape), batch_at(text, same, 0).dtype]

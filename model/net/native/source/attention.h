@@ -10,6 +10,7 @@
 
 static const int KEYS = 32;  // what one tile of values holds
 static const i64 MAX_HEAD = 256;
+static const ints COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static const float LOWEST = -1e30f;  // below every score; finite, so that LOWEST - LOWEST is 0
 
 struct Variant {
@@ -159,7 +160,13 @@ OF(AMX) INLINE void attention_tiles(i64 lanes) {  // tiles 1, 6 and 7 hold rows 
     shape_tiles(shapes);
 }
 
-OF(AMX) INLINE words widened(halves x) { return (words)_mm512_cvtepu16_epi32((__m256i)x); }
+typedef uint16_t shorts __attribute__((vector_size(LANES * 4)));
+
+// Both as bfloat16, the first in the low halves.
+OF(AMX) INLINE words paired(floats first, floats second) {
+    const __m512i turns = (__m512i)(shorts){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (words)_mm512_permutexvar_epi16(turns, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+}
 
 // Many lanes: a vector holds the lanes, one for each key. WHOLE: each lane sees all of these keys.
 template <bool WHOLE>
@@ -182,7 +189,7 @@ OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, 
             floats first = load<floats>(scores + n * LANES), second = load<floats>(scores + (n + 1) * LANES);
             first = WHOLE ? exponential(first - high) : weight(first, high);
             second = WHOLE ? exponential(second - high) : weight(second, high);
-            pair = widened(narrow(first)) | widened(narrow(second)) << 16;
+            pair = paired(first, second);
         }
         store(weights + n / 2 * LANES, pair);
     }
@@ -191,13 +198,12 @@ OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, 
 // Few lanes: a vector holds 16 keys of one lane.
 OF(AMX) static void weights_of_keys(const Tile& t, const Past& past, i64 from, const float* scores, uint32_t* weights, float* highest,
                                     float* factor) {
-    const ints count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const ints places = count * (int32_t)t.lanes;
+    const ints places = COUNT * (int32_t)t.lanes;
     int parts = past.known > 16 ? 2 : 1;
     for (i64 j = 0; j < t.lanes; j++) {
         floats x[2] = {all(-INFINITY), all(-INFINITY)};
         for (int part = 0; part < parts; part++) {
-            ints place = count + (int32_t)(from + part * 16);
+            ints place = COUNT + (int32_t)(from + part * 16);
             floats products = (floats)_mm512_i32gather_ps((__m512i)places, scores + part * 16 * t.lanes + j, 4);
             x[part] = scored(products, t.variant, (t.from[j] <= place) & (place < t.to[j]));
         }
@@ -215,23 +221,28 @@ OF(AMX) static void weights_of_keys(const Tile& t, const Past& past, i64 from, c
 static const i64 FEW = 4;
 
 OF(AMX) static void attend_tile_amx(const Tile& t, const Cache& cache, i64 head, i64 K) {
-    alignas(64) float sums[(MAX_HEAD + 16) * LANES], scores[KEYS * LANES], highest[LANES], factor[LANES];
-    alignas(64) uint32_t q[MAX_HEAD / 2 * LANES], weights[KEYS / 2 * LANES];
+    alignas(64) float sums[(MAX_HEAD + 16) * LANES], both[2][KEYS * LANES], highest[LANES], factor[LANES];
+    alignas(64) uint32_t q[MAX_HEAD / 2 * LANES + LANES], weights[KEYS / 2 * LANES];
     alignas(64) bf16 copy[MAX_HEAD * KEYS], ones[16 * KEYS];
     i64 pitch = t.lanes <= FEW ? t.lanes : LANES;
     attention_tiles(pitch);
     memset(sums, 0, (t.D + 16) * pitch * 4);
     for (int i = 0; i < 16 * KEYS; i++) ones[i] = 0x3f80;
     for (int j = 0; j < LANES; j++) highest[j] = LOWEST;
+    ints places = {};  // of each lane's query
+    for (i64 j = 0; j < t.lanes; j++) places[j] = (int32_t)((query(t, j) - t.q) * 2);
     for (i64 i = 0; i < t.D / 2; i++)
-        for (i64 j = 0; j < pitch; j++) {
-            uint32_t zero = 0;
-            memcpy(q + i * pitch + j, j < t.lanes ? (const void*)(query(t, j) + 2 * i) : &zero, 4);
+        store(q + i * pitch, (words)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), (1 << t.lanes) - 1, (__m512i)places, t.q + 2 * i, 1));
+    Past past, next = past_of(t, cache, head, K, t.begin, copy);
+    scores_amx(t, next, q, pitch, both[0]);
+    for (i64 from = t.begin, turn = 0; from < t.end; from += KEYS, turn ^= 1) {
+        float* scores = both[turn];
+        past = next;
+        if (from + KEYS < t.end) {  // the matrix units score the next keys while the vector units weigh these
+            next = past_of(t, cache, head, K, from + KEYS, copy);
+            scores_amx(t, next, q, pitch, both[turn ^ 1]);
         }
-    for (i64 from = t.begin; from < t.end; from += KEYS) {
-        Past past = past_of(t, cache, head, K, from, copy);
-        fetch(t, cache, head, K, from + KEYS);
-        scores_amx(t, past, q, pitch, scores);
+        if (pitch < LANES) fetch(t, cache, head, K, from + 2 * KEYS);
         bool whole = t.from[LANES - 1] <= from && from + KEYS <= t.to[0];
         if (pitch == LANES && whole)
             weights_of_lanes<true>(t, past, from, scores, weights, highest, factor);

@@ -21,7 +21,7 @@ struct Kernels {
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*attend)(const Tile&, const Cache&, i64 head, i64 K);
-    i64 (*draw)(const float* scores, i64 V, uint64_t key);
+    i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
 };
 
 #define VARIANT(NAME, TARGET, MULTIPLY, ATTEND)                                                                                  \
@@ -30,13 +30,15 @@ struct Kernels {
     }                                                                                                                            \
     TARGET static void write_##NAME(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, \
                                     const i64* slots, i64 T) {                                                                   \
-        for (i64 t = 0; t < T; t++) write_token(qkv + t * heads.width(), heads, cache, turns, positions[t], slots[t]);           \
+        write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
     }                                                                                                                            \
     TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Cache& cache, i64 head, i64 K) {                 \
         attend_tile(t, cache, head, K);                                                                                          \
     }                                                                                                                            \
-    TARGET static i64 draw_##NAME(const float* scores, i64 V, uint64_t key) { return draw_token(scores, V, key); }                \
+    TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
+        return draw_token(scores, V, temperature, key);                                                                          \
+    }                                                                                                                            \
     static const Kernels NAME = {norm_##NAME, write_##NAME, MULTIPLY, ATTEND, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
@@ -122,6 +124,9 @@ static void make_room(Net& net, i64 T) {
 }
 
 static const i64 TOKENS = 4;  // of a piece of work on tokens
+static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
+
+static i64 tokens_written(i64 T) { return T < 4 * WRITTEN ? TOKENS : WRITTEN; }
 
 static void norm(Team::Member& team, const Kernels& kernels, const Net& net, const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T) {
     team.share(T, TOKENS, [&](i64 a, i64 b) { kernels.norm(x + a * net.E, gain, y + a * y_stride, y_stride, b - a, net.E, net.eps); });
@@ -140,7 +145,7 @@ static void layer_of(Team::Member& team, const Kernels& kernels, const Net& net,
     norm(team, kernels, net, residual, layer.attention_gain, net.normed, net.normed_stride(), T);
     multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.qkv, STORE, net.qkv, width});
     Turns turns = {layer.q_gain, layer.k_gain, net.cos, net.sin, net.eps};
-    team.share(T, TOKENS, [&](i64 a, i64 b) {
+    team.share(T, tokens_written(T), [&](i64 a, i64 b) {
         kernels.write(net.qkv + a * width, net.heads, cache, turns, in.positions + a, in.slots + a, b - a);
     });
     attend(team, kernels, step, work, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
@@ -245,11 +250,11 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     return 1;
 }
 
-// For each row of scores [R, V] the token with the largest sum of score and noise, under the row's key.
-void attend_draw(const float* scores, i64 R, i64 V, const uint64_t* keys, i64* tokens) {
+// For each row of scores [R, V] the best token, or a draw under the row's key where its temperature is above 0.
+void attend_draw(const float* scores, i64 R, i64 V, const float* temperatures, const uint64_t* keys, i64* tokens) {
     compute(1, [&](Team::Member& team, const Kernels& kernels) {
         team.share(R, 1, [&](i64 begin, i64 end) {
-            for (i64 row = begin; row < end; row++) tokens[row] = kernels.draw(scores + row * V, V, keys[row]);
+            for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, temperatures[r], keys[r]);
         });
     });
 }
@@ -261,7 +266,7 @@ void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16*
     Attention a = {{H, K, D}, {keys, values, block_size}, {variant[0], variant[1], (i64)variant[2]}, qkv, out, H * D};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
     compute(2, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(T, TOKENS, [&](i64 begin, i64 end) {
+        team.share(T, tokens_written(T), [&](i64 begin, i64 end) {
             kernels.write(qkv + begin * a.heads.width(), a.heads, a.cache, {}, slots, slots + begin, end - begin);
         });
         attend(team, kernels, step, work, a);

@@ -1,4 +1,5 @@
-// The largest of scores plus Gumbel noise, the noise being a hash of the row's key and the token: `gumbel_noise` of sampling.py.
+// The best token of a row, or a draw: the best of (score - highest) / temperature plus Gumbel noise, as `draw` of
+// sampling.py has it. The noise is a hash of the row's key and the token.
 #pragma once
 #include "numbers.h"
 
@@ -32,23 +33,42 @@ INLINE floats noise(longs tokens, uint64_t key) {
     return -logarithm(-logarithm(uniform));
 }
 
-INLINE i64 draw_token(const float* scores, i64 V, uint64_t key) {
+// The token whose `value(scores, tokens)` is largest, of equals the first; -1 where a value is NaN or the largest is not finite.
+template <class Value>
+INLINE i64 largest(const float* scores, i64 V, Value value) {
     longs tokens = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     floats highest = all(-INFINITY);
-    ints where = {};
-    for (i64 n = 0; n < V; n += LANES, tokens += LANES) {
-        floats score = all(-INFINITY);
-        memcpy(&score, scores + n, std::min(LANES, V - n) * 4);
-        score += noise(tokens, key);
+    ints where = {}, strange = {};
+    auto look = [&](i64 n, floats score) __attribute__((always_inline)) {
+        score = value(score, tokens);
         ints higher = score > highest;
+        strange |= score != score;
         highest = choose(higher, score, highest);
         where = (where & ~higher) | ((int32_t)n & higher);
+        tokens += LANES;
+    };
+    i64 whole = V / LANES * LANES;
+    for (i64 n = 0; n < whole; n += LANES) look(n, load<floats>(scores + n));
+    if (whole < V) {
+        floats rest = all(-INFINITY);
+        memcpy(&rest, scores + whole, (V - whole) * 4);
+        look(whole, rest);
     }
     i64 token = where[0];
     float best = highest[0];
-    for (int j = 1; j < LANES; j++) {  // of equals the first token
+    for (int j = 0; j < LANES; j++) {
         i64 other = where[j] + j;
+        if (strange[j]) return -1;
         if (highest[j] > best || (highest[j] == best && other < token)) best = highest[j], token = other;
     }
-    return token;
+    return best - best == 0.0f ? token : -1;
+}
+
+INLINE i64 draw_token(const float* scores, i64 V, float temperature, uint64_t key) {
+    i64 best = largest(scores, V, [](floats score, longs) __attribute__((always_inline)) { return score; });
+    if (temperature <= 0.0f || best < 0) return best;
+    float highest = scores[best];
+    return largest(scores, V, [=](floats score, longs tokens) __attribute__((always_inline)) {
+        return (score - highest) / temperature + noise(tokens, key);
+    });
 }

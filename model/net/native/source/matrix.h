@@ -77,15 +77,15 @@ struct Product {
     i64 items() const { return items_across() * ceiling(T, ROWS); }
 };
 
-// What becomes of a block of results [rows][PITCH], from row `first` and panel `panel` on.
+// What becomes of a block of results [rows][pitch], from row `first` and panel `panel` on.
 template <Kind KIND>
-INLINE void keep_rows(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
+INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
     const Matrix& m = *p.matrix;
     const i64 step = KIND == GATED ? 2 : 1;  // a panel of gates stands before its panel of values
     i64 width = m.N / step, begin = panel / step * PANEL, end = std::min(width, (panel + panels) / step * PANEL);
     for (i64 t = 0; t < rows; t++)
         for (i64 n = begin; n < end; n += PANEL) {
-            const float *from = block + t * PITCH + (n - begin) * step, *bias = m.bias.data() + n * step;
+            const float *from = block + t * pitch + (n - begin) * step, *bias = m.bias.data() + n * step;
             floats y = load<floats>(from) + load<floats>(bias);
             if (KIND == GATED) y = silu(y) * (load<floats>(from + PANEL) + load<floats>(bias + PANEL));
             i64 place = (first + t) * p.y_stride + n, count = std::min(PANEL, end - n);
@@ -108,10 +108,10 @@ INLINE void keep_rows(const Product& p, const float* block, i64 first, i64 rows,
 
 INLINE void keep(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
     switch (p.kind) {
-        case STORE: return keep_rows<STORE>(p, block, first, rows, panel, panels);
-        case ADD: return keep_rows<ADD>(p, block, first, rows, panel, panels);
-        case GATED: return keep_rows<GATED>(p, block, first, rows, panel, panels);
-        case SCORES: return keep_rows<SCORES>(p, block, first, rows, panel, panels);
+        case STORE: return keep_rows<STORE>(p, block, PITCH, first, rows, panel, panels);
+        case ADD: return keep_rows<ADD>(p, block, PITCH, first, rows, panel, panels);
+        case GATED: return keep_rows<GATED>(p, block, PITCH, first, rows, panel, panels);
+        case SCORES: return keep_rows<SCORES>(p, block, PITCH, first, rows, panel, panels);
     }
 }
 
@@ -247,8 +247,26 @@ OF(AMX) INLINE void one_by_two(const bf16* x, i64 stride, const Matrix& m, i64 p
     _tile_stored(0, block, PITCH * 4); _tile_stored(1, block + 16, PITCH * 4);
 }
 
-OF(AMX) INLINE void two_by_two(const bf16* x, i64 stride, const Matrix& m, i64 panel, float* block) {
+struct Rest {  // results of two panels that wait to be kept: while the matrix units work on the next, the vector units are idle
+    const float* block;
+    i64 first, rows, panel, kept;
+};
+
+static const i64 PAIR = 2 * PANEL;  // columns of such a block
+
+template <Kind KIND>
+OF(AMX) INLINE void keep_some(const Product& p, Rest& rest, i64 rows) {
+    rows = std::min(rows, rest.rows - rest.kept);
+    keep_rows<KIND>(p, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
+    rest.kept += rows;
+}
+
+// Two rows of tiles by two panels, into a block [32][PAIR].
+template <Kind KIND>
+OF(AMX) INLINE void two_by_two(const Product& p, const bf16* x, i64 panel, float* block, Rest& rest) {
+    const Matrix& m = *p.matrix;
     const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1);
+    i64 stride = p.stride, rows = ceiling(32 * 32, m.K);
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (i64 k = 0; k < m.K; k += 32, a += TILE, b += TILE) {
         _tile_loadd(4, x + k, stride * 2);
@@ -259,27 +277,49 @@ OF(AMX) INLINE void two_by_two(const bf16* x, i64 stride, const Matrix& m, i64 p
         _tile_loadd(5, x + 16 * stride + k, stride * 2);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
+        keep_some<KIND>(p, rest, rows);
     }
-    _tile_stored(0, block, PITCH * 4); _tile_stored(1, block + 16, PITCH * 4);
-    _tile_stored(2, block + 16 * PITCH, PITCH * 4); _tile_stored(3, block + 16 * PITCH + 16, PITCH * 4);
+    _tile_stored(0, block, PAIR * 4); _tile_stored(1, block + 16, PAIR * 4);
+    _tile_stored(2, block + 16 * PAIR, PAIR * 4); _tile_stored(3, block + 16 * PAIR + 16, PAIR * 4);
+}
+
+// A row of tiles: few tokens.
+OF(AMX) INLINE void multiply_few(const Product& p, const Item& item) {
+    alignas(64) float block[16 * PITCH];
+    const bf16* x = p.x + item.first * p.stride;
+    for (i64 n = 0, step; n < item.panels; n += step) {
+        step = item.panels - n >= 4 ? 4 : 2;
+        if (step == 4)
+            one_by_four(x, p.stride, *p.matrix, item.panel + n, block);
+        else
+            one_by_two(x, p.stride, *p.matrix, item.panel + n, block);
+        keep(p, block, item.first, item.end - item.first, item.panel + n, step);
+    }
+}
+
+template <Kind KIND>
+OF(AMX) INLINE void multiply_many(const Product& p, const Item& item) {
+    alignas(64) float blocks[2][32 * PAIR];
+    Rest rest = {};
+    i64 turn = 0;
+    for (i64 t = item.first; t < item.end; t += 32)
+        for (i64 n = 0; n < item.panels; n += 2) {
+            float* block = blocks[turn++ % 2];
+            two_by_two<KIND>(p, p.x + t * p.stride, item.panel + n, block, rest);
+            rest = {block, t, std::min<i64>(32, item.end - t), item.panel + n, 0};
+        }
+    keep_some<KIND>(p, rest, rest.rows);
 }
 
 OF(AMX) static void multiply_tiles(const Product& p, i64 number) {
-    alignas(64) float block[32 * PITCH];
     Item item = item_of(p, number);
     whole_tiles();
     written();
-    for (i64 t = item.first; t < item.end; t += 32) {
-        const bf16* x = p.x + t * p.stride;
-        for (i64 n = 0, step; n < item.panels; n += step) {
-            step = item.end - t <= 16 && item.panels - n >= 4 ? 4 : 2;
-            if (item.end - t > 16)
-                two_by_two(x, p.stride, *p.matrix, item.panel + n, block);
-            else if (step == 4)
-                one_by_four(x, p.stride, *p.matrix, item.panel + n, block);
-            else
-                one_by_two(x, p.stride, *p.matrix, item.panel + n, block);
-            keep(p, block, t, std::min<i64>(32, item.end - t), item.panel + n, step);
-        }
+    if (item.end - item.first <= 16) return multiply_few(p, item);
+    switch (p.kind) {
+        case STORE: return multiply_many<STORE>(p, item);
+        case ADD: return multiply_many<ADD>(p, item);
+        case GATED: return multiply_many<GATED>(p, item);
+        case SCORES: return multiply_many<SCORES>(p, item);
     }
 }

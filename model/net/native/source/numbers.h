@@ -56,16 +56,13 @@ INLINE floats all(float x) { return x - floats{}; }
 
 INLINE floats exponential(floats x) {  // x <= 0, relative error below 1e-5; about 1e-38 for what is smaller than -87
     const float shift = 12582912.0f;   // 1.5 * 2^23: adding it rounds to a whole number
-    x = larger(all(-87.0f), x);  // in this order NaN stays NaN
-    floats shifted = x * 1.44269504f + shift, k = shifted - shift;
-    floats r = x - k * 0.693359375f + k * 2.12194440e-4f;
-    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return (floats)((words)p + ((words)shifted << 23));  // the low bits of `shifted` are k
+    floats y = larger(all(-87.0f), x) * 1.44269504f;  // in this order NaN stays NaN
+    floats shifted = y + shift, f = y - (shifted - shift);
+    floats p = f * 9.58285e-3f + 5.590642e-2f;  // 2^f for |f| <= 1/2, to 2.9e-6
+    p = p * f + 2.4024099e-1f;
+    p = p * f + 6.9312419e-1f;
+    p = p * f + 1.0f;
+    return (floats)((words)p + ((words)shifted << 23));  // the low bits of `shifted` are the whole part of y
 }
 
 INLINE floats silu(floats x) {

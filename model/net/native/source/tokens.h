@@ -61,14 +61,26 @@ struct Turns {  // null where there is nothing to do: no gains, or no rotation
     float eps;
 };
 
-INLINE void write_token(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, i64 position, i64 slot) {
-    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size, block = slot / B, at = slot % B;
-    const float *cos = turns.cos ? turns.cos + position * D : nullptr, *sin = turns.sin ? turns.sin + position * D : nullptr;
-    for (i64 h = 0; h < (cos ? H : 0); h++) rotate_head(qkv + h * D, qkv + h * D, turns.q_gain, cos, sin, D, turns.eps);
-    for (i64 k = 0; k < K; k++) {
-        rotate_head(qkv + (H + k) * D, cache.keys + ((block * K + k) * B + at) * D, turns.k_gain, cos, sin, D, turns.eps);
-        const bf16* v = qkv + (H + K + k) * D;
-        bf16* column = cache.values + (block * K + k) * D * B + at;
-        for (i64 i = 0; i < D; i++) column[i * B] = v[i];
+// Tokens that stand in one block, one after the other: their lines of the values are written one by one, and not a number of each
+// line for each token.
+INLINE void write_values(const bf16* v, i64 stride, i64 count, bf16* values, i64 D, i64 B) {
+    for (i64 i = 0; i < D; i++)
+        for (i64 t = 0; t < count; t++) values[i * B + t] = v[t * stride + i];
+}
+
+// T tokens of a step: turns their queries where they are, and writes their keys and values to the cache.
+INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
+    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
+    for (i64 t = 0; t < T; t++) {
+        bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
+        const float *cos = turns.cos ? turns.cos + positions[t] * D : nullptr, *sin = turns.sin ? turns.sin + positions[t] * D : nullptr;
+        for (i64 h = 0; h < (cos ? H : 0); h++) rotate_head(q + h * D, q + h * D, turns.q_gain, cos, sin, D, turns.eps);
+        for (i64 k = 0; k < K; k++) rotate_head(q + (H + k) * D, keys + k * B * D, turns.k_gain, cos, sin, D, turns.eps);
+    }
+    for (i64 t = 0, count; t < T; t += count) {
+        count = 1;
+        while (t + count < T && slots[t + count] == slots[t] + count && slots[t + count] % B) count++;
+        bf16 *v = qkv + t * heads.width() + (H + K) * D, *values = cache.values + slots[t] / B * K * D * B + slots[t] % B;
+        for (i64 k = 0; k < K; k++) write_values(v + k * D, heads.width(), count, values + k * D * B, D, B);
     }
 }

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model import sampling
 from model.errors import SettingError
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from model.net.native import library
 from model.net.native.__main__ import main
-from model.net.native.decoder import NativeBackend, NativeDecoder, draw_noisy
+from model.net.native.decoder import NativeBackend, NativeDecoder, best_tokens
 from model.net.transformer import Decoder
-from model.sampling import noisy_best
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
@@ -166,9 +166,25 @@ def test_a_draw_is_that_of_the_plain_equation_and_does_not_depend_on_the_other_r
         scores[:, 0] = 0.0
         keys = torch.randint(-(1 << 62), 1 << 62, (40,), generator=dice).tolist()
         keys = [key % (1 << 64) for key in keys]
-        found = draw_noisy(scores, keys)
-        assert torch.equal(found, noisy_best(scores, keys))
-        assert found[7:9].tolist() == draw_noisy(scores[7:9], keys[7:9]).tolist()
+        temperatures = [0.0, 1.0, 0.3, 2.0] * 10
+        found = best_tokens(scores, temperatures, keys)
+        assert torch.equal(found, sampling.best_tokens(scores, temperatures, keys))
+        assert found[7:9].tolist() == best_tokens(scores[7:9], temperatures[7:9], keys[7:9]).tolist()
+
+
+@needs_library
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_row_without_a_finite_best_score_draws_no_token(variant, temperature):
+    for size in (3, 16, 40):
+        scores = torch.zeros(5, size)
+        scores[0, -1] = torch.nan
+        scores[1] = -torch.inf
+        scores[2, 1] = torch.inf
+        scores[3, :-1] = -torch.inf
+        for best in (best_tokens, sampling.best_tokens):
+            found = best(scores, [temperature] * 5, [7] * 5).tolist()
+            assert found[:4] == [-1, -1, -1, size - 1]
+            assert 0 <= found[4] < size
 
 
 @needs_library

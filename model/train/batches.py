@@ -1,0 +1,89 @@
+"""The tokens of each training step: pieces of the running text, and in every third step whole functions.
+
+A piece starts anywhere in a file, so a model that reads pieces alone seldom sees a function begin without what stands
+above it, and seldom sees one end. Rows of whole functions teach both: each starts with a header at position 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.tokenizer import Tokenizer
+from model.train import corpus
+
+if TYPE_CHECKING:
+    from model.train.trainer import Recipe
+
+FUNCTIONS_EVERY = 3
+"""One step in this many reads functions."""
+SHARE_OF_CONTEXT = 4
+"""A row of functions is this many times shorter than a piece, and a step has as many times more of them."""
+
+
+def _none() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """What there is to train on, as token ids."""
+
+    row: NDArray[np.uint16]
+    """All files, each after an end-of-text token."""
+    functions: NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, dtype=np.uint16))
+    """All functions that fit in a row, each before an end-of-text token."""
+    starts: NDArray[np.int64] = field(default_factory=_none)
+    """Where in `functions` a row may start: at each function that has a whole row of tokens from there on."""
+
+
+def read(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:
+    """The texts as running text and as the functions that are no longer than a row of functions."""
+    row, end = corpus.encode_texts(tokenizer, texts), tokenizer.bos_token_id
+    longest = context // SHARE_OF_CONTEXT
+    bodies = [function for text in texts for function in corpus.functions(text)]
+    encoded = [[*encoding.ids, end] for encoding in tokenizer.raw.encode_batch_fast(bodies)]
+    fitting = [np.array(ids, dtype=np.uint16) for ids in encoded if len(ids) <= longest]
+    if not fitting:
+        return TrainingText(row)
+    functions = np.concatenate(fitting)
+    starts = np.cumsum([0, *map(len, fitting[:-1])], dtype=np.int64)
+    return TrainingText(row, functions, starts[starts + longest < len(functions)])
+
+
+def batch_at(text: TrainingText, recipe: Recipe, step: int) -> Tensor:
+    """Token ids [rows, length + 1] of a step: a pure function of the recipe, so that resuming repeats nothing."""
+    if len(text.starts) and step % FUNCTIONS_EVERY == FUNCTIONS_EVERY - 1:
+        rows = _functions(text, recipe, step // FUNCTIONS_EVERY)
+    else:
+        rows = _pieces(text.row, recipe, step)
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def _pieces(row: NDArray[np.uint16], recipe: Recipe, step: int) -> list[NDArray[np.uint16]]:
+    """Each epoch cuts the row at a new offset and visits the pieces in a new order."""
+    per_epoch = (len(row) - 1) // recipe.context - 1
+    rows = []
+    for index in range(step * recipe.batch, (step + 1) * recipe.batch):
+        epoch, place = divmod(index, per_epoch)
+        order = np.random.default_rng((recipe.seed, epoch))
+        offset = int(order.integers(recipe.context))
+        start = offset + int(order.permutation(per_epoch)[place]) * recipe.context
+        rows.append(row[start : start + recipe.context + 1])
+    return rows
+
+
+def _functions(text: TrainingText, recipe: Recipe, turn: int) -> list[NDArray[np.uint16]]:
+    """Each epoch starts once at each function, in a new order, and reads on over those that follow it."""
+    length, batch = recipe.context // SHARE_OF_CONTEXT, recipe.batch * SHARE_OF_CONTEXT
+    rows = []
+    for index in range(turn * batch, (turn + 1) * batch):
+        epoch, place = divmod(index, len(text.starts))
+        start = int(np.random.default_rng((recipe.seed, epoch)).permutation(len(text.starts))[place])
+        rows.append(text.functions[text.starts[start] :][: length + 1])
+    return rows
