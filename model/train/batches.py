@@ -1,7 +1,12 @@
-"""The tokens of each training step: pieces of the running text, and in every third step whole functions.
+"""The tokens of each training step: pieces of the running text, and in every second step whole functions.
 
 A piece starts anywhere in a file, so a model that reads pieces alone seldom sees a function begin without what stands
 above it, and seldom sees one end. Rows of whole functions teach both: each starts with a header at position 0.
+
+And a model that only reads what people wrote never learns to leave a loop, since people do not write them; its greedy
+text ends in one. So some functions stutter: a line or a few tokens stand there several times over. What is learned is how
+the function goes on after the last of them, never the repetition (in the spirit of Xu et al. 2022, "Learning to break the
+loop").
 """
 
 from __future__ import annotations
@@ -20,8 +25,14 @@ from model.train import corpus
 if TYPE_CHECKING:
     from model.train.trainer import Recipe
 
-FUNCTIONS_EVERY = 3
+FUNCTIONS_EVERY = 2
 """One step in this many reads functions."""
+STUTTERS_EVERY = 2
+"""One row of functions in this many stutters."""
+MOST_REPEATS, MOST_REPEATED = 8, 8
+"""Copies of what is repeated; its tokens, where it is not lines."""
+IGNORED = -1
+"""A target that is not learned."""
 SHARE_OF_CONTEXT = 4
 """A row of functions is this many times shorter than a piece, and a step has as many times more of them."""
 
@@ -40,6 +51,8 @@ class TrainingText:
     """All functions that fit in a row, each before an end-of-text token."""
     starts: NDArray[np.int64] = field(default_factory=_none)
     """Where in `functions` a row may start: at each function that has a whole row of tokens from there on."""
+    ends_line: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    """Of each token of the vocabulary, whether it begins with the end of a line."""
 
 
 def read(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:
@@ -53,16 +66,18 @@ def read(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:
         return TrainingText(row)
     functions = np.concatenate(fitting)
     starts = np.cumsum([0, *map(len, fitting[:-1])], dtype=np.int64)
-    return TrainingText(row, functions, starts[starts + longest < len(functions)])
+    ends_line = np.array([tokenizer.decode([token]).startswith("\n") for token in range(tokenizer.size)])
+    return TrainingText(row, functions, starts[starts + longest < len(functions)], ends_line)
 
 
-def batch_at(text: TrainingText, recipe: Recipe, step: int) -> Tensor:
-    """Token ids [rows, length + 1] of a step: a pure function of the recipe, so that resuming repeats nothing."""
+def batch_at(text: TrainingText, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
+    """Token ids [rows, length] of a step and their targets: a pure function of the recipe, so that resuming repeats nothing."""
     if len(text.starts) and step % FUNCTIONS_EVERY == FUNCTIONS_EVERY - 1:
         rows = _functions(text, recipe, step // FUNCTIONS_EVERY)
     else:
-        rows = _pieces(text.row, recipe, step)
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
+        rows = [(piece[:-1], piece[1:]) for piece in _pieces(text.row, recipe, step)]
+    tokens, targets = (torch.from_numpy(np.stack(side).astype(np.int64)) for side in zip(*rows, strict=True))
+    return tokens, targets
 
 
 def _pieces(row: NDArray[np.uint16], recipe: Recipe, step: int) -> list[NDArray[np.uint16]]:
@@ -78,12 +93,35 @@ def _pieces(row: NDArray[np.uint16], recipe: Recipe, step: int) -> list[NDArray[
     return rows
 
 
-def _functions(text: TrainingText, recipe: Recipe, turn: int) -> list[NDArray[np.uint16]]:
+def _functions(text: TrainingText, recipe: Recipe, turn: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Each epoch starts once at each function, in a new order, and reads on over those that follow it."""
     length, batch = recipe.context // SHARE_OF_CONTEXT, recipe.batch * SHARE_OF_CONTEXT
     rows = []
     for index in range(turn * batch, (turn + 1) * batch):
         epoch, place = divmod(index, len(text.starts))
         start = int(np.random.default_rng((recipe.seed, epoch)).permutation(len(text.starts))[place])
-        rows.append(text.functions[text.starts[start] :][: length + 1])
+        row = text.functions[text.starts[start] :][: length + 1].astype(np.int64)
+        if index % STUTTERS_EVERY:
+            rows.append((row[:-1], row[1:]))
+        else:
+            end = int(np.argmax(row == text.functions[-1])) or length
+            rows.append(_stuttered(row, end, text.ends_line, np.random.default_rng((recipe.seed, index))))
     return rows
+
+
+def _stuttered(
+    row: NDArray[np.int64], end: int, ends_line: NDArray[np.bool_], chance: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens and targets of a row, with a part of its first function, which ends before `end`, several times over."""
+    lines = np.flatnonzero(ends_line[row[:end]])
+    if len(lines) > 1 and chance.random() < 0.5:
+        first = int(chance.integers(len(lines) - 1))
+        begin, stop = lines[first], lines[min(len(lines) - 1, first + int(chance.integers(1, 4)))]
+    else:
+        begin = int(chance.integers(end))
+        stop = min(end, begin + int(chance.integers(1, MOST_REPEATED + 1)))
+    copies = np.tile(row[begin:stop], int(chance.integers(1, MOST_REPEATS)))
+    tokens = np.concatenate([row[:stop], copies, row[stop:]])[: len(row)]
+    targets = tokens.copy()
+    targets[stop : stop + len(copies)] = IGNORED
+    return tokens[:-1], targets[1:]

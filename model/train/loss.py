@@ -26,9 +26,12 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
         softmax_TV = logits_TV.softmax(dim=-1, dtype=torch.float32)
-        at_target = (torch.arange(len(targets_T)), targets_T)
-        nats = (logits_TV.float().logsumexp(dim=-1) - logits_TV[at_target].float()).sum()
+        learned_T = targets_T >= 0
+        at_target = (torch.arange(len(targets_T)), targets_T.clamp(min=0))
+        nats_T = logits_TV.float().logsumexp(dim=-1) - logits_TV[at_target].float()
+        nats = nats_T.where(learned_T, 0.0).sum()
         softmax_TV[at_target] -= 1.0
+        softmax_TV[~learned_T] = 0.0
         ctx.save_for_backward(softmax_TV.to(logits_TV.dtype))
         return nats
 
@@ -39,7 +42,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 
 def summed_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
-    """Sum over tokens of -log p(target), in nats; float32 whatever the logits' dtype."""
+    """Sum over tokens of -log p(target), in nats; float32 whatever the logits' dtype. A target below 0 is left out."""
     return _SummedCrossEntropy.apply(logits_TV, targets_T)
 
 
@@ -70,16 +73,16 @@ def hidden_states(net: Decoder, tokens_BL: Tensor) -> Tensor:
 
 
 def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:
-    """Add the gradient of the mean cross-entropy to `net` and return the loss, in nats per token.
+    """Add the gradient of the mean cross-entropy to `net` and return the loss, in nats per token, without targets below 0.
 
     The head runs chunk by chunk on a detached copy of the hidden states; its gradient then flows through the
     blocks in one go. d loss / d logits = softmax - one_hot, so a chunk's logits are never needed again.
     """
     hidden_TE = hidden_states(net, tokens_BL)
     leaf_TE = hidden_TE.detach().requires_grad_()
-    total = 0.0
+    total, learned = 0.0, int((targets_BL >= 0).sum())
     for chunk_TE, targets_T in zip(leaf_TE.split(CHUNK), targets_BL.flatten().split(CHUNK), strict=True):
-        loss = summed_cross_entropy(net.logits(chunk_TE), targets_T) / targets_BL.numel()
+        loss = summed_cross_entropy(net.logits(chunk_TE), targets_T) / learned
         loss.backward()
         total += loss.item()
     hidden_TE.backward(leaf_TE.grad)

@@ -123,7 +123,7 @@ class Trainer:
         since: list[float] = []
         while progress.step < recipe.steps:
             started = time.perf_counter()
-            since.append(self._step(batch_at(train, recipe, progress.step)))
+            since.append(self._step(*batch_at(train, recipe, progress.step)))
             progress.step += 1
             seen = progress.step * recipe.batch * recipe.context
             if progress.step % 10 == 0:
@@ -141,13 +141,13 @@ class Trainer:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return bits_per_byte(self.net, held_out, num_bytes, self.recipe.context)
 
-    def _step(self, batch: Tensor) -> float:
+    def _step(self, tokens_BL: Tensor, targets_BL: Tensor) -> float:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=False)
             for group in optimizer.param_groups:
                 group["lr"] = self.recipe.rate(self.progress.step)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = backward(self.net, batch[:, :-1], batch[:, 1:])
+            loss = backward(self.net, tokens_BL, targets_BL)
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -1,4 +1,4 @@
-"""What a step trains on: pieces of the text, and, in every third step, whole functions, each row from a header on."""
+"""What a step trains on: pieces of the text, and, in every second step, whole functions, each row from a header on."""
 
 import ast
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.train import batches
-from model.train.batches import FUNCTIONS_EVERY, SHARE_OF_CONTEXT, TrainingText, batch_at
+from model.train.batches import FUNCTIONS_EVERY, IGNORED, SHARE_OF_CONTEXT, STUTTERS_EVERY, TrainingText, batch_at
 from model.train.trainer import Recipe
 from tests.model.checkpoints import byte_level_tokenizer
 
@@ -31,8 +31,12 @@ def text(tokenizer) -> TrainingText:
     return batches.read(tokenizer, TEXTS, CONTEXT)
 
 
-def function_steps(count: int) -> list[int]:
-    return [FUNCTIONS_EVERY * turn + FUNCTIONS_EVERY - 1 for turn in range(count)]
+def rows_of_functions(text: TrainingText, count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens and targets of the first `count` rows of functions."""
+    per_step = RECIPE.batch * SHARE_OF_CONTEXT
+    steps = [FUNCTIONS_EVERY * turn + FUNCTIONS_EVERY - 1 for turn in range(-(-count // per_step))]
+    tokens, targets = (torch.cat(side) for side in zip(*(batch_at(text, RECIPE, step) for step in steps), strict=True))
+    return tokens[:count].tolist(), targets[:count].tolist()
 
 
 def test_every_function_that_fits_is_read_and_ends(tokenizer, text):
@@ -43,30 +47,56 @@ def test_every_function_that_fits_is_read_and_ends(tokenizer, text):
     assert np.array_equal(text.row, batches.corpus.encode_texts(tokenizer, TEXTS))
 
 
-def test_a_row_of_functions_starts_with_a_header(tokenizer, text):
-    for step in function_steps(4):
-        rows = batch_at(text, RECIPE, step)
-        assert tuple(rows.shape) == (RECIPE.batch * SHARE_OF_CONTEXT, LENGTH + 1)
-        assert all(tokenizer.decode(row.tolist()).startswith("def ") for row in rows)
+def test_a_row_of_functions_starts_with_a_header_and_has_a_fixed_length(tokenizer, text):
+    tokens, targets = rows_of_functions(text, 40)
+    assert {len(row) for row in (*tokens, *targets)} == {LENGTH}
+    assert all(tokenizer.decode(row).startswith("d") for row in tokens)
 
 
 def test_an_epoch_starts_once_at_each_function(text):
-    """And the next epoch does so in another order."""
-    rows = torch.cat([batch_at(text, RECIPE, step) for step in function_steps(9)])
+    """And the next epoch does so in another order. Rows that stutter are told by their targets' first tokens."""
     count = len(text.starts)
-    expected = {tuple(text.functions[start:][: LENGTH + 1].tolist()) for start in text.starts}
-    epochs = [[tuple(row) for row in part.tolist()] for part in (rows[:count], rows[count : 2 * count])]
-    assert set(epochs[0]) == set(epochs[1]) == expected
-    assert epochs[0] != epochs[1]
+    tokens, _ = rows_of_functions(text, 2 * count)
+    plain = {tuple(text.functions[start:][:LENGTH].tolist()): start for start in text.starts}
+    found = [plain.get(tuple(row)) for row in tokens]
+    for epoch in (found[:count], found[count:]):
+        known = [start for start in epoch if start is not None]
+        assert len(known) == len(set(known)) >= count // 2
+    assert found[:count] != found[count:]
+
+
+def test_a_row_without_stutter_is_the_text_itself(text):
+    tokens, targets = rows_of_functions(text, 40)
+    for index in range(40):
+        if index % STUTTERS_EVERY:
+            assert tokens[index][1:] == targets[index][:-1]
+            assert IGNORED not in targets[index]
+
+
+def test_what_a_row_says_again_is_not_learned_but_what_follows_is(text):
+    """Without what is ignored the row is the text as it was, and what is ignored repeats what stands before it."""
+    tokens, targets = rows_of_functions(text, 400)
+    whole, repeated = text.functions.tolist(), 0
+    for index in range(0, 400, STUTTERS_EVERY):
+        row, learned = [*tokens[index], targets[index][-1]], [1, *(target != IGNORED for target in targets[index])]
+        kept = [token for token, keep in zip(row, learned, strict=True) if keep]
+        assert any(kept == whole[start:][: len(kept)] for start in text.starts)
+        ignored = [at for at, keep in enumerate(learned) if not keep]
+        assert ignored == list(range(ignored[0], ignored[-1] + 1))
+        periods = [p for p in range(1, ignored[0] + 1) if all(row[at] == row[at - p] for at in ignored if row[at] != IGNORED)]
+        assert periods
+        repeated += ignored[-1] + 1 < len(row)
+    assert repeated > 100
 
 
 def test_the_other_steps_read_pieces_as_if_there_were_no_functions(text):
     for step in range(2 * FUNCTIONS_EVERY):
-        if step not in function_steps(2):
-            assert torch.equal(batch_at(text, RECIPE, step), batch_at(TrainingText(text.row), RECIPE, step))
+        if step % FUNCTIONS_EVERY != FUNCTIONS_EVERY - 1:
+            for side, alone in zip(batch_at(text, RECIPE, step), batch_at(TrainingText(text.row), RECIPE, step), strict=True):
+                assert torch.equal(side, alone)
 
 
 def test_a_text_without_functions_is_read_in_pieces(tokenizer):
     text = batches.read(tokenizer, ["x = 1\n" * 300], CONTEXT)
     assert not len(text.starts)
-    assert {tuple(batch_at(text, RECIPE, step).shape) for step in range(6)} == {(RECIPE.batch, CONTEXT + 1)}
+    assert {tuple(side.shape) for step in range(6) for side in batch_at(text, RECIPE, step)} == {(RECIPE.batch, CONTEXT)}

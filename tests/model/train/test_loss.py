@@ -22,12 +22,13 @@ from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
     seed=st.integers(0, 99),
 )
 def test_the_loss_is_torchs_cross_entropy(tokens, vocab, spread, seed):
-    """In value and in gradient, for flat logits and for ones so steep that a probability underflows."""
+    """In value and in gradient, for flat logits and for ones so steep that a probability underflows; without targets of -1."""
     dice = torch.Generator().manual_seed(seed)
     ours = (torch.randn(tokens, vocab, generator=dice) * spread).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
-    targets = torch.randint(vocab, (tokens,), generator=dice)
-    loss, expected = summed_cross_entropy(ours, targets), F.cross_entropy(theirs, targets, reduction="sum")
+    targets = torch.randint(-1, vocab, (tokens,), generator=dice)
+    loss = summed_cross_entropy(ours, targets)
+    expected = F.cross_entropy(theirs, targets, reduction="sum", ignore_index=-1)
     (loss / 3).backward()
     (expected / 3).backward()
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-4)
@@ -62,8 +63,10 @@ def test_backward_in_chunks_is_backward_at_once(monkeypatch, batch, chunk, tied)
     """Loss and every gradient equal those of plain autograd over the mean cross-entropy."""
     monkeypatch.setattr(model.train.loss, "CHUNK", chunk)
     ours, plain = (tiny_decoder(tiny_config(tied_head=tied)) for _ in range(2))
-    loss = backward(ours, batch[:, :-1], batch[:, 1:])
-    expected = F.cross_entropy(plain.logits(hidden_states(plain, batch[:, :-1])), batch[:, 1:].flatten())
+    tokens, targets = batch[:, :-1], batch[:, 1:].clone()
+    targets[1, 3:8] = -1
+    loss = backward(ours, tokens, targets)
+    expected = F.cross_entropy(plain.logits(hidden_states(plain, tokens)), targets.flatten(), ignore_index=-1)
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):

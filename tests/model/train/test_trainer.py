@@ -212,9 +212,10 @@ def test_a_recipe_has_at_least_a_step(steps):
 
 def places(recipe: Recipe, tokens: np.ndarray, pieces: int) -> list[int]:
     """Where each of the first pieces starts, on a row that counts."""
-    steps = range(-(-pieces // recipe.batch))
-    rows = torch.cat([batch_at(TrainingText(tokens), recipe, step) for step in steps])[:pieces]
-    assert torch.equal(rows - rows[:, :1], torch.arange(recipe.context + 1).expand_as(rows))
+    steps = [batch_at(TrainingText(tokens), recipe, step) for step in range(-(-pieces // recipe.batch))]
+    rows, targets = (torch.cat(side)[:pieces] for side in zip(*steps, strict=True))
+    assert torch.equal(rows - rows[:, :1], torch.arange(recipe.context).expand_as(rows))
+    assert torch.equal(targets, rows + 1)
     return rows[:, 0].tolist()
 
 
@@ -234,8 +235,9 @@ def test_an_epoch_visits_each_piece_once(length):
 
 def test_a_batch_is_a_function_of_the_recipe_and_the_step():
     text = TrainingText(np.arange(300, dtype=np.uint16))
-    same, other = (Recipe(context=8, batch=4, seed=seed) for seed in (1, 2))
-    assert torch.equal(batch_at(text, same, 5), batch_at(text, same, 5))
-    assert not torch.equal(batch_at(text, same, 5), batch_at(text, same, 6))
-    assert not torch.equal(batch_at(text, same, 5), batch_at(text, other, 5))
-    assert [(4, 9), torch.int64] == [tuple(batch_at(text, same, 0).shape), batch_at(text, same, 0).dtype]
+    recipes = [Recipe(context=8, batch=4, seed=seed) for seed in (1, 1, 2)]
+    (tokens, targets), (same, _), (other, _) = (batch_at(text, recipe, 5) for recipe in recipes)
+    assert torch.equal(tokens, same)
+    assert not torch.equal(tokens, other)
+    assert not torch.equal(tokens, batch_at(text, recipes[0], 6)[0])
+    assert [(4, 8), torch.int64] == [tuple(targets.shape), tokens.dtype]
