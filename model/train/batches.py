@@ -4,9 +4,9 @@ A piece starts anywhere in a file, so a model that reads pieces alone seldom see
 above it, and seldom sees one end. Rows of whole functions teach both: each starts with a header at position 0.
 
 And a model that only reads what people wrote never learns to leave a loop, since people do not write them; its greedy
-text ends in one. So some functions stutter: a line or a few tokens stand there several times over. What is learned is how
-the function goes on after the last of them, never the repetition (in the spirit of Xu et al. 2022, "Learning to break the
-loop").
+text ends in one. So some functions stutter: a line or a few tokens stand there several times over (the idea of Xu et al.
+2022, "Learning to break the loop"). What is learned is how the function goes on after the last of them; what stands there
+a second time is ignored, and what stands there more often is unlearned.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from model.tokenizer import Tokenizer
 from model.train import corpus
+from model.train.loss import IGNORED, unlearned
 
 if TYPE_CHECKING:
     from model.train.trainer import Recipe
@@ -31,8 +32,6 @@ STUTTERS_EVERY = 2
 """One row of functions in this many stutters."""
 MOST_REPEATS, MOST_REPEATED = 8, 8
 """Copies of what is repeated; its tokens, where it is not lines."""
-IGNORED = -1
-"""A target that is not learned."""
 SHARE_OF_CONTEXT = 4
 """A row of functions is this many times shorter than a piece, and a step has as many times more of them."""
 
@@ -123,5 +122,7 @@ def _stuttered(
     copies = np.tile(row[begin:stop], int(chance.integers(1, MOST_REPEATS)))
     tokens = np.concatenate([row[:stop], copies, row[stop:]])[: len(row)]
     targets = tokens.copy()
-    targets[stop : stop + len(copies)] = IGNORED
+    again, more = slice(stop, 2 * stop - begin), slice(2 * stop - begin, stop + len(copies))
+    targets[again] = IGNORED
+    targets[more] = unlearned(tokens[more])
     return tokens[:-1], targets[1:]

@@ -6,8 +6,10 @@ Shapes: T tokens · E model width · V vocabulary.
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -20,20 +22,39 @@ CHUNK = 2048
 """Tokens whose logits live at the same time: 2048 x 8192 floats are 64 MiB."""
 
 
-class _SummedCrossEntropy(torch.autograd.Function):
-    """-sum log softmax(logits)[target], with d/d logits = softmax - one_hot computed on the way forward."""
+IGNORED = -1
+"""A target that is not learned."""
+LEAST = 1e-6
+"""1 - p is taken for no less where a token is unlearned: float32 knows it no better."""
+
+
+def unlearned(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Targets that make these tokens less likely: -log(1 - p) takes the place of -log p (Welleck et al. 2020)."""
+    return IGNORED - 1 - tokens
+
+
+class _SummedLoss(torch.autograd.Function):
+    """-sum log softmax(logits)[target], with d/d logits = softmax - one_hot computed on the way forward.
+
+    Of -log(1 - p) the derivative is that of -log p times -p / (1 - p).
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
         softmax_TV = logits_TV.softmax(dim=-1, dtype=torch.float32)
-        learned_T = targets_T >= 0
-        at_target = (torch.arange(len(targets_T)), targets_T.clamp(min=0))
+        tokens_T = targets_T.where(targets_T >= 0, IGNORED - 1 - targets_T).clamp(min=0)
+        at_target = (torch.arange(len(targets_T)), tokens_T)
         nats_T = logits_TV.float().logsumexp(dim=-1) - logits_TV[at_target].float()
-        nats = nats_T.where(learned_T, 0.0).sum()
-        softmax_TV[at_target] -= 1.0
-        softmax_TV[~learned_T] = 0.0
+        if (targets_T < 0).any():
+            other_T = (1 - softmax_TV[at_target]).clamp(min=LEAST)
+            factor_T = (-(1 - other_T) / other_T).where(targets_T < IGNORED, 0.0).where(targets_T < 0, 1.0)
+            nats_T = (-other_T.log()).where(targets_T < IGNORED, 0.0).where(targets_T < 0, nats_T)
+            softmax_TV[at_target] -= 1.0
+            softmax_TV *= factor_T[:, None]
+        else:
+            softmax_TV[at_target] -= 1.0
         ctx.save_for_backward(softmax_TV.to(logits_TV.dtype))
-        return nats
+        return nats_T.sum()
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
@@ -41,9 +62,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return difference_TV * grad, None
 
 
-def summed_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
-    """Sum over tokens of -log p(target), in nats; float32 whatever the logits' dtype. A target below 0 is left out."""
-    return _SummedCrossEntropy.apply(logits_TV, targets_T)
+def summed_loss(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """Sum over tokens of -log p(target), in nats; float32 whatever the logits' dtype. See `IGNORED` and `unlearned`."""
+    return _SummedLoss.apply(logits_TV, targets_T)
 
 
 def dense_causal(sequence_length: int, variants: Sequence[AttentionVariant] | None = None) -> Attention:
@@ -73,16 +94,16 @@ def hidden_states(net: Decoder, tokens_BL: Tensor) -> Tensor:
 
 
 def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:
-    """Add the gradient of the mean cross-entropy to `net` and return the loss, in nats per token, without targets below 0.
+    """Add the gradient of the mean cross-entropy to `net` and return the loss, in nats per target that is not ignored.
 
     The head runs chunk by chunk on a detached copy of the hidden states; its gradient then flows through the
     blocks in one go. d loss / d logits = softmax - one_hot, so a chunk's logits are never needed again.
     """
     hidden_TE = hidden_states(net, tokens_BL)
     leaf_TE = hidden_TE.detach().requires_grad_()
-    total, learned = 0.0, int((targets_BL >= 0).sum())
+    total, counted = 0.0, int((targets_BL != IGNORED).sum())
     for chunk_TE, targets_T in zip(leaf_TE.split(CHUNK), targets_BL.flatten().split(CHUNK), strict=True):
-        loss = summed_cross_entropy(net.logits(chunk_TE), targets_T) / learned
+        loss = summed_loss(net.logits(chunk_TE), targets_T) / counted
         loss.backward()
         total += loss.item()
     hidden_TE.backward(leaf_TE.grad)

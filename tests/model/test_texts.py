@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model.net.attention import MultiHeadAttention, attend, attention_weights, causal_mask
 from model.net.layers import apply_rotary, make_norm, rotary_table, sinusoidal_table
 from model.net.transformer import Decoder, PostNormBlock, PreNormBlock
-from model.train.loss import dense_causal, hidden_states, summed_cross_entropy
+from model.train.loss import dense_causal, hidden_states, summed_loss
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 T, S, H, K, D = 5, 7, 4, 2, 16
@@ -216,7 +216,7 @@ def test_rms_norm_scales_each_token_and_keeps_its_direction():
 
 @pytest.mark.parametrize(
     "cross_entropy",
-    [summed_cross_entropy, lambda logits, targets: F.cross_entropy(logits, targets, reduction="sum")],
+    [summed_loss, lambda logits, targets: F.cross_entropy(logits, targets, reduction="sum")],
     ids=["ours", "torch"],
 )
 def test_the_gradient_of_cross_entropy_is_softmax_minus_one_hot(cross_entropy):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from model.train import batches
-from model.train.batches import FUNCTIONS_EVERY, IGNORED, SHARE_OF_CONTEXT, STUTTERS_EVERY, TrainingText, batch_at
+from model.train.batches import FUNCTIONS_EVERY, SHARE_OF_CONTEXT, STUTTERS_EVERY, TrainingText, batch_at
+from model.train.loss import IGNORED
 from model.train.trainer import Recipe
 from tests.model.checkpoints import byte_level_tokenizer
 
@@ -73,20 +74,26 @@ def test_a_row_without_stutter_is_the_text_itself(text):
             assert IGNORED not in targets[index]
 
 
-def test_what_a_row_says_again_is_not_learned_but_what_follows_is(text):
-    """Without what is ignored the row is the text as it was, and what is ignored repeats what stands before it."""
+def test_a_stutter_is_ignored_then_unlearned_and_what_follows_is_learned(text):
+    """Without the stutter the row is the text as it was, and the stutter repeats what stands before it."""
     tokens, targets = rows_of_functions(text, 400)
-    whole, repeated = text.functions.tolist(), 0
+    whole, more_often, gone_on = text.functions.tolist(), 0, 0
     for index in range(0, 400, STUTTERS_EVERY):
-        row, learned = [*tokens[index], targets[index][-1]], [1, *(target != IGNORED for target in targets[index])]
-        kept = [token for token, keep in zip(row, learned, strict=True) if keep]
+        row, goals = tokens[index], [tokens[index][0], *targets[index][:-1]]
+        kept = [token for token, goal in zip(row, goals, strict=True) if goal >= 0]
         assert any(kept == whole[start:][: len(kept)] for start in text.starts)
-        ignored = [at for at, keep in enumerate(learned) if not keep]
-        assert ignored == list(range(ignored[0], ignored[-1] + 1))
-        periods = [p for p in range(1, ignored[0] + 1) if all(row[at] == row[at - p] for at in ignored if row[at] != IGNORED)]
-        assert periods
-        repeated += ignored[-1] + 1 < len(row)
-    assert repeated > 100
+        first = next(at for at, goal in enumerate(goals) if goal < 0)
+        period = next((at for at, goal in enumerate(goals[first:]) if goal != IGNORED), len(row) - first)
+        for at, goal in enumerate(goals):
+            if goal < 0:
+                assert row[at] == row[at - period]
+                assert goal == IGNORED if at < first + period else goal == IGNORED - 1 - row[at]
+            else:
+                assert goal == row[at]
+        more_often += min(goals) < IGNORED
+        gone_on += goals[-1] >= 0
+    assert more_often > 100
+    assert gone_on > 50
 
 
 def test_the_other_steps_read_pieces_as_if_there_were_no_functions(text):

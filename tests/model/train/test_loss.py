@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import model.train.loss
 from model.net.transformer import Decoder
-from model.train.loss import backward, bits_per_byte, hidden_states, summed_cross_entropy
+from model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlearned
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 
@@ -22,12 +23,12 @@ from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
     seed=st.integers(0, 99),
 )
 def test_the_loss_is_torchs_cross_entropy(tokens, vocab, spread, seed):
-    """In value and in gradient, for flat logits and for ones so steep that a probability underflows; without targets of -1."""
+    """In value and in gradient, for flat logits and for ones so steep that a probability underflows."""
     dice = torch.Generator().manual_seed(seed)
     ours = (torch.randn(tokens, vocab, generator=dice) * spread).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
     targets = torch.randint(-1, vocab, (tokens,), generator=dice)
-    loss = summed_cross_entropy(ours, targets)
+    loss = summed_loss(ours, targets)
     expected = F.cross_entropy(theirs, targets, reduction="sum", ignore_index=-1)
     (loss / 3).backward()
     (expected / 3).backward()
@@ -35,11 +36,34 @@ def test_the_loss_is_torchs_cross_entropy(tokens, vocab, spread, seed):
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
 
 
+def test_an_unlearned_token_costs_what_the_others_lack():
+    """-log(1 - p), in value and in gradient, beside tokens that are learned and ones that are ignored."""
+    ours = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    tokens = np.array([3, 0, 8])
+    loss = summed_loss(ours, torch.tensor([2, *unlearned(tokens), IGNORED, 5]))
+    loss.backward()
+    logs = theirs.log_softmax(dim=-1)
+    others = (1 - logs[1:4].exp()[torch.arange(3), torch.from_numpy(tokens)]).log()
+    expected = -logs[0, 2] - logs[5, 5] - others.sum()
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_token_that_is_almost_sure_is_unlearned_with_all_force_and_finite():
+    logits = torch.tensor([[10.0, 0.0], [200.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    loss = summed_loss(logits, torch.from_numpy(unlearned(np.array([0, 0, 0]))))
+    loss.backward()
+    assert loss.isfinite()
+    torch.testing.assert_close(logits.grad, torch.tensor([[1.0, -1.0], [0.0, 0.0], [0.5, -0.5]]), atol=1e-2, rtol=0)
+
+
 def test_the_loss_is_float32_whatever_the_logits_are():
     """Sums over many tokens in bfloat16 would lose them; the gradient keeps the logits' dtype."""
     logits = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     targets = torch.arange(2000) % 8
-    loss = summed_cross_entropy(logits, targets)
+    loss = summed_loss(logits, targets)
     loss.backward()
     torch.testing.assert_close(loss, F.cross_entropy(logits.float(), targets, reduction="sum"))
     assert [torch.float32, torch.bfloat16] == [loss.dtype, logits.grad.dtype]
@@ -48,7 +72,7 @@ def test_the_loss_is_float32_whatever_the_logits_are():
 def test_logits_are_not_altered_by_their_loss():
     logits = torch.randn(4, 5)
     before = logits.clone()
-    summed_cross_entropy(logits, torch.arange(4))
+    summed_loss(logits, torch.arange(4))
     assert torch.equal(before, logits)
 
 
