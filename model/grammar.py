@@ -172,12 +172,11 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _compile(self, field: str, vocabulary: llguidance.LLTokenizer, source: str) -> CompiledGrammar:
-        import numpy as np
 
         raw = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
         if raw.is_error():
             raise InvalidRequest(f"{field}: {reason(raw)}", field)
-        first = Matcher(raw, np.array(self._ends), self._size, self._vocab_size)
+        first = Matcher(raw, self._ends, self._size, self._vocab_size)
         try:
             first.mask()  # states built for it are shared by all copies
         except GrammarFailed as error:

@@ -52,7 +52,7 @@ class Grammar(Protocol):
 class Matcher:
     """`Grammar` over llguidance. Its first error is its last: every later call raises it again."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: "NDArray[np.int64]", size: int, vocab_size: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, ends: tuple[int, ...], size: int, vocab_size: int) -> None:
         self._matcher = matcher
         self._ends = ends
         self._size = size
@@ -70,7 +70,7 @@ class Matcher:
         allowed = unpack(self._matcher.compute_bitmask(), self._vocab_size) if self._ready is None else self._ready
         self._check()
         allowed[self._size :] = False
-        allowed[self._ends] = self._matcher.is_accepting()
+        allowed[list(self._ends)] = self._matcher.is_accepting()
         if not allowed.any():
             raise GrammarFailed("structured output: the grammar allows no token here")
         return allowed

@@ -153,7 +153,9 @@ def train(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    what: str = typer.Argument(help="engine, serve, serving, start, scheduler, limits, gate or all; then its flags, or --help"),
+    what: str = typer.Argument(
+        help="engine, serve, serving, arrivals, prefix, deterministic, start, scheduler, limits, gate or all; then its flags"
+    ),
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
     source_tree = Path(__file__).parents[1]

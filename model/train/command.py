@@ -23,8 +23,9 @@ from model.train.trainer import Recipe, Trainer, keep_large_blocks
 VOCAB_SIZE = 8192
 QUICK_TOKENS = 40_000
 """Held-out tokens that are looked at during training; all of them are at the end."""
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-"""Plain concatenation, so that chat calls work; the model itself has never seen a dialogue."""
+CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\\n') }}"
+"""The messages, each on a line of its own, so that chat calls work: the answer goes on where the last one ends. The model
+has never seen a dialogue."""
 
 
 def default_config(max_positions: int) -> ModelConfig:

@@ -1,0 +1,28 @@
+"""A known beginning is the last one that was asked for; an unknown one is new."""
+
+import asyncio
+from types import SimpleNamespace
+
+from loadtest.bench.prefix import OWN, measure
+
+
+class Recorder:
+    """An engine that answers every prompt with one token at once."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, requests):
+        self.prompts += [request.prompt for request in requests]
+        yield [SimpleNamespace(token_ids=(1,))]
+
+
+def test_prompts_come_in_pairs_with_one_beginning_and_two_ends():
+    engine = Recorder()
+    found = asyncio.run(measure(engine, shared=64, turns=3))
+    assert {name: len(values) for name, values in found.values.items()} == {"known": 3, "unknown": 3}
+    pairs = list(zip(engine.prompts[::2], engine.prompts[1::2], strict=True))
+    assert len(pairs) == 4  # one to warm up
+    assert all(one[:64] == other[:64] and one[64:] != other[64:] for one, other in pairs)
+    assert {len(prompt) for prompt in engine.prompts} == {64 + OWN}
+    assert len({tuple(one[:64]) for one, _ in pairs}) == 4
