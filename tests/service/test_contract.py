@@ -20,7 +20,7 @@ from tests.service.server import Server, running
 
 pytestmark = pytest.mark.ray
 
-PROMPT = "def read(self):\n"
+PROMPT = "def fibonacci(n):"
 
 
 def call(server: Server, path: str, key: str = "", **body: object) -> tuple[int, dict]:
