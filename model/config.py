@@ -164,7 +164,7 @@ class EngineConfig:
     max_batch_tokens: int = 1024
     chunk_size: int = 32
     """A part of a prompt ends at a multiple of so many tokens, counted from the prompt's beginning, where the budget allows."""
-    step_goal: float = 0.02
+    step_goal: float = 0.01
     """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
     prefix_caching: bool = True
     """Whether a prompt may begin with blocks that an earlier request has computed."""

@@ -38,6 +38,8 @@ class Caller:
     max_model_len: int
     """Tokens of a prompt and its answer."""
     ask: Ask
+    processes: tuple[int, ...] = ()
+    """That serve it, if they stand still while others are asked."""
 
 
 def ids(length: int) -> list[int]:

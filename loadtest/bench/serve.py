@@ -5,15 +5,17 @@ many at once. --goodput instead: the highest rate of Poisson arrivals, with prom
 256, that keeps TTFT p95 <= 1 s and inter-token p95 <= 100 ms. Without a URL, or with --shape, a server of its own takes part
 over HTTP, first of all, and over gRPC.
 
-Server and client share this machine. A server that rests should not spin: stop what does not take part.
+Server and client share this machine. The servers of the URLs stand still (SIGSTOP) while another one is asked, if they are on
+this machine: what spins for the next request would take the others' cores. The server of its own rests without that.
 """
 
 import argparse
 import asyncio
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from loadtest.bench.client import Caller, Prompt, closed_loop, grpc_caller, http
 from loadtest.bench.figures import Comparison, file, table, take_turns
 from loadtest.bench.goodput import best_rate
 from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, SHAPES, write_shape
+from loadtest.bench.still import awake, processes_at, still
 from loadtest.measures import total
 from loadtest.server import StartError, served
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT
@@ -37,13 +40,24 @@ class Load(NamedTuple):
     failed: float
 
 
+SETTLE_SECONDS = 1.0
 MEASURES = (("output", "tokens/s"), ("TTFT p50", "ms"), ("inter-token p99", "ms"), ("failed or refused", "requests"))
+
+
+@asynccontextmanager
+async def asked(caller: Caller) -> AsyncIterator[None]:
+    """Wakes the caller's server, if it stands still, and gives it time to end the connections that it kept for too long."""
+    with awake(caller.processes):
+        if caller.processes:
+            await asyncio.sleep(SETTLE_SECONDS)
+        yield
 
 
 async def load(caller: Caller, at_once: int, rounds: int, prompt: Callable[[int], Prompt]) -> Load:
     """One turn of one server."""
     prompts = [prompt(PROMPT) for _ in range(at_once * rounds)]
-    rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
+    async with asked(caller):
+        rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
     failed = answers.failures + total(rows, REFUSED).count
     return Load(answers.tokens / seconds, first.percentile(50) or 0.0, gap.percentile(99) or 0.0, failed)
@@ -69,7 +83,12 @@ def compared(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Compar
 async def goodput(callers: Sequence[Caller], options: argparse.Namespace) -> list[Comparison]:
     """The best rate of each, in turns; a turn is a whole search."""
     prompt = words if options.text else ids
-    turns = {each.name: partial(best_rate, each, options.seconds, prompt, itertools.count()) for each in callers}
+
+    async def best(caller: Caller, seeds: Iterator[int]) -> float:
+        async with asked(caller):
+            return await best_rate(caller, options.seconds, prompt, seeds)
+
+    turns = {each.name: partial(best, each, itertools.count()) for each in callers}
     return [Comparison("goodput", "requests/s", await take_turns(turns, options.turns, warm_up=0))]
 
 
@@ -82,11 +101,13 @@ def parse_url(text: str) -> tuple[str, str]:
 async def measure(options: argparse.Namespace) -> list[Comparison]:
     """Ask everybody."""
     async with AsyncExitStack() as stack:
-        callers = [
-            await stack.enter_async_context(http_caller(url, name, ignore_eos=not options.eos)) for name, url in options.urls
-        ]
+        callers = []
+        for name, url in options.urls:
+            caller = await stack.enter_async_context(http_caller(url, name, ignore_eos=not options.eos))
+            callers.append(caller if url == options.own else replace(caller, processes=processes_at(url)))
         if options.grpc:
             callers.append(await stack.enter_async_context(grpc_caller(options.grpc)))
+        stack.enter_context(still([process for each in callers for process in each.processes]))
         return await (goodput if options.goodput else loads)(callers, options)
 
 
@@ -118,6 +139,7 @@ def cells(found: Sequence[Comparison]) -> Iterator[Sequence[str]]:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
     options = read_flags(arguments)
+    options.own = None
     with ExitStack() as stack:
         if options.shape or not options.urls:
             FOLDER.mkdir(exist_ok=True)
@@ -126,6 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
                 address = stack.enter_context(served(FOLDER / "serve.log", flags))
             except StartError as error:
                 sys.exit(str(error))
+            options.own = address.http
             options.urls, options.grpc = [("HTTP", address.http), *options.urls], address.grpc
         found = asyncio.run(measure(options))
     head, *rows = cells(found)

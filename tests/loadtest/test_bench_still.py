@@ -1,0 +1,60 @@
+"""Who is compared stands still while others are asked, with all that it started, and runs again afterwards."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from loadtest.bench.still import awake, processes_at, still
+
+SERVER = """
+import socket, subprocess, sys, time
+listener = socket.create_server(("127.0.0.1", 0))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(listener.getsockname()[1], child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def server():
+    """(URL, its process, its child's)."""
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    port, child = process.stdout.readline().split()
+    yield f"http://127.0.0.1:{port}", process.pid, int(child)
+    psutil.Process(int(child)).kill()
+    process.kill()
+    process.communicate()
+
+
+def standing(processes: tuple[int, ...]) -> set[bool]:
+    """Which of them stand still; a signal takes a moment."""
+    time.sleep(0.1)
+    return {psutil.Process(process).status() == psutil.STATUS_STOPPED for process in processes}
+
+
+def test_a_server_and_its_children_run_only_while_they_are_asked(server):
+    url, *family = server
+    processes = processes_at(url)
+    assert set(processes) == set(family)
+    with still(processes):
+        assert standing(processes) == {True}
+        with awake(processes):
+            assert standing(processes) == {False}
+        assert standing(processes) == {True}
+    assert standing(processes) == {False}
+
+
+def test_servers_of_other_machines_and_closed_ports_have_no_processes_here(server):
+    url, *_ = server
+    assert processes_at(url.replace("127.0.0.1", "example.org")) == ()
+    assert processes_at("http://127.0.0.1:1") == ()
+
+
+def test_a_server_that_has_ended_is_let_be():
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
+    with still((process.pid,)), awake((process.pid,)):
+        pass
