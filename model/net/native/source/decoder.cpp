@@ -123,6 +123,7 @@ static void make_room(Net& net, i64 T) {
     net.room = room;
 }
 
+static const i64 WORTH_THREADS = 1 << 15;  // scores: a thread that sleeps takes longer to wake than fewer take to look at
 static const i64 TOKENS = 4;  // of a piece of work on tokens
 static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
 
@@ -252,10 +253,12 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
 
 // For each row of scores [R, V] the best token, or a draw under the row's key where its temperature is above 0.
 void attend_draw(const float* scores, i64 R, i64 V, const float* temperatures, const uint64_t* keys, i64* tokens) {
+    auto draw = [=](const Kernels& kernels, i64 begin, i64 end) {
+        for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, temperatures[r], keys[r]);
+    };
+    if (R * V <= WORTH_THREADS) return draw(*KERNELS[chosen], 0, R);
     compute(1, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(R, 1, [&](i64 begin, i64 end) {
-            for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, temperatures[r], keys[r]);
-        });
+        team.share(R, 1, [&](i64 begin, i64 end) { draw(kernels, begin, end); });
     });
 }
 
