@@ -36,10 +36,6 @@ SHARE_OF_CONTEXT = 4
 """A row of functions is this many times shorter than a piece, and a step has as many times more of them."""
 
 
-def _none() -> NDArray[np.int64]:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingText:
     """What there is to train on, as token ids."""
@@ -48,7 +44,7 @@ class TrainingText:
     """All files, each after an end-of-text token."""
     functions: NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, dtype=np.uint16))
     """All functions that fit in a row, each before an end-of-text token."""
-    starts: NDArray[np.int64] = field(default_factory=_none)
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Where in `functions` a row may start: at each function that has a whole row of tokens from there on."""
     ends_line: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     """Of each token of the vocabulary, whether it begins with the end of a line."""
