@@ -33,20 +33,19 @@ def send(processes: Sequence[int], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def awake(processes: Sequence[int]) -> Iterator[None]:
-    """Let them run for the length of the block, and stand still after it."""
-    send(processes, signal.SIGCONT)
+def _between(processes: Sequence[int], first: signal.Signals, last: signal.Signals) -> Iterator[None]:
+    send(processes, first)
     try:
         yield
     finally:
-        send(processes, signal.SIGSTOP)
+        send(processes, last)
 
 
-@contextlib.contextmanager
-def still(processes: Sequence[int]) -> Iterator[None]:
-    """Let them stand still but where they are woken, and run again after the block."""
-    send(processes, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        send(processes, signal.SIGCONT)
+def awake(processes: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+    """They run for the length of the block, and stand still after it."""
+    return _between(processes, signal.SIGCONT, signal.SIGSTOP)
+
+
+def still(processes: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+    """They stand still but where they are woken, and run again after the block."""
+    return _between(processes, signal.SIGSTOP, signal.SIGCONT)
