@@ -32,7 +32,7 @@ def native() -> ctypes.CDLL:
 
 
 class NativeBackend:
-    """Keys lie in the cache as [block][K][B][D], values as [block][K][D][B]: as the matrix units read them."""
+    """Keys lie in the cache as [block][K][B][D], values as [block][K][B / 2][D][2]: as the matrix units read them."""
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:

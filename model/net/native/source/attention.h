@@ -25,6 +25,7 @@ struct Tile {  // lane j is query head j % G of token first + j / G
     int32_t from[LANES], to[LANES];  // keys that each lane sees
     i64 begin, end;                  // keys that any lane sees, from a whole step on
     const i64* blocks;
+    i64 head;
     Variant variant;
 };
 
@@ -46,121 +47,141 @@ INLINE floats weight(floats score, floats highest) {
     return choose(score != -INFINITY, exponential(score - highest), floats{});
 }
 
-INLINE void finish(const Tile& t, const float* sum, const float* sums, i64 pitch) {  // sum [lanes], sums [D][pitch]
-    for (i64 j = 0; j < t.lanes; j++) {
-        bf16* to = t.out + j / t.G * t.out_stride + j % t.G * t.D;
-        float share = 1.0f / sum[j];
-        for (i64 i = 0; i < t.D; i += LANES) {
-            floats column;
-            for (i64 n = 0; n < LANES; n++) column[n] = sums[(i + n) * pitch + j];
-            store(to + i, narrow(column * share));
-        }
-    }
-}
+INLINE bf16* output(const Tile& t, i64 lane) { return t.out + lane / t.G * t.out_stride + lane % t.G * t.D; }
 
 struct Past {  // KEYS keys and values as they lie in one block; `known` of them are seen by a lane
     const bf16 *keys, *values;
-    i64 stride, known;  // values of one dimension to the next
+    i64 known;
 };
 
-INLINE Past past_of(const Tile& t, const Cache& cache, i64 head, i64 K, i64 from, bf16* copy) {
-    i64 B = cache.block_size, block = t.blocks[from / B] * K + head, at = from % B;
-    Past past = {cache.keys + (block * B + at) * t.D, cache.values + block * t.D * B + at, B, std::min<i64>(KEYS, t.end - from)};
-    if (past.known == KEYS) return past;
-    // Values that no lane sees are not read: what an earlier owner of the block left there may be NaN.
-    for (i64 i = 0; i < t.D; i++)
-        for (int n = 0; n < KEYS; n++) copy[i * KEYS + n] = n < past.known ? past.values[i * B + n] : 0;
-    return {past.keys, copy, KEYS, past.known};
+INLINE i64 place_of(const Tile& t, const Cache& cache, i64 K, i64 from) {
+    i64 B = cache.block_size;
+    return ((t.blocks[from / B] * K + t.head) * B + from % B) * t.D;
+}
+
+INLINE Past past_of(const Tile& t, const Cache& cache, i64 K, i64 from) {
+    i64 place = place_of(t, cache, K, from);
+    return {cache.keys + place, cache.values + place, std::min<i64>(KEYS, t.end - from)};
 }
 
 // A decode step reads its past once, from far away: ask for the next keys and values while these are worked on.
-INLINE void fetch(const Tile& t, const Cache& cache, i64 head, i64 K, i64 from) {
+INLINE void fetch(const Tile& t, const Cache& cache, i64 K, i64 from) {
     if (from >= t.end) return;
-    i64 B = cache.block_size, block = t.blocks[from / B] * K + head, at = from % B;
-    const char *keys = (const char*)(cache.keys + (block * B + at) * t.D), *values = (const char*)(cache.values + block * t.D * B + at);
-    for (i64 i = 0; i < KEYS * t.D * 2; i += 64) _mm_prefetch(keys + i, _MM_HINT_T0);
-    for (i64 i = 0; i < t.D; i++) _mm_prefetch(values + i * B * 2, _MM_HINT_T0);
+    i64 place = place_of(t, cache, K, from), bytes = ceiling(std::min<i64>(KEYS, t.end - from), 2) * 2 * t.D * 2;
+    const char *keys = (const char*)(cache.keys + place), *values = (const char*)(cache.values + place);
+    for (i64 i = 0; i < bytes; i += 64) _mm_prefetch(keys + i, _MM_HINT_T0);
+    for (i64 i = 0; i < bytes; i += 64) _mm_prefetch(values + i, _MM_HINT_T0);
 }
 
 // With whatever vectors the target has: a vector holds the lanes.
-INLINE void attend_tile(const Tile& t, const Cache& cache, i64 head, i64 K) {
+INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     alignas(64) float q[MAX_HEAD * LANES] = {};
-    alignas(64) bf16 copy[MAX_HEAD * KEYS];
     floats sums[MAX_HEAD] = {}, scores[KEYS], highest = all(LOWEST), sum = {};
     ints begin = load<ints>(t.from), end = load<ints>(t.to);
     for (i64 j = 0; j < t.lanes; j++)
         for (i64 i = 0; i < t.D; i++) q[i * LANES + j] = wide(query(t, j)[i]);
     for (i64 from = t.begin; from < t.end; from += KEYS) {
-        Past past = past_of(t, cache, head, K, from, copy);
+        Past past = past_of(t, cache, K, from);
         floats before = highest;
-        for (i64 n = 0; n < KEYS; n++) {
+        for (i64 n = 0; n < past.known; n++) {
             floats x = {};
-            for (i64 i = 0; i < (n < past.known ? t.D : 0); i++) x += load<floats>(q + i * LANES) * wide(past.keys[n * t.D + i]);
+            for (i64 i = 0; i < t.D; i++) x += load<floats>(q + i * LANES) * wide(past.keys[n * t.D + i]);
             int32_t place = (int32_t)(from + n);
             scores[n] = scored(x, t.variant, (begin <= place) & (place < end));
             highest = larger(highest, scores[n]);
         }
         floats factor = exponential(before - highest);
         sum *= factor;
-        for (int n = 0; n < KEYS; n++) sum += scores[n] = weight(scores[n], highest);
+        for (i64 n = 0; n < past.known; n++) sum += scores[n] = weight(scores[n], highest);
         for (i64 i = 0; i < t.D; i++) {
             floats total = sums[i] * factor;
-            for (int n = 0; n < KEYS; n++) total += scores[n] * wide(past.values[i * past.stride + n]);
+            for (i64 n = 0; n < past.known; n++) total += scores[n] * wide(past.values[n / 2 * 2 * t.D + 2 * i + n % 2]);
             sums[i] = total;
         }
     }
-    finish(t, (const float*)&sum, (const float*)sums, LANES);
+    for (i64 i = 0; i < t.D; i++) {
+        halves mean = narrow(sums[i] / sum);
+        for (i64 j = 0; j < t.lanes; j++) output(t, j)[i] = mean[j];
+    }
 }
 
-// With AMX: scores = K Qᵀ and sums = Vᵀ P, both read as they lie in the cache. The weights' sum is one more row of Vᵀ, of ones.
+// With AMX: scores = K Qᵀ and sums = P V, with keys and values read as they lie in the cache. The weights' sum is P times ones.
 
 // Scores [KEYS][lanes] of 32 keys; those of keys that nobody knows are not finite in general.
-OF(AMX) INLINE void scores_amx(const Tile& t, const Past& past, const uint32_t* q, i64 pitch, float* scores) {
+template <int PITCH>
+OF(AMX) INLINE void scores_amx(const Tile& t, const Past& past, const uint32_t* q, float* scores) {
     written();
     _tile_zero(0);
     _tile_zero(3);
     for (i64 i = 0; i < t.D; i += 32) {
-        _tile_loadd(2, q + i / 2 * pitch, pitch * 4);
+        _tile_loadd(2, q + i / 2 * PITCH, PITCH * 4);
         _tile_loadd(1, past.keys + i, t.D * 2);
         _tile_dpbf16ps(0, 1, 2);
         if (past.known <= 16) continue;
         _tile_loadd(6, past.keys + 16 * t.D + i, t.D * 2);
         _tile_dpbf16ps(3, 6, 2);
     }
-    _tile_stored(0, scores, pitch * 4);
-    if (past.known > 16) _tile_stored(3, scores + 16 * pitch, pitch * 4);
+    _tile_stored(0, scores, PITCH * 4);
+    if (past.known > 16) _tile_stored(3, scores + 16 * PITCH, PITCH * 4);
 }
 
-// sums [D + 16][pitch] += (Vᵀ and ones) P, with weights [KEYS / 2][pitch] in pairs. Two rows of tiles at a time hide their latency.
-OF(AMX) INLINE void sums_amx(const Tile& t, const Past& past, const uint32_t* weights, const bf16* ones, i64 pitch, float* sums) {
-    float* total = sums + t.D * pitch;
+typedef uint16_t shorts __attribute__((vector_size(KEYS * 2)));
+
+struct Ones {
+    alignas(64) bf16 all[KEYS * LANES];
+    Ones() { std::fill_n(all, KEYS * LANES, 0x3f80); }
+};
+static const Ones ONES;
+
+// A row of results by one tile of values: sums [lanes][16], `stride` apart, += P times 16 columns.
+OF(AMX) INLINE void add_columns(float* sums, i64 stride, const bf16* values, i64 values_stride) {
+    _tile_loadd(4, sums, stride * 4);
+    _tile_loadd(1, values, values_stride * 2);
+    _tile_dpbf16ps(4, 5, 1);
+    _tile_stored(4, sums, stride * 4);
+}
+
+// sums [lanes][D] += P V and totals [lanes][16] += P times ones, with weights [lanes][KEYS]. Two columns of tiles at a time hide their latency.
+OF(AMX) INLINE void sums_amx(const Tile& t, const bf16* values, const bf16* weights, float* sums, float* totals) {
     written();
-    _tile_loadd(2, weights, pitch * 4);
-    _tile_loadd(5, total, pitch * 4);
-    _tile_loadd(7, ones, 64);
-    _tile_dpbf16ps(5, 7, 2);
+    _tile_loadd(5, weights, KEYS * 2);
+    add_columns(totals, LANES, ONES.all, KEYS);
     for (i64 i = 0; i < t.D; i += 32) {
-        float *first = sums + i * pitch, *second = first + 16 * pitch;
-        _tile_loadd(0, first, pitch * 4);
-        _tile_loadd(3, second, pitch * 4);
-        _tile_loadd(1, past.values + i * past.stride, past.stride * 2);
-        _tile_loadd(6, past.values + (i + 16) * past.stride, past.stride * 2);
-        _tile_dpbf16ps(0, 1, 2);
-        _tile_dpbf16ps(3, 6, 2);
-        _tile_stored(0, first, pitch * 4);
-        _tile_stored(3, second, pitch * 4);
+        _tile_loadd(4, sums + i, t.D * 4);
+        _tile_loadd(7, sums + i + 16, t.D * 4);
+        _tile_loadd(1, values + 2 * i, t.D * 4);
+        _tile_loadd(6, values + 2 * (i + 16), t.D * 4);
+        _tile_dpbf16ps(4, 5, 1);
+        _tile_dpbf16ps(7, 5, 6);
+        _tile_stored(4, sums + i, t.D * 4);
+        _tile_stored(7, sums + i + 16, t.D * 4);
     }
-    _tile_stored(5, total, pitch * 4);
 }
 
-OF(AMX) INLINE void attention_tiles(i64 lanes) {  // tiles 1, 6 and 7 hold rows of the cache, the others a column for each lane
+// Values of `known` keys, and zeros for the others: what an earlier owner of the block left there may be NaN.
+INLINE const bf16* known_values(const Past& past, i64 D, bf16* copy) {
+    if (past.known == KEYS) return past.values;
+    for (i64 row = 0; row < KEYS / 2; row++) {
+        uint32_t seen = 2 * row + 1 < past.known ? 0xffffffff : 2 * row < past.known ? 0xffff : 0;
+        for (i64 i = 0; i < D; i += LANES) {
+            words pair = {};
+            if (seen) pair = load<words>(past.values + 2 * (row * D + i)) & seen;
+            store(copy + 2 * (row * D + i), pair);
+        }
+    }
+    return copy;
+}
+
+// Tiles 1 and 6 hold keys or values; 0, 2 and 3 a column for each lane; 4, 5 and 7 a row for each.
+OF(AMX) INLINE void attention_tiles(i64 lanes) {
     TileShapes shapes;
-    for (int tile = 0; tile < 8; tile++)
-        shapes.rows[tile] = 16, shapes.row_bytes[tile] = tile == 1 || tile > 5 ? 64 : (uint16_t)(lanes * 4);
+    for (int tile = 0; tile < 8; tile++) {
+        bool by_row = tile == 4 || tile == 5 || tile == 7, by_column = tile == 0 || tile == 2 || tile == 3;
+        shapes.rows[tile] = by_row ? (uint8_t)lanes : 16;
+        shapes.row_bytes[tile] = by_column ? (uint16_t)(lanes * 4) : 64;
+    }
     shape_tiles(shapes);
 }
-
-typedef uint16_t shorts __attribute__((vector_size(LANES * 4)));
 
 // Both as bfloat16, the first in the low halves.
 OF(AMX) INLINE words paired(floats first, floats second) {
@@ -168,9 +189,31 @@ OF(AMX) INLINE words paired(floats first, floats second) {
     return (words)_mm512_permutexvar_epi16(turns, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
 }
 
+// Rows become columns: 32-bit numbers, then pairs of them, then quarters of vectors change places.
+OF(AMX) INLINE void transpose(words* rows) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+            b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), a[i + 4] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+        a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88), a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; i++) {
+        rows[i] = (words)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+        rows[i + 8] = (words)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+    }
+}
+
 // Many lanes: a vector holds the lanes, one for each key. WHOLE: each lane sees all of these keys.
 template <bool WHOLE>
-OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, float* scores, uint32_t* weights, float* highest,
+OF(AMX) INLINE void weights_of_lanes(const Tile& t, const Past& past, i64 from, float* scores, bf16* weights, float* highest,
                                      float* factor) {
     floats before = load<floats>(highest), high = before;
     ints begin = load<ints>(t.from), end = load<ints>(t.to);
@@ -183,7 +226,8 @@ OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, 
         store(scores + n * LANES, x);
     }
     store(highest, high), store(factor, exponential(before - high));
-    for (int n = 0; n < KEYS; n += 2) {  // two keys' weights in one 32-bit lane: the order that the matrix unit wants
+    words pairs[LANES];  // two keys' weights in each 32-bit lane
+    for (int n = 0; n < KEYS; n += 2) {
         words pair = {};
         if (n < known) {
             floats first = load<floats>(scores + n * LANES), second = load<floats>(scores + (n + 1) * LANES);
@@ -191,75 +235,92 @@ OF(AMX) static void weights_of_lanes(const Tile& t, const Past& past, i64 from, 
             second = WHOLE ? exponential(second - high) : weight(second, high);
             pair = paired(first, second);
         }
-        store(weights + n / 2 * LANES, pair);
+        pairs[n / 2] = pair;
     }
+    transpose(pairs);
+    for (int j = 0; j < LANES; j++) store(weights + j * KEYS, pairs[j]);
+}
+
+// The numbers at from, from + PITCH, ..
+template <int PITCH>
+OF(AMX) INLINE floats column_of(const float* from) {
+    return PITCH == 1 ? load<floats>(from) : (floats)_mm512_i32gather_ps((__m512i)(COUNT * PITCH), from, 4);
 }
 
 // Few lanes: a vector holds 16 keys of one lane.
-OF(AMX) static void weights_of_keys(const Tile& t, const Past& past, i64 from, const float* scores, uint32_t* weights, float* highest,
+template <int PITCH>
+OF(AMX) INLINE void weights_of_keys(const Tile& t, const Past& past, i64 from, const float* scores, bf16* weights, float* highest,
                                     float* factor) {
-    const ints places = COUNT * (int32_t)t.lanes;
     int parts = past.known > 16 ? 2 : 1;
-    for (i64 j = 0; j < t.lanes; j++) {
+    for (i64 j = 0; j < PITCH; j++) {
         floats x[2] = {all(-INFINITY), all(-INFINITY)};
         for (int part = 0; part < parts; part++) {
             ints place = COUNT + (int32_t)(from + part * 16);
-            floats products = (floats)_mm512_i32gather_ps((__m512i)places, scores + part * 16 * t.lanes + j, 4);
-            x[part] = scored(products, t.variant, (t.from[j] <= place) & (place < t.to[j]));
+            x[part] = scored(column_of<PITCH>(scores + part * 16 * PITCH + j), t.variant, (t.from[j] <= place) & (place < t.to[j]));
         }
         float high = std::max(highest[j], _mm512_reduce_max_ps((__m512)larger(x[0], x[1])));
         factor[j] = exponential(all(highest[j] - high))[0];
         highest[j] = high;
-        for (int part = 0; part < 2; part++) {
-            alignas(64) uint32_t pairs[LANES / 2];
-            store(pairs, narrow(weight(x[part], all(high))));
-            for (int pair = 0; pair < LANES / 2; pair++) weights[(part * LANES / 2 + pair) * t.lanes + j] = pairs[pair];
-        }
+        for (int part = 0; part < 2; part++) store(weights + j * KEYS + part * LANES, narrow(weight(x[part], all(high))));
     }
 }
 
-static const i64 FEW = 4;
-
-OF(AMX) static void attend_tile_amx(const Tile& t, const Cache& cache, i64 head, i64 K) {
-    alignas(64) float sums[(MAX_HEAD + 16) * LANES], both[2][KEYS * LANES], highest[LANES], factor[LANES];
-    alignas(64) uint32_t q[MAX_HEAD / 2 * LANES + LANES], weights[KEYS / 2 * LANES];
-    alignas(64) bf16 copy[MAX_HEAD * KEYS], ones[16 * KEYS];
-    i64 pitch = t.lanes <= FEW ? t.lanes : LANES;
-    attention_tiles(pitch);
-    memset(sums, 0, (t.D + 16) * pitch * 4);
-    for (int i = 0; i < 16 * KEYS; i++) ones[i] = 0x3f80;
+// PITCH lanes, or as many as there are where that is LANES.
+template <int PITCH>
+OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
+    alignas(64) float sums[MAX_HEAD * PITCH], totals[LANES * PITCH] = {}, both[2][KEYS * PITCH], highest[LANES], factor[LANES];
+    alignas(64) uint32_t q[MAX_HEAD / 2 * PITCH + LANES];
+    alignas(64) bf16 weights[KEYS * PITCH], copy[MAX_HEAD * KEYS];
+    attention_tiles(PITCH);
+    memset(sums, 0, t.D * PITCH * 4);
     for (int j = 0; j < LANES; j++) highest[j] = LOWEST;
-    ints places = {};  // of each lane's query
-    for (i64 j = 0; j < t.lanes; j++) places[j] = (int32_t)((query(t, j) - t.q) * 2);
-    for (i64 i = 0; i < t.D / 2; i++)
-        store(q + i * pitch, (words)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), (1 << t.lanes) - 1, (__m512i)places, t.q + 2 * i, 1));
-    Past past, next = past_of(t, cache, head, K, t.begin, copy);
-    scores_amx(t, next, q, pitch, both[0]);
+    if (PITCH == 1) {
+        memcpy(q, t.q, t.D * 2);
+    } else {
+        ints places = {};  // of each lane's query
+        for (i64 j = 0; j < t.lanes; j++) places[j] = (int32_t)((query(t, j) - t.q) * 2);
+        for (i64 i = 0; i < t.D / 2; i++)
+            store(q + i * PITCH, (words)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), (1 << t.lanes) - 1, (__m512i)places, t.q + 2 * i, 1));
+    }
+    Past past, next = past_of(t, cache, K, t.begin);
+    scores_amx<PITCH>(t, next, q, both[0]);
     for (i64 from = t.begin, turn = 0; from < t.end; from += KEYS, turn ^= 1) {
         float* scores = both[turn];
         past = next;
         if (from + KEYS < t.end) {  // the matrix units score the next keys while the vector units weigh these
-            next = past_of(t, cache, head, K, from + KEYS, copy);
-            scores_amx(t, next, q, pitch, both[turn ^ 1]);
+            next = past_of(t, cache, K, from + KEYS);
+            scores_amx<PITCH>(t, next, q, both[turn ^ 1]);
         }
-        if (pitch < LANES) fetch(t, cache, head, K, from + 2 * KEYS);
+        if (PITCH < LANES) fetch(t, cache, K, from + 2 * KEYS);
+        if (later && from + KEYS >= t.end) fetch(*later, cache, K, later->begin), fetch(*later, cache, K, later->begin + KEYS);
         bool whole = t.from[LANES - 1] <= from && from + KEYS <= t.to[0];
-        if (pitch == LANES && whole)
+        if (PITCH < LANES)
+            weights_of_keys<PITCH>(t, past, from, scores, weights, highest, factor);
+        else if (whole)
             weights_of_lanes<true>(t, past, from, scores, weights, highest, factor);
-        else if (pitch == LANES)
-            weights_of_lanes<false>(t, past, from, scores, weights, highest, factor);
         else
-            weights_of_keys(t, past, from, scores, weights, highest, factor);
-        bool same = true;
-        for (i64 j = 0; j < t.lanes; j++) same &= factor[j] == 1.0f;
-        for (i64 i = 0; i <= (same ? -1 : t.D); i++)
-            if (pitch == LANES)
-                store(sums + i * LANES, load<floats>(sums + i * LANES) * load<floats>(factor));
-            else
-                for (i64 j = 0; j < t.lanes; j++) sums[i * pitch + j] *= factor[j];
-        sums_amx(t, past, weights, ones, pitch, sums);
+            weights_of_lanes<false>(t, past, from, scores, weights, highest, factor);
+        for (int j = 0; j < PITCH; j++)
+            if (factor[j] != 1.0f) {
+                for (i64 i = 0; i < t.D; i += LANES) store(sums + j * t.D + i, load<floats>(sums + j * t.D + i) * factor[j]);
+                store(totals + j * LANES, load<floats>(totals + j * LANES) * factor[j]);
+            }
+        sums_amx(t, known_values(past, t.D, copy), weights, sums, totals);
     }
-    finish(t, sums + t.D * pitch, sums, pitch);
+    for (i64 j = 0; j < t.lanes; j++)
+        for (i64 i = 0; i < t.D; i += LANES)
+            store(output(t, j) + i, narrow(load<floats>(sums + j * t.D + i) * (1.0f / totals[j * LANES])));
+}
+
+// `later` is what comes after this tile, or null: its first keys and values are asked for already.
+OF(AMX) static void attend_tile_amx(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
+    switch (t.lanes) {
+        case 1: return attend_lanes<1>(t, later, cache, K);
+        case 2: return attend_lanes<2>(t, later, cache, K);
+        case 3: return attend_lanes<3>(t, later, cache, K);
+        case 4: return attend_lanes<4>(t, later, cache, K);
+        default: return attend_lanes<LANES>(t, nullptr, cache, K);
+    }
 }
 
 // --- a step's tokens: `rows` requests, each with tokens start .. start + count - 1
@@ -267,6 +328,12 @@ OF(AMX) static void attend_tile_amx(const Tile& t, const Cache& cache, i64 head,
 struct Step {
     const i64 *starts, *counts, *blocks;
     i64 rows, width;  // the block table is [rows, width]
+
+    i64 singles() const {  // how many rows, from the first on, bring one token
+        i64 row = 0;
+        while (row < rows && counts[row] == 1) row++;
+        return row;
+    }
 };
 
 struct Work {
@@ -285,7 +352,7 @@ struct Attention {  // of one layer
     Heads heads;
     Cache cache;
     Variant variant;
-    const bf16* qkv;  // [T, (H + 2K) D], rotated
+    bf16* qkv;        // [T, (H + 2K) D]
     bf16* out;        // [T, H D], with a stride
     i64 out_stride;
     i64 tokens_of_tile() const { return LANES / (heads.H / heads.K); }
@@ -294,6 +361,7 @@ struct Attention {  // of one layer
 static Tile tile_of(const Step& step, const Work& work, const Attention& a, i64 head) {
     const Heads& heads = a.heads;
     Tile t;
+    t.head = head;
     t.G = heads.H / heads.K, t.D = heads.D, t.variant = a.variant;
     t.q_stride = heads.width(), t.out_stride = a.out_stride;
     t.q = a.qkv + work.token * t.q_stride + head * t.G * t.D;

@@ -18,9 +18,9 @@
 
 struct Kernels {
     void (*norm)(const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T, i64 E, float eps);
-    void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
+    void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T, i64 first, i64 end);
     void (*multiply)(const Product&, i64 item);
-    void (*attend)(const Tile&, const Cache&, i64 head, i64 K);
+    void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
 };
 
@@ -29,12 +29,12 @@ struct Kernels {
         for (i64 t = 0; t < T; t++) norm_token(x + t * E, gain, y + t * y_stride, E, eps);                                       \
     }                                                                                                                            \
     TARGET static void write_##NAME(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, \
-                                    const i64* slots, i64 T) {                                                                   \
-        write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
+                                    const i64* slots, i64 T, i64 first, i64 end) {                                               \
+        write_tokens(qkv, heads, cache, turns, positions, slots, T, first, end);                                                 \
     }                                                                                                                            \
     TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
-    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Cache& cache, i64 head, i64 K) {                 \
-        attend_tile(t, cache, head, K);                                                                                          \
+    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
+        attend_tile(t, cache, K);                                                                                                \
     }                                                                                                                            \
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
@@ -68,10 +68,35 @@ static void multiply(Team::Member& team, const Kernels& kernels, const Product& 
     });
 }
 
-static void attend(Team::Member& team, const Kernels& kernels, const Step& step, const std::vector<Work>& work, const Attention& a) {
-    team.share((i64)work.size() * a.heads.K, 1, [&](i64 begin, i64 end) {
-        for (i64 n = begin; n < end; n++)
-            kernels.attend(tile_of(step, work[n / a.heads.K], a, n % a.heads.K), a.cache, n % a.heads.K, a.heads.K);
+struct Input {  // of a step: T tokens, and where they stand
+    const i64 *tokens, *positions, *slots;
+    i64 T;
+};
+
+static const i64 TOKENS = 4;  // of a piece of work on tokens
+static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
+
+// A layer's keys and values to the cache, then its attention. Where a row brings one token, who attends for a head writes for it
+// too, for the lines are near then; and in a piece of several tiles the next one's past is on its way.
+static void attend(Team::Member& team, const Kernels& kernels, const Input& in, const Step& step, const std::vector<Work>& work,
+                   const Turns& turns, const Attention& a) {
+    i64 K = a.heads.K, tiles = (i64)work.size() * K, singles = step.singles(), others = in.T - singles;
+    auto write = [&](i64 token, i64 end, i64 first_head, i64 end_head) {
+        kernels.write(a.qkv + token * a.heads.width(), a.heads, a.cache, turns, in.positions + token, in.slots + token, end - token,
+                      first_head, end_head);
+    };
+    team.share(others, others < 4 * WRITTEN ? TOKENS : WRITTEN, [&](i64 begin, i64 end) { write(singles + begin, singles + end, 0, K); });
+    auto tile_at = [&](i64 n) { return tile_of(step, work[n / K], a, n % K); };
+    team.share(tiles, std::clamp<i64>(tiles / (8 * omp_get_num_threads()), 1, 8), [&](i64 begin, i64 end) {
+        Tile tile, later = tile_at(begin);
+        for (i64 n = begin; n < end; n++) {
+            i64 token = work[n / K].token;
+            bool last = n + 1 == end;
+            tile = later;
+            if (!last) later = tile_at(n + 1);
+            if (token < singles) write(token, token + 1, tile.head, tile.head + 1);
+            kernels.attend(tile, last ? nullptr : &later, a.cache, K);
+        }
     });
 }
 
@@ -124,19 +149,10 @@ static void make_room(Net& net, i64 T) {
 }
 
 static const i64 WORTH_THREADS = 1 << 15;  // scores: a thread that sleeps takes longer to wake than fewer take to look at
-static const i64 TOKENS = 4;  // of a piece of work on tokens
-static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
-
-static i64 tokens_written(i64 T) { return T < 4 * WRITTEN ? TOKENS : WRITTEN; }
 
 static void norm(Team::Member& team, const Kernels& kernels, const Net& net, const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T) {
     team.share(T, TOKENS, [&](i64 a, i64 b) { kernels.norm(x + a * net.E, gain, y + a * y_stride, y_stride, b - a, net.E, net.eps); });
 }
-
-struct Input {  // of a step: T tokens, and where they stand
-    const i64 *tokens, *positions, *slots;
-    i64 T;
-};
 
 static const i64 PHASES_OF_LAYER = 8;
 
@@ -146,10 +162,7 @@ static void layer_of(Team::Member& team, const Kernels& kernels, const Net& net,
     norm(team, kernels, net, residual, layer.attention_gain, net.normed, net.normed_stride(), T);
     multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.qkv, STORE, net.qkv, width});
     Turns turns = {layer.q_gain, layer.k_gain, net.cos, net.sin, net.eps};
-    team.share(T, tokens_written(T), [&](i64 a, i64 b) {
-        kernels.write(net.qkv + a * width, net.heads, cache, turns, in.positions + a, in.slots + a, b - a);
-    });
-    attend(team, kernels, step, work, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
+    attend(team, kernels, in, step, work, turns, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
     multiply(team, kernels, {net.mixed, net.mixed_stride(), T, &layer.out, ADD, residual, net.E});
     norm(team, kernels, net, residual, layer.mlp_gain, net.normed, net.normed_stride(), T);
     multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.gate_up, GATED, net.gated, net.gated_stride()});
@@ -268,11 +281,7 @@ void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16*
     Step step = {starts, counts, blocks, rows, width};
     Attention a = {{H, K, D}, {keys, values, block_size}, {variant[0], variant[1], (i64)variant[2]}, qkv, out, H * D};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
-    compute(2, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(T, tokens_written(T), [&](i64 begin, i64 end) {
-            kernels.write(qkv + begin * a.heads.width(), a.heads, a.cache, {}, slots, slots + begin, end - begin);
-        });
-        attend(team, kernels, step, work, a);
-    });
+    Input in = {nullptr, slots, slots, T};
+    compute(2, [&](Team::Member& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });
 }
 }

@@ -6,6 +6,7 @@
 // Shapes: x [T, K], W [N, K]. A panel is 16 rows of W: [K / 2][16][2], pairs of columns side by side, as matrix units read them.
 #pragma once
 #include <immintrin.h>
+#include <omp.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -16,10 +17,10 @@
 
 static const i64 PANEL = LANES;       // rows of W in a panel
 static const i64 PAD = 32;         // K is filled up with zeros to a multiple of this, T with rows that nobody reads
+static const i64 MANY_ROWS = 128;  // of x: multiplying takes longer than reading
 static const i64 ROWS = 256;       // rows of x that stay near while panels pass by
-static const i64 MANY_PANELS = 128;  // enough for every thread to have some pieces of four
-static const i64 MOST_PANELS = 8;  // of a piece of work
-static const i64 PITCH = MOST_PANELS * PANEL;  // columns of a block of results
+static const i64 MOST_PANELS = 16;  // of a piece of work: long ones read and write long runs of memory
+static const i64 PIECES = 3;       // for each thread, where that makes no longer ones: so much is left for one that is ahead
 enum Kind { STORE, ADD, GATED, SCORES };
 
 struct Matrix {
@@ -71,8 +72,11 @@ struct Product {
     void* y;           // bf16, but floats with SCORES
     i64 y_stride;
 
-    // Work comes in items: some panels for up to ROWS rows.
-    i64 panels_of_item() const { return T <= 16 ? (matrix->panels >= MANY_PANELS ? 4 : 2) : T < 128 ? 2 : MOST_PANELS; }
+    // Work comes in items: an even number of panels for up to ROWS rows.
+    i64 panels_of_item() const {
+        i64 share = matrix->panels / (PIECES * omp_get_num_threads());
+        return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MOST_PANELS) : MOST_PANELS / 2;
+    }
     i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }
     i64 items() const { return items_across() * ceiling(T, ROWS); }
 };
@@ -105,6 +109,8 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
             }
         }
 }
+
+static const i64 PITCH = 4 * PANEL;  // columns of a block of results
 
 INLINE void keep(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
     switch (p.kind) {
@@ -148,14 +154,16 @@ INLINE void multiply_vectors(const Product& p, i64 number) {
     const Matrix& m = *p.matrix;
     for (i64 t = item.first; t < item.end; t += 4) {
         const bf16* x = p.x + t * p.stride;
-        for (i64 n = 0; n < item.panels; n++) {
-            const uint32_t* weights = panel_of(m, item.panel + n);
-            if (item.end - t == 1)
-                rows_by_panel<1>(x, p.stride, weights, m.K, block + n * PANEL);
-            else
-                rows_by_panel<4>(x, p.stride, weights, m.K, block + n * PANEL);
+        for (i64 n = 0; n < item.panels; n += 2) {
+            for (i64 side = 0; side < 2; side++) {
+                const uint32_t* weights = panel_of(m, item.panel + n + side);
+                if (item.end - t == 1)
+                    rows_by_panel<1>(x, p.stride, weights, m.K, block + side * PANEL);
+                else
+                    rows_by_panel<4>(x, p.stride, weights, m.K, block + side * PANEL);
+            }
+            keep(p, block, t, std::min<i64>(4, item.end - t), item.panel + n, 2);
         }
-        keep(p, block, t, std::min<i64>(4, item.end - t), item.panel, item.panels);
     }
 }
 
@@ -181,14 +189,16 @@ OF(AVX512_BF16) static void multiply_pairs(const Product& p, i64 number) {
     const Matrix& m = *p.matrix;
     for (i64 t = item.first; t < item.end; t += 8) {
         const bf16* x = p.x + t * p.stride;
-        for (i64 n = 0; n < item.panels; n++) {
-            const uint32_t* weights = panel_of(m, item.panel + n);
-            if (item.end - t == 1)
-                rows_by_panel_bf16<1>(x, p.stride, weights, m.K, block + n * PANEL);
-            else
-                rows_by_panel_bf16<8>(x, p.stride, weights, m.K, block + n * PANEL);
+        for (i64 n = 0; n < item.panels; n += 2) {
+            for (i64 side = 0; side < 2; side++) {
+                const uint32_t* weights = panel_of(m, item.panel + n + side);
+                if (item.end - t == 1)
+                    rows_by_panel_bf16<1>(x, p.stride, weights, m.K, block + side * PANEL);
+                else
+                    rows_by_panel_bf16<8>(x, p.stride, weights, m.K, block + side * PANEL);
+            }
+            keep(p, block, t, std::min<i64>(8, item.end - t), item.panel + n, 2);
         }
-        keep(p, block, t, std::min<i64>(8, item.end - t), item.panel, item.panels);
     }
 }
 

@@ -1,7 +1,8 @@
 // What happens to each token by itself: norm, rotation, the write to the cache.
 //
 // Shapes: T tokens, E model width, H query heads, K key/value heads, D head size, B tokens in a block.
-// Caches: keys [block][K][B][D], values [block][K][D][B]: both as the matrix units of AMX read them.
+// Caches: keys [block][K][B][D], values [block][K][B / 2][D][2], two tokens side by side: both as the matrix units of AMX read them,
+// and a token's few lines are near each other.
 #pragma once
 #include "numbers.h"
 
@@ -61,26 +62,39 @@ struct Turns {  // null where there is nothing to do: no gains, or no rotation
     float eps;
 };
 
-// Tokens that stand in one block, one after the other: their lines of the values are written one by one, and not a number of each
-// line for each token.
-INLINE void write_values(const bf16* v, i64 stride, i64 count, bf16* values, i64 D, i64 B) {
-    for (i64 i = 0; i < D; i++)
-        for (i64 t = 0; t < count; t++) values[i * B + t] = v[t * stride + i];
+// Values of the token at place `at` of a block. Number by number: its neighbour may be in another thread's hands.
+INLINE void write_values(const bf16* v, bf16* block, i64 at, i64 D) {
+    bf16* to = block + at / 2 * 2 * D + at % 2;
+    for (i64 i = 0; i < D; i++) to[2 * i] = v[i];
 }
 
-// T tokens of a step: turns their queries where they are, and writes their keys and values to the cache.
-INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
-    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
+INLINE void write_two_values(const bf16* first, const bf16* second, bf16* block, i64 at, i64 D) {
+    for (i64 i = 0; i < D; i += LANES)
+        store(block + at * D + 2 * i, __builtin_convertvector(load<halves>(first + i), words) |
+                                          __builtin_convertvector(load<halves>(second + i), words) << 16);
+}
+
+// T tokens of a step, key/value heads `first` to `end` and the query heads that belong to them: turns their queries where they are,
+// and writes their keys and values to the cache.
+INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T,
+                         i64 first, i64 end) {
+    i64 H = heads.H, K = heads.K, D = heads.D, G = H / K, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
         const float *cos = turns.cos ? turns.cos + positions[t] * D : nullptr, *sin = turns.sin ? turns.sin + positions[t] * D : nullptr;
-        for (i64 h = 0; h < (cos ? H : 0); h++) rotate_head(q + h * D, q + h * D, turns.q_gain, cos, sin, D, turns.eps);
-        for (i64 k = 0; k < K; k++) rotate_head(q + (H + k) * D, keys + k * B * D, turns.k_gain, cos, sin, D, turns.eps);
+        for (i64 h = first * G; h < (cos ? end * G : 0); h++) rotate_head(q + h * D, q + h * D, turns.q_gain, cos, sin, D, turns.eps);
+        for (i64 k = first; k < end; k++) rotate_head(q + (H + k) * D, keys + k * B * D, turns.k_gain, cos, sin, D, turns.eps);
     }
     for (i64 t = 0, count; t < T; t += count) {
-        count = 1;
-        while (t + count < T && slots[t + count] == slots[t] + count && slots[t + count] % B) count++;
-        bf16 *v = qkv + t * heads.width() + (H + K) * D, *values = cache.values + slots[t] / B * K * D * B + slots[t] % B;
-        for (i64 k = 0; k < K; k++) write_values(v + k * D, heads.width(), count, values + k * D * B, D, B);
+        i64 at = slots[t] % B;
+        count = at % 2 == 0 && t + 1 < T && slots[t + 1] == slots[t] + 1 ? 2 : 1;
+        const bf16* v = qkv + t * heads.width() + (H + K) * D;
+        for (i64 k = first; k < end; k++) {
+            bf16* block = cache.values + (slots[t] / B * K + k) * B * D;
+            if (count == 2)
+                write_two_values(v + k * D, v + heads.width() + k * D, block, at, D);
+            else
+                write_values(v + k * D, block, at, D);
+        }
     }
 }
