@@ -168,12 +168,16 @@ class EngineConfig:
     """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
     prefix_caching: bool = True
     """Whether a prompt may begin with blocks that an earlier request has computed."""
+    draft_tokens: int = 0
+    """Guessed tokens of a step: the streams share them, and where there are more streams there are none."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size"):
             value = getattr(self, name)
             if value < 1:
                 raise SettingError(f"{name} must be at least 1; got {value}")
+        if self.draft_tokens < 0:
+            raise SettingError(f"draft_tokens must be 0 or more; got {self.draft_tokens}")
         if not 0 <= self.step_goal < math.inf:
             raise SettingError(f"step_goal must be 0 or more seconds; got {self.step_goal}")
         if self.max_model_len > self.num_blocks * self.block_size:

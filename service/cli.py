@@ -154,7 +154,7 @@ def train(
 def bench(
     context: typer.Context,
     what: str = typer.Argument(
-        help="engine, serve, serving, arrivals, prefix, deterministic, start, scheduler, limits, gate or all; then its flags"
+        help="engine, serve, serving, arrivals, prefix, lookup, deterministic, start, scheduler, limits, gate or all; and flags"
     ),
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""

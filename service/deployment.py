@@ -129,6 +129,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         block_size=settings.block_size,
         kv_cache_memory=settings.kv_cache_memory,
         prefix_caching=settings.prefix_caching,
+        draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,
         num_threads=settings.num_threads or len(os.sched_getaffinity(0)),
     )

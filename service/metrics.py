@@ -147,6 +147,8 @@ class _EngineCollector(Collector):
             ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
             ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),
             ("prefix_cache_hits", "Tokens that were found in the prefix cache", stats.num_prefix_hits),
+            ("draft_tokens", "Tokens of answers that were guessed", stats.num_drafted),
+            ("draft_tokens_accepted", "Guessed tokens that were drawn", stats.num_accepted),
         )
         for name, text, value in counters:
             counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])

@@ -51,6 +51,9 @@ class Settings(BaseModel):
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
     prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
+    draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="tokens that a step may guess from the text so far, without a change of any answer; 0 is off"
+    )
     deterministic: bool = Field(
         False, description="tokens with the same bits whatever else runs; refused where the machine cannot keep it"
     )

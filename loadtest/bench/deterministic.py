@@ -1,10 +1,15 @@
-"""What the deterministic mode costs: the default model in bfloat16 with it and without, 16 requests of 128 -> 128 tokens."""
+"""What the deterministic mode costs: attend bench deterministic
+
+The default model in bfloat16 with it and without, 16 requests of 128 -> 128 tokens.
+"""
 
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,24 +22,32 @@ from model.engine.request import Request
 from model.params import SamplingParams
 
 AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
+PROMPTS = [[100 + at] * PROMPT for at in range(AT_ONCE)]
 
 
-async def at_once(engine: AsyncEngine, temperature: float) -> float:
-    """Output tokens/s of all requests."""
+async def speed(engine: AsyncEngine, prompts: Sequence[Sequence[int]], temperature: float) -> float:
+    """Output tokens/s of all prompts at once."""
     sampling = SamplingParams(temperature=temperature)
-    prompts = [[100 + at] * PROMPT for at in range(AT_ONCE)]
     requests = [Request(f"{at}", prompt, OUTPUT, sampling, seed=at) for at, prompt in enumerate(prompts)]
     started = time.perf_counter()
     async for _ in engine.generate(requests):
         pass
-    return AT_ONCE * OUTPUT / (time.perf_counter() - started)
+    return len(prompts) * OUTPUT / (time.perf_counter() - started)
+
+
+def default_model(**options: Any) -> AsyncEngine:
+    """The default model in bfloat16, without a prefix cache, and started."""
+    settings = {"dtype": "bfloat16", "num_threads": threads(), "kv_cache_memory": 1 << 28, "prefix_caching": False}
+    engine = build_engine(DEFAULT_MODEL, EngineOptions(**settings, **options))
+    engine.start()
+    return engine
 
 
 async def measure(engines: dict[str, AsyncEngine], turns: int) -> list[Comparison]:
     """Greedy and drawn; the engines take turns."""
     found = []
     for name, temperature in (("greedy", 0.0), ("drawn", 1.0)):
-        contestants = {mode: partial(at_once, engine, temperature) for mode, engine in engines.items()}
+        contestants = {mode: partial(speed, engine, PROMPTS, temperature) for mode, engine in engines.items()}
         found.append(Comparison(f"{AT_ONCE} requests, {name}", "tokens/s", await take_turns(contestants, turns)))
     return found
 
@@ -47,10 +60,7 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     modes = {"free": False, "deterministic": True}
-    settings = {"dtype": "bfloat16", "num_threads": threads(), "kv_cache_memory": 1 << 28, "prefix_caching": False}
-    engines = {name: build_engine(DEFAULT_MODEL, EngineOptions(**settings, deterministic=mode)) for name, mode in modes.items()}
-    for engine in engines.values():
-        engine.start()
+    engines = {name: default_model(deterministic=mode) for name, mode in modes.items()}
     found = asyncio.run(measure(engines, options.turns))
     for engine in engines.values():
         engine.close()

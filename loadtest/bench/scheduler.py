@@ -10,8 +10,9 @@ from pathlib import Path
 
 from loadtest.bench.figures import Figure, file, show
 from model.config import EngineConfig
+from model.engine.plan import StepResult
 from model.engine.request import Request
-from model.engine.scheduler import Scheduler, StepResult
+from model.engine.scheduler import Scheduler
 from model.params import SamplingParams
 
 STEPS = 200

@@ -48,6 +48,8 @@ class EngineOptions:
     kv_cache_memory: int | None = None
     """Bytes."""
     prefix_caching: bool = True
+    draft_tokens: int = 0
+    """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on what is computed beside it."""
     deterministic: bool = False
     """Refuse to start where a request's tokens would depend on what is computed beside it."""
     num_threads: int = 0
@@ -65,6 +67,9 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
     cache = KVCache.allocate(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     form = serving_form(net, backend)
+    if options.draft_tokens and dtype != torch.float32 and not isinstance(form, native.NativeDecoder):
+        why = f"a guess could change an answer of the {backend.name} backend in {str(dtype).removeprefix('torch.')}"
+        raise SettingError(f"draft_tokens is set, but {why}: it needs float32, or the native backend")
     graphs = record_steps(form, backend, cache, engine_config)
     best = native.best_tokens if isinstance(form, native.NativeDecoder) else best_tokens
     draw = partial(sample_by_row if options.deterministic else sample, best=best)
@@ -141,6 +146,7 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
         max_batch_requests=options.max_batch_requests,
         max_batch_tokens=options.max_batch_tokens,
         prefix_caching=options.prefix_caching,
+        draft_tokens=options.draft_tokens,
     )
 
 

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from model.engine.plan import Plan, StepResult
 from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
-from model.engine.scheduler import Plan, Scheduler, StepResult
+from model.engine.scheduler import Scheduler
 
 log = logging.getLogger("attend.engine")
 
@@ -80,6 +81,8 @@ class Engine:
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
+            scheduler.num_drafted,
+            scheduler.num_accepted,
         )
 
     def _run(self, plan: Plan) -> StepResult:

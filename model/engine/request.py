@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
 
 if TYPE_CHECKING:
+    from model.engine.lookup import Lookup
     from model.mask import Grammar
 
 
@@ -79,6 +80,8 @@ class Request:
     num_known: int = 0
     """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
     parent: str | int | None = None
+    lookup: "Lookup | None" = None
+    """What guesses at its next tokens, once it was asked for a guess."""
     num_cached: int = 0
     """Tokens that were found in the prefix cache when the request was first scheduled."""
     finish_reason: FinishReason | None = None
@@ -158,6 +161,10 @@ class EngineStats:
     """Tokens that were looked up in the prefix cache."""
     num_prefix_hits: int = 0
     """Tokens that were found there."""
+    num_drafted: int = 0
+    """Tokens that were guessed."""
+    num_accepted: int = 0
+    """Those of them that were drawn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from model.engine.graphs import DecodeGraphs, takes_the_best
+from model.engine.lookup import num_right
+from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import Request, TokenLogprob
-from model.engine.scheduler import Plan, Scheduled, StepResult
 from model.errors import EngineFailed
 from model.mask import look_ahead
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row, integers
@@ -35,16 +36,20 @@ class PendingStep:
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     """Of requests whose grammar failed before anything was drawn."""
+    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """A request with a draft draws once more after each of its tokens."""
 
     def result(self) -> StepResult:
         """Wait for the device. A row without a finite score is an error of its own request."""
         tokens = [] if self.tokens_R is None else self.tokens_R.tolist()
         pairs = list(zip((request.request_id for request in self.drawing), tokens, strict=True))
+        firsts, more = _kept(pairs, self.drafts) if self.drafts else (pairs, {})
         return StepResult(
-            tokens={name: token for name, token in pairs if token >= 0},
-            errors={**self.errors, **{name: NO_SCORE for name, token in pairs if token < 0}},
+            tokens={name: token for name, token in firsts if token >= 0},
+            errors={**self.errors, **{name: NO_SCORE for name, token in firsts if token < 0}},
             logprobs=self._logprobs(tokens),
             prompt_logprobs=self.prompt_logprobs,
+            more=more,
         )
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, TokenLogprob]:
@@ -79,9 +84,9 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. On a GPU this returns before the device is done."""
-        items = sorted(plan.scheduled, key=lambda item: item.count != 1)  # rows of one token first
-        rows = [Row(item.request.blocks, item.start, item.count) for item in items]
-        tokens = [token for item in items for token in item.request.tokens(item.start, item.count)]
+        items = sorted(plan.scheduled, key=lambda item: item.num_rows != 1)  # rows of one token first
+        rows = [Row(item.request.blocks, item.start, item.num_rows) for item in items]
+        tokens = [token for item in items for token in (*item.request.tokens(item.start, item.count), *item.draft)]
         decoded = self.graphs.run(rows, tokens) if self.graphs is not None and self.graphs.fits(rows) else None
         hidden_TE = self.hidden(rows, tokens) if decoded is None else decoded.hidden_TE
         prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
@@ -95,7 +100,8 @@ class ModelRunner:
         else:
             tokens_R = self.draw(logits_RV, draws)
         tokens_R = keep_to_grammars(tokens_R, logits_RV, drawing, draws, errors, self.draw)
-        return PendingStep(drawing, tokens_R, logits_RV, prompt_logprobs, errors)
+        drafts = {item.request.request_id: item.draft for item in items if item.draft}
+        return PendingStep(drawing, tokens_R, logits_RV, prompt_logprobs, errors, drafts)
 
     def hidden(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
         """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards."""
@@ -108,7 +114,7 @@ class ModelRunner:
         found, begin = {}, 0
         for item in items:
             request, before = item.request, begin - item.start
-            begin += item.count
+            begin += item.num_rows
             if request.prompt_logprobs is None:
                 continue
             first = max(item.start, len(request.prompt_scores)) + 1
@@ -132,20 +138,45 @@ def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> lis
     return [TokenLogprob(token, value, tuple(best)) for token, (value, best) in rows]
 
 
+def _kept(
+    drawn: Sequence[tuple[str, int]], drafts: Mapping[str, Sequence[int]]
+) -> tuple[list[tuple[str, int]], dict[str, list[int]]]:
+    """The first token that each request has drawn, and those that it drew after right guesses."""
+    firsts: list[tuple[str, int]] = []
+    more: dict[str, list[int]] = {}
+    at = 0
+    while at < len(drawn):
+        name, token = drawn[at]
+        draft = drafts.get(name, ())
+        tokens = [token for _, token in drawn[at : at + 1 + len(draft)]]
+        firsts.append((name, token))
+        if draft:
+            more[name] = [token for token in tokens[1 : 1 + num_right(draft, tokens)] if token >= 0]
+        at += len(tokens)
+    return firsts, more
+
+
 def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[int], dict[str, str]]:
-    """The requests that draw a token in this step, how, from the row of which token, and whose grammar failed."""
-    drawing, draws, rows, errors, end = [], [], [], {}, 0
+    """The requests that draw a token in this step, how, from the row of which token, and whose grammar failed.
+
+    One with a draft is there again for each token of it.
+    """
+    drawing: list[Request] = []
+    draws: list[Draw] = []
+    rows: list[int] = []
+    errors: dict[str, str] = {}
+    end = 0
     for item in items:
-        end += item.count
+        first, end = end + item.count - 1, end + item.num_rows
         if not item.draws:
             continue
         try:
-            draws.append(_draw(item.request))
+            draws += [_draw(item.request, ahead) for ahead in range(end - first)]
         except EngineFailed as error:
             errors[item.request.request_id] = str(error)
             continue
-        drawing.append(item.request)
-        rows.append(end - 1)
+        drawing += [item.request] * (end - first)
+        rows += range(first, end)
     return drawing, draws, rows, errors
 
 
@@ -186,9 +217,10 @@ def keep_to_grammars(
     return tokens_R.index_copy(0, rows, draw(logits_RV[rows], list(again.values())))
 
 
-def _draw(request: Request) -> Draw:
+def _draw(request: Request, ahead: int = 0) -> Draw:
+    """How a request draws its next token, or the one so many places later."""
     early = request.stop_token_ids if len(request.output) < request.min_tokens else ()
     banned = (*early, *completing(request.bad_words, request.output))
     mask = None if request.grammar is None or draws_first(request) else request.grammar.mask()
-    place = (request.sampling, request.seed, request.choice, request.num_tokens)
+    place = (request.sampling, request.seed, request.choice, request.num_tokens + ahead)
     return Draw(*place, banned, request.decoding, request.prompt, request.output, mask)

@@ -19,63 +19,15 @@ its blocks, and it advances in every second step until it is a stream, which can
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from model.config import EngineConfig
 from model.engine.blocks import BlockPool, Parent
 from model.engine.budget import StepCost
+from model.engine.lookup import Lookup, may_guess
+from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
-
-
-@dataclass(slots=True)  # freezing it would cost each running request a third of a microsecond a step
-class Scheduled:
-    """Tokens `start .. start + count - 1` of a request; the last step of a catch-up draws a new one."""
-
-    request: Request
-    start: int
-    count: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the counters meet after this step."""
-        return self.start + self.count == self.request.num_tokens
-
-    @property
-    def draws(self) -> bool:
-        """Whether the next token is drawn after this step."""
-        return self.completes and self.request.max_tokens > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step's work; empty when there is none."""
-
-    scheduled: tuple[Scheduled, ...]
-    num_streams: int = 0
-    """Items, from the first on, that are the next token of a stream; the others are parts of prompts."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return self.num_streams + self.num_prompt_tokens
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Those of them that are parts of prompts."""
-        return sum(item.count for item in self.scheduled[self.num_streams :])
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step found, by request id: a drawn token, or what went wrong with that request alone."""
-
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
-    logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
-    prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
-    """Of the prompt tokens that this step has scored."""
 
 
 def check_fits(request: Request, config: EngineConfig) -> None:
@@ -107,6 +59,9 @@ class Scheduler:
         """Tokens of admitted requests that were looked up in the prefix cache."""
         self.num_prefix_hits = 0
         """Those of them that were found."""
+        self.num_drafted = 0
+        self.num_accepted = 0
+        """Tokens of drafts, and those of them that were drawn."""
         self._known_before = (
             self.pool.next_number
         )  # blocks that became known in the step under way have this number or a later one
@@ -156,7 +111,7 @@ class Scheduler:
         if left and prompts:
             parts = self._share_out(prompts, self._room(len(plan), len(prompts), left))
             return Plan((*plan, *parts), len(plan))
-        return Plan(tuple(plan), len(plan))
+        return Plan(tuple(plan), len(plan), self._guess(plan, left))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
@@ -180,9 +135,11 @@ class Scheduler:
             if request.max_tokens > 0:
                 scores = () if request.logprobs is None else (result.logprobs[name],)
                 outputs.append(self._take(request, result.tokens[name], scores))
+                if item.draft:
+                    outputs[-1] = self._take_more(item, outputs[-1], result.more.get(name, ()))
             else:
                 outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
-        if plan.scheduled and not result.errors:
+        if plan.scheduled and not result.errors and not plan.num_drafted:
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
         return outputs
 
@@ -225,6 +182,21 @@ class Scheduler:
             if request.blocks:
                 plan.append(self._planned(request, 1))
         return plan, prompts
+
+    def _guess(self, plan: list[Scheduled], left: int) -> int:
+        """Drafts for streams that no prompt runs beside, as long as each may have one; how many tokens they are."""
+        share = min(self.config.draft_tokens, left) // len(plan) if plan else 0
+        for item in plan if share else ():
+            request = item.request
+            most = min(share, request.max_tokens - len(request.output) - 1)
+            if most > 0 and may_guess(request):
+                request.lookup = request.lookup or Lookup()
+                draft = request.lookup.draft(request, most)
+                room = self.config.block_size * len(request.blocks) - request.num_tokens
+                if len(draft) > room and not self._grow(request, request.num_tokens + len(draft)):
+                    draft = draft[:room]  # nobody gives way for a guess
+                item.draft = draft
+        return sum(len(item.draft) for item in plan)
 
     def _admit(self) -> list[Request]:
         """A request starts only when its blocks so far fit at once: a half-admitted one would block the rest."""
@@ -368,6 +340,20 @@ class Scheduler:
             reason = FinishReason.STOP if stopped else FinishReason.LENGTH
             return self._finish(request, reason, (token,), logprobs=scores, prompt_logprobs=prompt_scores)
         return Output(request.request_id, (token,), logprobs=scores, prompt_logprobs=prompt_scores)
+
+    def _take_more(self, item: Scheduled, output: Output, tokens: Sequence[int]) -> Output:
+        """The output with the tokens that followed right guesses, up to the one that ends the request."""
+        request = item.request
+        assert request.lookup is not None
+        request.lookup.learn(len(item.draft), len(tokens))
+        self.num_drafted += len(item.draft)
+        self.num_accepted += len(tokens)
+        for token in tokens:
+            if output.finish_reason is None:
+                request.num_computed += 1
+                last = self._take(request, token, ())
+                output = last._replace(token_ids=(*output.token_ids, token), prompt_logprobs=output.prompt_logprobs)
+        return output
 
     def _finish(
         self,

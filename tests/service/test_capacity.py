@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from model.config import EngineConfig
 from model.engine.engine import Engine
+from model.engine.plan import Plan, StepResult
 from model.engine.request import EngineStats, FinishReason, Request, StepReport
-from model.engine.scheduler import Plan, Scheduler, StepResult
+from model.engine.scheduler import Scheduler
 from model.errors import InvalidRequest
 from model.params import SamplingParams
 from service.capacity import (

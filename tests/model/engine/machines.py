@@ -12,9 +12,10 @@ from zlib import crc32
 from model.config import EngineConfig
 from model.engine.engine import Engine
 from model.engine.loop import AsyncEngine
+from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import EngineInfo, FinishReason, Output, Request
 from model.engine.runner import ModelRunner
-from model.engine.scheduler import Plan, Scheduler, StepResult
+from model.engine.scheduler import Scheduler
 from model.net.backends import BACKENDS, KVCache
 from model.net.transformer import Decoder
 from model.params import SamplingParams
@@ -43,8 +44,12 @@ class Done:
 
 
 def fake_token(request: Request, context: list[int]) -> int:
-    """The token after `context`: a hash of (seed, choice, context), moved on past banned ones."""
-    token = crc32(f"{request.seed} {request.choice} {context}".encode()) % FAKE_VOCAB
+    """The token after `context`: a hash of (seed, choice, context), moved on past banned ones.
+
+    Under every third seed little but the last token of the context counts, so that the answer soon repeats itself, for a while.
+    """
+    seen = [context[-1] % 8, len(context) // 9] if request.seed % 3 == 2 else context
+    token = crc32(f"{request.seed} {request.choice} {seen}".encode()) % FAKE_VOCAB
     banned = request.stop_token_ids if len(context) < len(request.prompt) + request.min_tokens else ()
     while token in banned:
         token = (token + 1) % FAKE_VOCAB
@@ -77,18 +82,29 @@ class FakeRunner:
         if self.fails:
             raise RuntimeError("the device fell over")
         for item in plan.scheduled:
-            tokens = item.request.tokens(item.start, item.count)
-            places = self._places(item.request.blocks, item.start, item.start + item.count)
+            tokens = [*item.request.tokens(item.start, item.count), *item.draft]
+            places = self._places(item.request.blocks, item.start, item.start + item.num_rows)
             self.slots.update(zip(places, tokens, strict=True))
-        drawing = [item.request for item in plan.scheduled if item.draws]
-        good = [request for request in drawing if request.request_id not in self.broken]
-        contexts = {r.request_id: [self.slots[at] for at in self._places(r.blocks, 0, r.num_tokens)] for r in good}
+        drawing = [item for item in plan.scheduled if item.draws]
+        good = [item for item in drawing if item.request.request_id not in self.broken]
+        drawn = {item.request.request_id: self._drawn(item) for item in good}
         return Done(
             StepResult(
-                tokens={request.request_id: fake_token(request, contexts[request.request_id]) for request in good},
-                errors={request.request_id: "no finite score" for request in drawing if request not in good},
+                tokens={name: tokens[0] for name, tokens in drawn.items()},
+                errors={item.request.request_id: "no finite score" for item in drawing if item not in good},
+                more={name: tokens[1:] for name, tokens in drawn.items()},
             )
         )
+
+    def _drawn(self, item: Scheduled) -> list[int]:
+        """The next token, and the one after each token of the draft up to the first wrong one."""
+        request, tokens = item.request, []
+        for guess in (*item.draft, None):
+            places = self._places(request.blocks, 0, request.num_tokens + len(tokens))
+            tokens.append(fake_token(request, [self.slots[at] for at in places]))
+            if tokens[-1] != guess:
+                break
+        return tokens
 
     def _places(self, blocks: list[int], start: int, end: int) -> list[int]:
         size = self.block_size

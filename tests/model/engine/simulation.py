@@ -4,8 +4,9 @@ import random
 from dataclasses import replace
 
 from model.config import EngineConfig
+from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output, Request
-from model.engine.scheduler import Plan, Scheduler, StepResult
+from model.engine.scheduler import Scheduler
 from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer
 
 STEPS = 200
@@ -28,7 +29,7 @@ class Machine:
 
     def seconds(self, plan: Plan) -> float:
         """What a step takes: about what it costs, or 50 times that."""
-        clean = self.alone(plan.num_streams) + self.per_token * plan.num_prompt_tokens
+        clean = self.alone(plan.num_streams) + self.per_token * (plan.num_prompt_tokens + plan.num_drafted)
         return clean * self.dice.uniform(0.95, 1.1) * (50 if self.dice.random() < 0.1 else 1) if plan.scheduled else 0.0
 
 
@@ -47,6 +48,7 @@ class Simulation:
             chunk_size=self.dice.choice([1, 2, 4]),
             step_goal=self.dice.choice([0.0, 0.0, 0.01]),
             prefix_caching=self.dice.random() < 0.7,
+            draft_tokens=self.dice.choice([0, 3, 15]),
         )
         self.stems = [self.dice.choices(range(FAKE_VOCAB), k=self.config.max_model_len) for _ in range(2)]
         self.clock = Clock()
@@ -97,6 +99,9 @@ class Simulation:
             min_tokens=fewest,
             cache_salt=self.dice.choice(["", "", "salt"]),
         )
+        if request.seed % 3 == 2:  # a prompt in the answer's own words, stop tokens among them
+            own = replace(request, prompt=request.prompt[:1], max_tokens=length - 1, stop_token_ids=frozenset(), min_tokens=0)
+            request.prompt = [*own.prompt, *fake_answer(own)[0]]
         if self.dice.random() < 0.04:
             self.runner.broken.add(request.request_id)
         self.live[request.request_id], self.tokens[request.request_id] = request, []
@@ -156,14 +161,18 @@ class Simulation:
     def check_plan(self, plan: Plan) -> None:
         """S3 and S5: within the limits, with blocks for all, and somebody moves."""
         requests = [item.request for item in plan.scheduled]
-        assert sum(item.count for item in plan.scheduled) <= self.config.max_batch_tokens, "more tokens than the budget"
+        assert sum(item.num_rows for item in plan.scheduled) == plan.num_tokens <= self.config.max_batch_tokens, "over budget"
         assert self.scheduler.num_running <= self.config.max_batch_requests, "more requests than a batch holds"
         assert len(requests) == len(set(requests)), "a request twice in one step"
         assert requests or not self.live, "nobody moves"
         for item in plan.scheduled:
             end = item.start + item.count
             assert item.count >= 1 and item.start == item.request.num_computed and end <= item.request.num_tokens
+            end += len(item.draft)
             assert len(item.request.blocks) * self.config.block_size >= end, f"{item.request.request_id} lacks blocks"
+            assert end < item.request.max_total_tokens or not item.draft, "a guess at a token that is never drawn"
+            assert not item.draft or (item.completes and plan.num_streams == len(requests)), "a guess beside a prompt"
+        assert plan.num_drafted <= self.config.draft_tokens, "more guesses than a step may have"
 
     def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str]) -> None:
         """S4: streams before prompts, which take turns, in parts that end where they may, in no more time than they may.

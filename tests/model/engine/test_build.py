@@ -22,6 +22,7 @@ from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, SettingError
 from model.net.packed import PackedLinear, pack
+from model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import ask, told
 
@@ -278,3 +279,16 @@ def test_packing_leaves_a_cpu_without_bfloat16_units_alone(monkeypatch):
     net = tiny_decoder(CONFIG).bfloat16()
     pack(net)
     assert isinstance(net.head, nn.Linear)
+
+
+def test_guesses_are_refused_where_one_could_change_an_answer(folder):
+    with pytest.raises(SettingError, match=r"^draft_tokens is set, but .* of the torch backend in bfloat16: it needs float32"):
+        build_engine(folder, replace(OPTIONS, dtype="bfloat16", backend="torch", draft_tokens=4))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.05])
+def test_an_answer_with_guesses_is_the_answer_without(folder, temperature):
+    request = {"prompt": [5, 6, 7, 8] * 6, "max_tokens": 30, "sampling": SamplingParams(temperature=temperature), "seed": 3}
+    plain, guessing = (build_engine(folder, replace(OPTIONS, draft_tokens=most)) for most in (0, 15))
+    assert generate(plain, ask("a", **request)) == generate(guessing, ask("a", **request))
+    assert plain.stats().num_drafted == 0 < guessing.stats().num_drafted

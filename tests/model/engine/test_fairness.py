@@ -7,7 +7,8 @@ import pytest
 
 from model.engine.budget import StepCost
 from model.engine.engine import Engine
-from model.engine.scheduler import Plan, Scheduler
+from model.engine.plan import Plan
+from model.engine.scheduler import Scheduler
 from tests.model.engine.machines import Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
 
 CHUNK = 8

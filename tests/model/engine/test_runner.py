@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from model.engine.plan import Plan, Scheduled
 from model.engine.request import Request
 from model.engine.runner import NO_SCORE, ModelRunner
-from model.engine.scheduler import Plan, Scheduled
 from model.net.backends import KVCache, ReferenceBackend
 from model.params import SamplingParams
 from model.sampling import Draw

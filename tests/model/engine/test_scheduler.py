@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output
-from model.engine.scheduler import Plan, Scheduler, StepResult
+from model.engine.scheduler import Scheduler
 from model.errors import ContextTooLong, InvalidRequest
 from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, sizes, told
 

@@ -16,7 +16,7 @@ HUNT = 200
 
 def test_every_law_holds_after_every_step_of_every_life():
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
-    preemptions, hits, reasons = 0, 0, set()
+    preemptions, hits, guessed, right, reasons = 0, 0, 0, 0, set()
     for seed in range(SEEDS):
         try:
             life = Simulation(seed).run()
@@ -24,10 +24,13 @@ def test_every_law_holds_after_every_step_of_every_life():
             raise AssertionError(f"seed {seed}: {error}") from error
         preemptions += life.scheduler.num_preemptions
         hits += life.scheduler.num_prefix_hits
+        guessed += life.scheduler.num_drafted
+        right += life.scheduler.num_accepted
         reasons |= set(life.ended.values())
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
     assert preemptions > 4 * SEEDS
     assert hits > SEEDS
+    assert guessed - right > SEEDS < right
     assert set(FinishReason) == reasons
 
 
@@ -310,7 +313,55 @@ class GivesOutWhatIsShared(Scheduler):
             self._free = free
 
 
+class BelievesEveryGuess(Scheduler):
+    """A draft is the answer."""
+
+    def _take_more(self, item, output, tokens):
+        return super()._take_more(item, output, item.draft)
+
+
+class GuessesBeyondTheBudget(Scheduler):
+    """A draft is as long as it may be, whatever the step has left."""
+
+    def _guess(self, plan, left):
+        return super()._guess(plan, 1000)
+
+
+class ForgetsWhatWasRight(Scheduler):
+    """The tokens after right guesses are lost to the answer."""
+
+    def _take_more(self, item, output, tokens):
+        super()._take_more(item, output, tokens)
+        return output
+
+
+class GoesOnAfterTheEnd(Scheduler):
+    """A right guess outlives the token that ended the request."""
+
+    def _take_more(self, item, output, tokens):
+        stops, item.request.stop_token_ids = item.request.stop_token_ids, frozenset()
+        output = super()._take_more(item, output, tokens)
+        item.request.stop_token_ids = stops
+        return output
+
+
+class GuessesWithoutBlocks(Scheduler):
+    """A guess has no blocks of its own."""
+
+    def _guess(self, plan, left):
+        grow, self._grow = self._grow, lambda request, num_tokens: True
+        try:
+            return super()._guess(plan, left)
+        finally:
+            self._grow = grow
+
+
 PLANTED = [
+    BelievesEveryGuess,
+    GuessesBeyondTheBudget,
+    ForgetsWhatWasRight,
+    GoesOnAfterTheEnd,
+    GuessesWithoutBlocks,
     LeaksOnAbort,
     OneBlockShort,
     LastInFirstOut,

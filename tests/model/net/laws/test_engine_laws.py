@@ -18,7 +18,7 @@ from model.net.transformer import Decoder
 from model.params import SamplingParams
 from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
-from tests.model.engine.machines import Clock, ask, run, sizes, told
+from tests.model.engine.machines import Clock, answers, ask, run, sizes, told
 from tests.model.net.laws.ways import Way, each_way
 
 BLOCK = 32
@@ -97,6 +97,16 @@ def crowd() -> list[Request]:
     ]
 
 
+def repeating() -> list[Request]:
+    """Greedy and drawn, with text that says the same thing several times, so that guesses are right and wrong."""
+    dice = random.Random(6)
+    phrase = dice.choices(range(VOCAB), k=9)
+    return [
+        ask(f"r{at}", [*phrase * 4, *phrase[: 3 + at]], 40, sampling=SamplingParams(temperature=at % 2 / 2), seed=at)
+        for at in range(6)
+    ]
+
+
 Answer = tuple[list[int], list[float]]
 """Tokens and their scores."""
 
@@ -155,3 +165,14 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
     stats = machine.stats()
     assert ("prefix" in coming) == (stats.num_prefix_hits > 0)
     assert ("preempted" in coming) == (stats.num_preemptions > 0)
+
+
+@pytest.mark.parametrize("draft_tokens", [7, 15, 60])
+@each_model
+@each_way
+def test_guessing_changes_no_token(way, config, draft_tokens):
+    if way.dtype != torch.float32 and not way.exact:
+        pytest.skip("draft_tokens is refused here")
+    machine = engine(way, config, draft_tokens=draft_tokens)
+    assert answers(engine(way, config), repeating()) == answers(machine, repeating())
+    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted

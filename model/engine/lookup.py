@@ -1,0 +1,88 @@
+"""Prompt lookup: a guess at the next tokens, made from the text so far (Saxena 2023).
+
+Text repeats itself: what followed the last few tokens when they last occurred is likely to follow now. A step can compute such
+a draft together with a stream's next token, since reading the weights costs the same for one token as for some. What is kept
+is what would have been drawn anyway: the token after each right guess, and nothing after the first wrong one. So the
+answer has the same tokens with and without drafts (Leviathan et al. 2023, for a draft without probabilities and draws that
+are functions of seed and position).
+"""
+
+from collections.abc import Sequence
+
+from model.engine.request import Request
+from model.params import NO_CHANGE
+
+MATCH = 3
+"""Tokens that must have occurred before."""
+WINDOW = 4096
+"""Tokens, counted from the end, in which they are looked for: a step must not wait for a long search."""
+FIRST, MOST = 4, 15
+"""Length of a request's first draft, and of the longest: with the next token it fills the 16 rows of a matrix unit's tile."""
+LONGEST_PAUSE = 64
+_WIDTH = 4  # bytes of a token id
+
+
+class Lookup:
+    """The text of one request, as it is searched, and how well its drafts do."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._length = FIRST
+        self._misses = 0
+        self._pause = 0
+
+    def draft(self, request: Request, most: int) -> list[int]:
+        """A guess at up to `most` next tokens; empty where nothing like it occurred before, or guesses were wrong of late."""
+        self._follow(request)
+        if self._pause:
+            self._pause -= 1
+            return []
+        at = self._match()
+        if at < 0:
+            return []
+        end = len(self._text) // _WIDTH
+        period = end - at
+        return [self._token(at + step % period) for step in range(min(most, self._length))]
+
+    def learn(self, guessed: int, right: int) -> None:
+        """Of a draft of `guessed` tokens the first `right` were drawn. Good ones become longer, wrong ones seldom."""
+        if right:
+            self._misses = 0
+            self._length = min(MOST, 2 * guessed if right == guessed else right + 1)
+        else:
+            self._length = FIRST
+            self._pause = min(LONGEST_PAUSE, 1 << self._misses) - 1
+            self._misses += 1
+
+    def _follow(self, request: Request) -> None:
+        """Take in the tokens that have come since the last look."""
+        known = len(self._text) // _WIDTH
+        for token in request.tokens(known, request.num_tokens - known):
+            self._text += token.to_bytes(_WIDTH, "little")
+
+    def _match(self) -> int:
+        """Index of the token after the last earlier occurrence of the last MATCH tokens, or -1."""
+        text, size = self._text, MATCH * _WIDTH
+        if len(text) <= size:
+            return -1
+        pattern, at, end = text[-size:], 1, len(text) - 1
+        while at % _WIDTH:  # bytes of two tokens may look like one
+            at = text.rfind(pattern, max(0, len(text) - WINDOW * _WIDTH), end)
+            if at < 0:
+                return -1
+            end = at + size - 1
+        return at // _WIDTH + MATCH
+
+    def _token(self, index: int) -> int:
+        return int.from_bytes(self._text[index * _WIDTH : (index + 1) * _WIDTH], "little")
+
+
+def may_guess(request: Request) -> bool:
+    """Whether a token is drawn from its own scores alone: what looks at the tokens before it cannot be drawn ahead of them."""
+    plain = request.decoding is NO_CHANGE and not request.bad_words and request.grammar is None and request.logprobs is None
+    return plain and len(request.output) >= request.min_tokens
+
+
+def num_right(draft: Sequence[int], drawn: Sequence[int]) -> int:
+    """How many tokens of a draft, from the first on, were drawn."""
+    return next((at for at, (guess, token) in enumerate(zip(draft, drawn, strict=False)) if guess != token), len(draft))
