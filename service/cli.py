@@ -154,7 +154,8 @@ def train(
 def bench(
     context: typer.Context,
     what: str = typer.Argument(
-        help="engine, serve, serving, arrivals, prefix, lookup, deterministic, start, scheduler, limits, gate or all; and flags"
+        help="engine, serve, serving, arrivals, prefix, lookup, deterministic, memory, start, scheduler, limits, gate or all; "
+        "then its flags"
     ),
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""

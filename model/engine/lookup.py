@@ -7,6 +7,8 @@ answer has the same tokens with and without drafts (Leviathan et al. 2023, for a
 are functions of seed and position).
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 
 from model.engine.request import Request
@@ -19,7 +21,7 @@ WINDOW = 4096
 FIRST, MOST = 4, 15
 """Length of a request's first draft, and of the longest: with the next token it fills the 16 rows of a matrix unit's tile."""
 LONGEST_PAUSE = 64
-_WIDTH = 4  # bytes of a token id
+_WIDTH = array("I").itemsize
 
 
 class Lookup:
@@ -57,8 +59,7 @@ class Lookup:
     def _follow(self, request: Request) -> None:
         """Take in the tokens that have come since the last look."""
         known = len(self._text) // _WIDTH
-        for token in request.tokens(known, request.num_tokens - known):
-            self._text += token.to_bytes(_WIDTH, "little")
+        self._text += array("I", request.tokens(known, request.num_tokens - known)).tobytes()
 
     def _match(self) -> int:
         """Index of the token after the last earlier occurrence of the last MATCH tokens, or -1."""
@@ -74,7 +75,7 @@ class Lookup:
         return at // _WIDTH + MATCH
 
     def _token(self, index: int) -> int:
-        return int.from_bytes(self._text[index * _WIDTH : (index + 1) * _WIDTH], "little")
+        return int.from_bytes(self._text[index * _WIDTH : (index + 1) * _WIDTH], sys.byteorder)
 
 
 def may_guess(request: Request) -> bool:

@@ -133,19 +133,15 @@ struct Ones {
 };
 static const Ones ONES;
 
-// A row of results by one tile of values: sums [lanes][16], `stride` apart, += P times 16 columns.
-OF(AMX) INLINE void add_columns(float* sums, i64 stride, const bf16* values, i64 values_stride) {
-    _tile_loadd(4, sums, stride * 4);
-    _tile_loadd(1, values, values_stride * 2);
-    _tile_dpbf16ps(4, 5, 1);
-    _tile_stored(4, sums, stride * 4);
-}
-
-// sums [lanes][D] += P V and totals [lanes][16] += P times ones, with weights [lanes][KEYS]. Two columns of tiles at a time hide their latency.
+// sums [lanes][D] += P V and totals [lanes][16] += P times ones, with weights [lanes][KEYS]. Two tiles of values at a time hide their
+// latency.
 OF(AMX) INLINE void sums_amx(const Tile& t, const bf16* values, const bf16* weights, float* sums, float* totals) {
     written();
     _tile_loadd(5, weights, KEYS * 2);
-    add_columns(totals, LANES, ONES.all, KEYS);
+    _tile_loadd(4, totals, LANES * 4);
+    _tile_loadd(1, ONES.all, KEYS * 2);
+    _tile_dpbf16ps(4, 5, 1);
+    _tile_stored(4, totals, LANES * 4);
     for (i64 i = 0; i < t.D; i += 32) {
         _tile_loadd(4, sums + i, t.D * 4);
         _tile_loadd(7, sums + i + 16, t.D * 4);
