@@ -154,7 +154,7 @@ def train(
 def bench(
     context: typer.Context,
     what: str = typer.Argument(
-        help="engine, serve, serving, arrivals, prefix, lookup, deterministic, memory, start, scheduler, limits, gate or all; "
+        help="engine, serve, serving, arrivals, prefix, lookup, option, memory, start, scheduler, limits, gate or all; "
         "then its flags"
     ),
 ) -> None:

@@ -116,6 +116,8 @@ def cache() -> Iterator[Panel]:
     yield panel("Preemptions a second", "none", {"{{replica}}": total("attend_preemptions_total", "replica")})
     hits, asked = (total(f"attend_prefix_cache_{what}_total", "replica") for what in ("hits", "queries"))
     yield panel("Prompt tokens found in the prefix cache", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
+    right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
+    yield panel("Guessed tokens that were right", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"
     yield panel("Cache", "none", {labels: f"attend_cache_config_info{{{CHOSEN}}}"}, kind="stat", width=WIDTH)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from loadtest.bench.deterministic import default_model, speed
 from loadtest.bench.figures import Comparison, file, show, take_turns
 from loadtest.bench.machine import threads
+from loadtest.bench.option import default_model, speed
 from model.config import DEFAULT_MODEL
 from model.engine.loop import AsyncEngine
 from model.tokenizer import Tokenizer

@@ -62,7 +62,8 @@ class Engine:
             return []
         outputs = self.scheduler.commit(plan, self._run(plan))
         drawn = sum(len(output.token_ids) for output in outputs)
-        self.observer(StepReport(self._clock() - started, len(plan.scheduled), plan.num_tokens, drawn, self._ended()))
+        num_tokens = plan.num_tokens - plan.num_drafted
+        self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
         if not self.has_work:
             self.scheduler.check_integrity()
         return outputs

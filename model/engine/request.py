@@ -174,7 +174,7 @@ class StepReport:
     seconds: float
     num_requests: int
     num_tokens: int
-    """Computed, of prompts and answers."""
+    """Computed, of prompts and answers; without guesses."""
     num_drawn: int = 0
     """New tokens of answers."""
     num_ended: int = 0

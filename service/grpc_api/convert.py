@@ -10,7 +10,7 @@ from model.errors import InvalidRequest
 from model.grammar import GrammarSpec
 from model.params import MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
 from protos.attend.v1 import generation_pb2 as pb
-from service.records import Chunk, Command, Prompt, PromptPart
+from service.records import Chunk, Command, Prompt, PromptPart, whole
 
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -112,7 +112,9 @@ class Responses:
         self._forms: dict[int, bytes] = {}
 
     def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
-        """The message of chunks that came together."""
+        """The message of chunks that came together: one output for each answer, so that nobody has to look for a second."""
+        if len(chunks) > 1:
+            chunks = whole(chunks)
         if len(chunks) == 1 and chunks[0].is_plain:
             return self._filled(chunks[0])
         return to_response(chunks, self._request, self._fingerprint)

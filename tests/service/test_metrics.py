@@ -25,7 +25,8 @@ from tests.fakes import MODEL, FakeEngine, build_server, says, until
 COMPLETIONS = ("http", "/v1/completions")
 KINDS = {
     "gauge": "requests_running requests_waiting kv_cache_usage engine_heartbeat_seconds cache_config_info",
-    "counter": "prompt_tokens generation_tokens preemptions requests prefix_cache_queries prefix_cache_hits",
+    "counter": "prompt_tokens generation_tokens preemptions requests prefix_cache_queries prefix_cache_hits "
+    "draft_tokens draft_tokens_accepted",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds time_per_output_token_seconds "
     "request_duration_seconds request_queue_seconds request_prefill_seconds request_decode_seconds "
     "request_prompt_tokens request_generation_tokens step_seconds step_batch_size",

@@ -68,6 +68,25 @@ def test_a_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(net, alone, bud
     assert alone == answers(tiny_engine(net, max_batch_tokens=budget), crowd())
 
 
+@pytest.mark.parametrize("way", WAYS[:4], ids=str)
+def test_guesses_do_not_matter(net, way):
+    """Greedy or drawn, with a stop token among the guesses or not; some are right and some are wrong."""
+    requests = [
+        {"prompt": [7, 8, 9, 7, 8, 9, at], "seed": at, "stop_token_ids": frozenset(range(at * 9, at * 9 + 9))}
+        for at in range(8)
+    ]
+    plain, guessing = tiny_engine(net), tiny_engine(net, draft_tokens=40)
+    wanted, found = (
+        answers(
+            engine,
+            [ask(f"{at}", max_tokens=40, sampling=SamplingParams(**way), **fields) for at, fields in enumerate(requests)],
+        )
+        for engine in (plain, guessing)
+    )
+    assert wanted == found
+    assert way["temperature"] > 0 or 0 < guessing.stats().num_accepted < guessing.stats().num_drafted
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_the_size_of_a_block_does_not_matter(net, alone, block_size):
     assert alone == answers(tiny_engine(net, block_size=block_size, num_blocks=256), crowd())
@@ -174,6 +193,15 @@ def test_a_step_reports_its_seconds_requests_and_tokens():
     engine.runner.submit = slow
     run(engine, [ask("a", [1, 2, 3, 4], 2), ask("b", [1, 2, 3], 2)])
     assert [StepReport(0.25, 2, 6, 1, 0), StepReport(0.25, 2, 2, 2, 1), StepReport(0.25, 1, 1, 1, 1)] == reports
+
+
+def test_guesses_are_no_tokens_of_a_report():
+    request = ask("a", [1], 60, seed=2)
+    engine, reports = fake_engine(draft_tokens=15), []
+    engine.observer = reports.append
+    assert {"a": fake_answer(ask("a", [1], 60, seed=2))} == answers(engine, [request])
+    assert {1} == {report.num_tokens for report in reports}
+    assert 60 == sum(report.num_drawn for report in reports) > len(reports)
 
 
 def test_an_idle_step_does_and_reports_nothing():

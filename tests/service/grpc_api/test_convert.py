@@ -1,6 +1,7 @@
 """Protobuf to a command, and chunks to protobuf."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from model.errors import InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from protos.attend.v1 import generation_pb2 as pb
 from service.grpc_api.convert import REASONS, Responses, to_command, to_response
-from service.records import Chunk, Command, PromptPart
+from service.records import Chunk, Command, PromptPart, whole
 
 D = pb.DecodingParameters
 R = pb.ResponseOptions
@@ -201,10 +202,19 @@ def test_messages_of_a_stream_are_the_same_whether_filled_in_or_made_anew(with_i
     batches = [*([each] for each in chunks), plain]
     responses = Responses(asked, "fp")
     kept = [responses.of(batch) for batch in batches]
-    assert kept == [to_response(batch, asked, "fp") for batch in batches], "each message is its own, to be kept or changed"
-    assert [each.SerializeToString() for each in kept] == [
-        to_response(each, asked, "fp").SerializeToString() for each in batches
-    ]
+    anew = [to_response(whole(batch), asked, "fp") for batch in batches]
+    assert kept == anew, "each message is its own, to be kept or changed"
+    assert [each.SerializeToString() for each in kept] == [each.SerializeToString() for each in anew]
+
+
+def test_chunks_of_an_answer_that_came_together_are_one_output():
+    """Who reads the first output of a message must not lose the text, or the end, that a second one would hold."""
+    asked = pb.GenerateRequest(response=R(output_token_ids=True))
+    last = replace(chunk(1, FinishReason.LENGTH), num_tokens=9)
+    message = Responses(asked, "fp").of([chunk(1), chunk(0), last])
+    assert [(output.index, output.text, output.num_tokens) for output in message.outputs] == [(0, "ab", 7), (1, "abab", 9)]
+    assert list(message.outputs[1].token_ids) == [97, 98, 97, 98]
+    assert message.outputs[1].finish_info.num_output_tokens == 9
 
 
 def test_token_ids_are_there_when_asked_for():

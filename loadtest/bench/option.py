@@ -1,10 +1,12 @@
-"""What the deterministic mode costs: attend bench deterministic
+"""What one option of the engine does, its values side by side: attend bench option deterministic true false
 
-The default model in bfloat16 with it and without, 16 requests of 128 -> 128 tokens.
+The default model in bfloat16, 16 requests of 128 -> 128 tokens, greedy and drawn. The table shows the first value over each
+other one. Options are the fields of `EngineOptions`.
 """
 
 import argparse
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -38,7 +40,7 @@ async def speed(engine: AsyncEngine, prompts: Sequence[Sequence[int]], temperatu
 def default_model(**options: Any) -> AsyncEngine:
     """The default model in bfloat16, without a prefix cache, and started."""
     settings = {"dtype": "bfloat16", "num_threads": threads(), "kv_cache_memory": 1 << 28, "prefix_caching": False}
-    engine = build_engine(DEFAULT_MODEL, EngineOptions(**settings, **options))
+    engine = build_engine(DEFAULT_MODEL, EngineOptions(**settings | options))
     engine.start()
     return engine
 
@@ -47,25 +49,34 @@ async def measure(engines: dict[str, AsyncEngine], turns: int) -> list[Compariso
     """Greedy and drawn; the engines take turns."""
     found = []
     for name, temperature in (("greedy", 0.0), ("drawn", 1.0)):
-        contestants = {mode: partial(speed, engine, PROMPTS, temperature) for mode, engine in engines.items()}
+        contestants = {value: partial(speed, engine, PROMPTS, temperature) for value, engine in engines.items()}
         found.append(Comparison(f"{AT_ONCE} requests, {name}", "tokens/s", await take_turns(contestants, turns)))
     return found
 
 
+def parse(text: str) -> Any:
+    """JSON, or else a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("option", choices=EngineOptions.__dataclass_fields__)
+    parser.add_argument("values", nargs="+", type=parse, help="true, 64, native")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    modes = {"free": False, "deterministic": True}
-    engines = {name: default_model(deterministic=mode) for name, mode in modes.items()}
+    engines = {f"{options.option} {value}": default_model(**{options.option: value}) for value in options.values}
     found = asyncio.run(measure(engines, options.turns))
     for engine in engines.values():
         engine.close()
-    figures = [figure for each in found for figure in (*map(each.figure, modes), each.ratio("deterministic"))]
-    file(options.json, show(figures), figures, bench="deterministic")
+    figures = [figure for each in found for figure in each.figures()]
+    file(options.json, show(figures), figures, bench="option")
 
 
 if __name__ == "__main__":
