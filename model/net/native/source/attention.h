@@ -324,12 +324,6 @@ OF(AMX) static void attend_tile_amx(const Tile& t, const Tile* later, const Cach
 struct Step {
     const i64 *starts, *counts, *blocks;
     i64 rows, width;  // the block table is [rows, width]
-
-    i64 singles() const {  // how many rows, from the first on, bring one token
-        i64 row = 0;
-        while (row < rows && counts[row] == 1) row++;
-        return row;
-    }
 };
 
 struct Work {

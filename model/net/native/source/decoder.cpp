@@ -18,7 +18,7 @@
 
 struct Kernels {
     void (*norm)(const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T, i64 E, float eps);
-    void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T, i64 first, i64 end);
+    void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
@@ -29,8 +29,8 @@ struct Kernels {
         for (i64 t = 0; t < T; t++) norm_token(x + t * E, gain, y + t * y_stride, E, eps);                                       \
     }                                                                                                                            \
     TARGET static void write_##NAME(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, \
-                                    const i64* slots, i64 T, i64 first, i64 end) {                                               \
-        write_tokens(qkv, heads, cache, turns, positions, slots, T, first, end);                                                 \
+                                    const i64* slots, i64 T) {                                                                   \
+        write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
     }                                                                                                                            \
     TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
@@ -76,25 +76,21 @@ struct Input {  // of a step: T tokens, and where they stand
 static const i64 TOKENS = 4;  // of a piece of work on tokens
 static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
 
-// A layer's keys and values to the cache, then its attention. Where a row brings one token, who attends for a head writes for it
-// too, for the lines are near then; and in a piece of several tiles the next one's past is on its way.
+// A layer's keys and values to the cache, then its attention: all is written before anything is read, for a request may share a
+// block that another one fills in this step. In a piece of several tiles the next one's past is on its way.
 static void attend(Team::Member& team, const Kernels& kernels, const Input& in, const Step& step, const std::vector<Work>& work,
                    const Turns& turns, const Attention& a) {
-    i64 K = a.heads.K, tiles = (i64)work.size() * K, singles = step.singles(), others = in.T - singles;
-    auto write = [&](i64 token, i64 end, i64 first_head, i64 end_head) {
-        kernels.write(a.qkv + token * a.heads.width(), a.heads, a.cache, turns, in.positions + token, in.slots + token, end - token,
-                      first_head, end_head);
-    };
-    team.share(others, others < 4 * WRITTEN ? TOKENS : WRITTEN, [&](i64 begin, i64 end) { write(singles + begin, singles + end, 0, K); });
+    i64 K = a.heads.K, tiles = (i64)work.size() * K;
+    team.share(in.T, in.T < 4 * WRITTEN ? TOKENS : WRITTEN, [&](i64 begin, i64 end) {
+        kernels.write(a.qkv + begin * a.heads.width(), a.heads, a.cache, turns, in.positions + begin, in.slots + begin, end - begin);
+    });
     auto tile_at = [&](i64 n) { return tile_of(step, work[n / K], a, n % K); };
     team.share(tiles, std::clamp<i64>(tiles / (8 * omp_get_num_threads()), 1, 8), [&](i64 begin, i64 end) {
         Tile tile, later = tile_at(begin);
         for (i64 n = begin; n < end; n++) {
-            i64 token = work[n / K].token;
             bool last = n + 1 == end;
             tile = later;
             if (!last) later = tile_at(n + 1);
-            if (token < singles) write(token, token + 1, tile.head, tile.head + 1);
             kernels.attend(tile, last ? nullptr : &later, a.cache, K);
         }
     });

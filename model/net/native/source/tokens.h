@@ -74,22 +74,20 @@ INLINE void write_two_values(const bf16* first, const bf16* second, bf16* block,
                                           __builtin_convertvector(load<halves>(second + i), words) << 16);
 }
 
-// T tokens of a step, key/value heads `first` to `end` and the query heads that belong to them: turns their queries where they are,
-// and writes their keys and values to the cache.
-INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T,
-                         i64 first, i64 end) {
-    i64 H = heads.H, K = heads.K, D = heads.D, G = H / K, B = cache.block_size;
+// T tokens of a step: turns their queries where they are, and writes their keys and values to the cache.
+INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
+    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
         const float *cos = turns.cos ? turns.cos + positions[t] * D : nullptr, *sin = turns.sin ? turns.sin + positions[t] * D : nullptr;
-        for (i64 h = first * G; h < (cos ? end * G : 0); h++) rotate_head(q + h * D, q + h * D, turns.q_gain, cos, sin, D, turns.eps);
-        for (i64 k = first; k < end; k++) rotate_head(q + (H + k) * D, keys + k * B * D, turns.k_gain, cos, sin, D, turns.eps);
+        for (i64 h = 0; h < (cos ? H : 0); h++) rotate_head(q + h * D, q + h * D, turns.q_gain, cos, sin, D, turns.eps);
+        for (i64 k = 0; k < K; k++) rotate_head(q + (H + k) * D, keys + k * B * D, turns.k_gain, cos, sin, D, turns.eps);
     }
     for (i64 t = 0, count; t < T; t += count) {
         i64 at = slots[t] % B;
         count = at % 2 == 0 && t + 1 < T && slots[t + 1] == slots[t] + 1 ? 2 : 1;
         const bf16* v = qkv + t * heads.width() + (H + K) * D;
-        for (i64 k = first; k < end; k++) {
+        for (i64 k = 0; k < K; k++) {
             bf16* block = cache.values + (slots[t] / B * K + k) * B * D;
             if (count == 2)
                 write_two_values(v + k * D, v + heads.width() + k * D, block, at, D);
