@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import defaultdict
 from functools import cache
 
 import pytest
@@ -124,14 +125,14 @@ def alone(way: Way, config: ModelConfig) -> dict[str, Answer]:
     return answers
 
 
-def assert_near(way: Way, config: ModelConfig, answers: dict[str, Answer]) -> None:
+def assert_near(way: Way, config: ModelConfig, requests: list[Request], answers: dict[str, Answer]) -> None:
     """Each score is the one that a dense pass in float32 over the same weights gives the same token after the same text.
 
     Measured in the largest logit: some roundings of the residual stream to the dtype, and sums in float32 on both sides.
     """
     whole = tiny_decoder(config)
     whole.load_state_dict({name: tensor.float() for name, tensor in net_of(config, way.dtype).state_dict().items()})
-    for request in crowd():
+    for request in requests:
         tokens, scores = answers[request.request_id]
         assert len(scores) == len(tokens) == request.max_tokens
         with torch.no_grad():
@@ -145,7 +146,7 @@ def assert_near(way: Way, config: ModelConfig, answers: dict[str, Answer]) -> No
 @each_model
 @each_way
 def test_a_request_alone_is_the_decoder_without_a_cache(way, config):
-    assert_near(way, config, alone(way, config))
+    assert_near(way, config, crowd(), alone(way, config))
 
 
 @each_coming
@@ -155,7 +156,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
     """Where the dtype is too coarse for that, its scores are still those of its tokens."""
     machine = engine(way, config, **COMINGS[coming])
     found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}
-    assert_near(way, config, found)
+    assert_near(way, config, crowd(), found)
     if way.dtype == torch.float32:
         assert {name: tokens for name, (tokens, _) in alone(way, config).items()} == {
             name: tokens for name, (tokens, _) in found.items()
@@ -176,3 +177,31 @@ def test_guessing_changes_no_token(way, config, draft_tokens):
     machine = engine(way, config, draft_tokens=draft_tokens)
     assert answers(engine(way, config), repeating()) == answers(machine, repeating())
     assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+
+
+@each_model
+@each_way
+def test_a_prompt_reads_a_block_that_a_stream_fills_in_the_same_step(way, config):
+    """All of a layer's keys and values are written before any is read, whichever thread does either."""
+    dice = random.Random(7)
+    machine = engine(way, config, prefix_caching=True, max_batch_tokens=512)
+    streams = [ask(f"s{at}", dice.choices(range(VOCAB), k=2 * BLOCK - 5), 30, logprobs=0) for at in range(6)]
+    outputs = defaultdict(list)
+    for request in streams:
+        machine.add(request)
+    while streams[0].num_tokens < 2 * BLOCK:
+        for output in machine.step():
+            outputs[output.request_id].append(output)
+    assert all(request.num_computed == 2 * BLOCK - 1 for request in streams)
+    followers = [
+        ask(f"f{at}", [*request.tokens(0, 2 * BLOCK), *dice.choices(range(VOCAB), k=3)], 4, logprobs=0)
+        for at, request in enumerate(reversed(streams))
+    ]
+    for name, more in run(machine, followers).items():
+        outputs[name] += more
+    assert all(request.num_cached == 2 * BLOCK for request in followers)
+    found = {name: answer(all_of_it) for name, all_of_it in outputs.items()}
+    assert_near(way, config, [*streams, *followers], found)
+    for request in (*streams, *followers) if way.exact else ():
+        again = ask("again", request.prompt, request.max_tokens, logprobs=0)
+        assert answer(run(engine(way, config), [again])["again"]) == found[request.request_id]
