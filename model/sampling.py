@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from model.transfer import column, integers
 
 _MASK = (1 << 64) - 1
 
@@ -53,8 +54,8 @@ def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence
     """
     noisy = [row for row, temperature in enumerate(temperatures) if temperature > 0]
     if noisy:
-        picked = torch.tensor(noisy, device=scores_RV.device)
-        some_RV = apply_temperature(scores_RV[picked], _column(scores_RV, [temperatures[row] for row in noisy]))
+        picked = integers(noisy, scores_RV.device)
+        some_RV = apply_temperature(scores_RV[picked], column([temperatures[row] for row in noisy], scores_RV))
         noise_RV = gumbel_noise([keys[row] for row in noisy], scores_RV.shape[1], scores_RV.device)
         scores_RV = scores_RV.index_copy(0, picked, some_RV + noise_RV)
     best_R, tokens_R = scores_RV.max(dim=-1)
@@ -73,7 +74,7 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tok
     temperatures = [draw.params.temperature for draw in draws]
     limited = [row for row, draw in enumerate(draws) if draw.params.limits]
     if limited:
-        picked = torch.tensor(limited, device=scores_RV.device)
+        picked = integers(limited, scores_RV.device)
         scores_RV = scores_RV.index_copy(0, picked, limit_scores(scores_RV[picked], [draws[row].params for row in limited]))
         temperatures = [1.0 if draw.params.limits else draw.params.temperature for draw in draws]
     keys = [row_key(draw.seed, draw.choice, draw.position) if draw.params.temperature > 0 else 0 for draw in draws]
@@ -144,10 +145,10 @@ def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tup
 
 def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Scores over temperature, without the tokens that top-k, top-p and min-p leave out."""
-    scores_RV = apply_temperature(scores_RV, _column(scores_RV, [p.temperature for p in params]))
+    scores_RV = apply_temperature(scores_RV, column([p.temperature for p in params], scores_RV))
     scores_RV = apply_top_k(scores_RV, [p.top_k for p in params])
     scores_RV = apply_top_p(scores_RV, [p.top_p for p in params])
-    return apply_min_p(scores_RV, _column(scores_RV, [p.min_p for p in params]))
+    return apply_min_p(scores_RV, [p.min_p for p in params])
 
 
 def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor) -> Tensor:
@@ -163,9 +164,9 @@ def apply_top_k(scores_RV: Tensor, top_k: Sequence[int]) -> Tensor:
     if not limited:
         return scores_RV
     best_RK = scores_RV.topk(max(limited), dim=-1).values
-    last = torch.tensor([min(k, max(limited)) - 1 for k in counts], device=scores_RV.device)[:, None]
-    unlimited = torch.tensor([k == vocab_size for k in counts], device=scores_RV.device)[:, None]
-    return scores_RV.masked_fill((scores_RV < best_RK.gather(1, last)) & ~unlimited, -math.inf)
+    last_R = integers([min(k, max(limited)) - 1 for k in counts], scores_RV.device)
+    limited_R = integers([k < vocab_size for k in counts], scores_RV.device)
+    return scores_RV.masked_fill((scores_RV < best_RK.gather(1, last_R[:, None])) & (limited_R[:, None] > 0), -math.inf)
 
 
 def apply_top_p(scores_RV: Tensor, top_p: Sequence[float]) -> Tensor:
@@ -173,22 +174,23 @@ def apply_top_p(scores_RV: Tensor, top_p: Sequence[float]) -> Tensor:
     rows = [row for row, p in enumerate(top_p) if p < 1]
     if not rows:
         return scores_RV
-    picked = torch.tensor(rows, device=scores_RV.device)
+    picked = integers(rows, scores_RV.device)
     some_RV = scores_RV[picked]
     sorted_RV = some_RV.sort(dim=-1, descending=True).values
     probability_RV = sorted_RV.softmax(dim=-1)
     before_RV = probability_RV.cumsum(dim=-1) - probability_RV
-    p_R1 = _column(scores_RV, [top_p[row] for row in rows])
+    p_R1 = column([top_p[row] for row in rows], scores_RV)
     kept_R1 = (before_RV < p_R1).sum(dim=-1, keepdim=True).clamp(min=1)
     threshold_R1 = sorted_RV.gather(1, kept_R1 - 1)
     return scores_RV.index_copy(0, picked, some_RV.masked_fill(some_RV < threshold_R1, -math.inf))
 
 
-def apply_min_p(scores_RV: Tensor, min_p_R1: Tensor) -> Tensor:
+def apply_min_p(scores_RV: Tensor, min_p: Sequence[float]) -> Tensor:
     """Keep the tokens whose probability is at least min_p times the best one's (Nguyen et al. 2024); 0 keeps all."""
-    if not min_p_R1.any():
+    if not any(min_p):
         return scores_RV
-    return scores_RV.masked_fill(scores_RV < scores_RV.amax(dim=-1, keepdim=True) + min_p_R1.log(), -math.inf)
+    least_R1 = scores_RV.amax(dim=-1, keepdim=True) + column(min_p, scores_RV).log()
+    return scores_RV.masked_fill(scores_RV < least_R1, -math.inf)
 
 
 def row_key(seed: int, choice: int, position: int) -> int:
@@ -198,7 +200,7 @@ def row_key(seed: int, choice: int, position: int) -> int:
 
 def gumbel_noise(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
     """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding."""
-    keys_R1 = torch.tensor([_signed(key) for key in keys], device=device)[:, None]
+    keys_R1 = integers([_signed(key) for key in keys], device)[:, None]
     hash_RV = keys_R1 ^ (torch.arange(vocab_size, device=device) * _signed(0x9E3779B97F4A7C15))[None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         hash_RV = (hash_RV ^ _shifted(hash_RV, shift)) * _signed(factor)
@@ -223,7 +225,3 @@ def _signed(value: int) -> int:
 def _shifted(values: Tensor, places: int) -> Tensor:
     """Logical shift to the right; torch's own copies the sign."""
     return (values >> places) & ((1 << (64 - places)) - 1)
-
-
-def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -96,7 +96,7 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
         eos_token_ids=config.eos_token_ids,
         fingerprint=fingerprint(folder, setup),
     )
-    engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic)
+    engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, ahead=device == "cuda")
     warm_up(engine)
 
     def prepare() -> None:

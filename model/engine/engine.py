@@ -1,7 +1,12 @@
-"""One step of continuous batching: schedule, run, commit. Synchronous, for one thread."""
+"""One step of continuous batching: schedule, run, commit. For one thread.
+
+On a device that computes by itself the next step is planned and handed over while one runs, wherever the scheduler can tell
+what it computes (`Scheduler.follow`): then the device does not wait for Python. At most one step is ahead.
+"""
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from model.engine.plan import Plan, StepResult
@@ -30,9 +35,13 @@ class Runner(Protocol):
 class Engine:
     """A scheduler and a runner."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], *, ahead: bool = False) -> None:
+        """`ahead`: hand a step over before the one before it has ended; for runners that need not end one to begin another."""
         self.scheduler = scheduler
         self.runner = runner
+        self.ahead = ahead
+        self._next: tuple[Plan, Pending] | None = None
+        """The step that was handed over ahead."""
         self.observer: Callable[[StepReport], None] = lambda report: None
         self._clock = clock
         self._num_ended = 0  # when it was last asked for
@@ -57,14 +66,20 @@ class Engine:
     def step(self) -> list[Output]:
         """Let every scheduled request catch up by one step."""
         started = self._clock()
-        plan = self.scheduler.schedule()
-        if not plan.scheduled:
-            return []
-        outputs = self.scheduler.commit(plan, self._run(plan))
+        if self._next is None:
+            plan = self.scheduler.schedule()
+            if not plan.scheduled:
+                return []
+            self._next = self._submitted(plan)
+        plan, pending = self._next
+        following = self.scheduler.follow(plan) if self.ahead else None
+        self._next = None if following is None else self._submitted(following)
+        outputs = self.scheduler.commit(plan, self._result(plan, pending))
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
         if not self.has_work:
+            self._next = None  # computed in vain
             self.scheduler.check_integrity()
         return outputs
 
@@ -86,11 +101,29 @@ class Engine:
             scheduler.num_accepted,
         )
 
-    def _run(self, plan: Plan) -> StepResult:
+    def _submitted(self, plan: Plan) -> tuple[Plan, Pending]:
+        """The plan, and the step under way."""
+        try:
+            return plan, self.runner.submit(plan)
+        except Exception as error:
+            return plan, _Failed(error)
+
+    def _result(self, plan: Plan, pending: Pending) -> StepResult:
         """A step that fails as a whole ends its requests, not the engine."""
         try:
-            return self.runner.submit(plan).result()
+            return pending.result()
         except Exception as error:
             log.exception("a step of %d requests failed", len(plan.scheduled))
             reason = f"the step failed: {type(error).__name__}"
             return StepResult(errors={item.request.request_id: reason for item in plan.scheduled})
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A step that could not even begin."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        """Raise what went wrong."""
+        raise self.error

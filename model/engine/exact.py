@@ -11,6 +11,7 @@ from torch import Tensor
 from model.engine.runner import ModelRunner
 from model.errors import SettingError
 from model.net.backends import Row
+from model.transfer import integers
 
 CHUNKS = (1, 7, 33)
 STRANGERS = 5
@@ -49,7 +50,7 @@ def _computed(
         rows = sorted([*strangers, mine], key=lambda row: row.count != 1)
         before = sum(row.count for row in rows[: rows.index(mine)])
         tokens = [token for row in rows for token in text[row.start : row.start + row.count]]
-        yield runner.hidden(rows, tokens)[before : before + mine.count]
+        yield runner.hidden(rows, integers(tokens, runner.device))[before : before + mine.count]
 
 
 @torch.inference_mode()

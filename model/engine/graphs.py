@@ -135,10 +135,10 @@ class DecodeGraphs:
         return len(rows) <= self._sizes[-1] and all(row.count == 1 and row.start < self._max_model_len for row in rows)
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row], tokens: Sequence[int]) -> Decoded:
-        """Compute a step that `fits`; `tokens` are the rows' own."""
+    def run(self, rows: Sequence[Row], tokens_T: Tensor) -> Decoded:
+        """Compute a step that `fits`; the tokens are the rows' own. Waits for nothing."""
         size = next(size for size in self._sizes if size >= len(rows))
-        self._fill(BatchLayout.build(rows, self._cache.block_size, "cpu"), torch.tensor(tokens), size)
+        self._fill(BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device), tokens_T, size)
         self._replays[size]()
         return Decoded(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
 

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Sequence
 
 from model.engine.request import Request
-from model.params import NO_CHANGE
 
 MATCH = 3
 """Tokens that must have occurred before."""
@@ -76,12 +75,6 @@ class Lookup:
 
     def _token(self, index: int) -> int:
         return int.from_bytes(self._text[index * _WIDTH : (index + 1) * _WIDTH], sys.byteorder)
-
-
-def may_guess(request: Request) -> bool:
-    """Whether a token is drawn from its own scores alone: what looks at the tokens before it cannot be drawn ahead of them."""
-    plain = request.decoding is NO_CHANGE and not request.bad_words and request.grammar is None and request.logprobs is None
-    return plain and len(request.output) >= request.min_tokens
 
 
 def num_right(draft: Sequence[int], drawn: Sequence[int]) -> int:

@@ -15,6 +15,8 @@ class Scheduled:
     count: int
     draft: Sequence[int] = ()
     """A guess at the tokens that are drawn next: computed too, as if they stood there already."""
+    follows: bool = False
+    """Its one token is what the step before draws: planned before anybody but the device knows it."""
 
     @property
     def num_rows(self) -> int:
@@ -24,7 +26,7 @@ class Scheduled:
     @property
     def completes(self) -> bool:
         """Whether the counters meet after this step."""
-        return self.start + self.count == self.request.num_tokens
+        return self.follows or self.start + self.count == self.request.num_tokens
 
     @property
     def draws(self) -> bool:
@@ -41,6 +43,11 @@ class Plan:
     """Items, from the first on, that are the next token of a stream; the others are parts of prompts."""
     num_drafted: int = 0
     """Tokens of the streams' drafts."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether all its tokens are those that the step before draws."""
+        return bool(self.scheduled) and self.scheduled[0].follows
 
     @property
     def num_tokens(self) -> int:

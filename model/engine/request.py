@@ -96,6 +96,14 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     @property
+    def draws_from_scores(self) -> bool:
+        """Whether its next tokens depend on scores, seed and position alone, not on the tokens before them: then they can be
+        drawn before those are known here.
+        """
+        plain = self.decoding is NO_CHANGE and not self.bad_words and self.grammar is None and self.logprobs is None
+        return plain and len(self.output) >= self.min_tokens
+
+    @property
     def max_total_tokens(self) -> int:
         """Prompt plus the most output tokens it may grow to."""
         return len(self.prompt) + self.max_tokens

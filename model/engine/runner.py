@@ -13,10 +13,11 @@ from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import Request, TokenLogprob
 from model.errors import EngineFailed
 from model.mask import look_ahead
-from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row, integers
+from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
 from model.sampling import Draw, completing, logprobs, sample
+from model.transfer import integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -32,6 +33,9 @@ class PendingStep:
 
     drawing: Sequence[Request] = ()
     tokens_R: Tensor | None = None
+    """What they draw, on its way here."""
+    ready: torch.cuda.Event | None = None
+    """When it has come; None: it has."""
     logits_RV: Tensor | None = None
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +45,8 @@ class PendingStep:
 
     def result(self) -> StepResult:
         """Wait for the device. A row without a finite score is an error of its own request."""
+        if self.ready is not None:
+            self.ready.synchronize()  # and not the steps that were handed over since
         tokens = [] if self.tokens_R is None else self.tokens_R.tolist()
         pairs = list(zip((request.request_id for request in self.drawing), tokens, strict=True))
         firsts, more = _kept(pairs, self.drafts) if self.drafts else (pairs, {})
@@ -80,33 +86,44 @@ class ModelRunner:
         self.device = device
         self.graphs = graphs
         self.draw = draw
+        self._drawn: tuple[list[Request], Tensor] = ([], torch.empty(0))
+        """Who drew in the step before, and what: it stays where it was drawn."""
 
     @torch.inference_mode()
     def submit(self, plan: Plan) -> PendingStep:
-        """Start a step. On a GPU this returns before the device is done."""
+        """Start a step. On a GPU this returns before the device is done, and it may follow a step that is not done either.
+
+        Then nothing here may wait for the device: numbers go there by `transfer.py`, and none is read before `result`.
+        """
         items = sorted(plan.scheduled, key=lambda item: item.num_rows != 1)  # rows of one token first
         rows = [Row(item.request.blocks, item.start, item.num_rows) for item in items]
-        tokens = [token for item in items for token in (*item.request.tokens(item.start, item.count), *item.draft)]
-        decoded = self.graphs.run(rows, tokens) if self.graphs is not None and self.graphs.fits(rows) else None
-        hidden_TE = self.hidden(rows, tokens) if decoded is None else decoded.hidden_TE
+        tokens_T = self._follow(items) if plan.follows else integers(_tokens_of(items), self.device)
+        decoded = self.graphs.run(rows, tokens_T) if self.graphs is not None and self.graphs.fits(rows) else None
+        hidden_TE = self.hidden(rows, tokens_T) if decoded is None else decoded.hidden_TE
         prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
         drawing, draws, last, errors = _draws(items)
         if not drawing:
             return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
-        last_R = slice(None) if len(last) == len(tokens) else integers(last, self.device)
+        last_R = slice(None) if len(last) == len(tokens_T) else integers(last, self.device)
         logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
         if decoded is not None and all(takes_the_best(draw) for draw in draws):
             tokens_R = decoded.greedy_T[last_R]
         else:
             tokens_R = self.draw(logits_RV, draws)
         tokens_R = keep_to_grammars(tokens_R, logits_RV, drawing, draws, errors, self.draw)
+        self._drawn = drawing, tokens_R
         drafts = {item.request.request_id: item.draft for item in items if item.draft}
-        return PendingStep(drawing, tokens_R, logits_RV, prompt_logprobs, errors, drafts)
+        return PendingStep(drawing, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, errors, drafts)
 
-    def hidden(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
+    def _follow(self, items: Sequence[Scheduled]) -> Tensor:
+        """The tokens that the requests drew in the step before; 0 for one without a score: its request is about to end."""
+        drawing, tokens_R = self._drawn
+        rows = {request.request_id: row for row, request in enumerate(drawing)}
+        return tokens_R[integers([rows[item.request.request_id] for item in items], self.device)].clamp(min=0)
+
+    def hidden(self, rows: Sequence[Row], tokens_T: Tensor) -> Tensor:
         """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards."""
         layout = BatchLayout.build(rows, self.cache.block_size, self.device)
-        tokens_T = integers(tokens, self.device)
         return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
 
     def _prompt_logprobs(self, items: Sequence[Scheduled], hidden_TE: Tensor) -> dict[str, list[TokenLogprob]]:
@@ -130,6 +147,20 @@ class ModelRunner:
             some = tokens[start : start + SCORED_AT_ONCE]
             scored += _scored(self.net.logits(hidden_TE[start : start + SCORED_AT_ONCE]), some, [top] * len(some))
         return scored
+
+
+def _tokens_of(items: Sequence[Scheduled]) -> list[int]:
+    return [token for item in items for token in (*item.request.tokens(item.start, item.count), *item.draft)]
+
+
+def _on_its_way(tokens_R: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """The tokens as they come here, and when they have come: a copy, for a graph's next step writes where they lie."""
+    if not tokens_R.is_cuda:
+        return tokens_R, None
+    here_R = tokens_R.to("cpu", non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch gives its constructor no types
+    ready.record()
+    return here_R, ready
 
 
 def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:
@@ -171,7 +202,7 @@ def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[
         if not item.draws:
             continue
         try:
-            draws += [_draw(item.request, ahead) for ahead in range(end - first)]
+            draws += [_draw(item.request, item.follows + ahead) for ahead in range(end - first)]
         except EngineFailed as error:
             errors[item.request.request_id] = str(error)
             continue

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from model.config import EngineConfig
 from model.engine.blocks import BlockPool, Parent
 from model.engine.budget import StepCost
-from model.engine.lookup import Lookup, may_guess
+from model.engine.lookup import Lookup
 from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
@@ -113,6 +113,23 @@ class Scheduler:
             return Plan((*plan, *parts), len(plan))
         return Plan(tuple(plan), len(plan), self._guess(plan, left))
 
+    def follow(self, plan: Plan) -> Plan | None:
+        """The step after `plan`, before it is known what `plan` draws: one more token for every stream.
+
+        None where that has to be known: who runs next depends on it, or how somebody draws. Who turns out to have ended is
+        computed in vain.
+        """
+        drawing = {item.request.request_id for item in plan.scheduled if item.draws}
+        admits = self._waiting and len(self._running) < self.config.max_batch_requests
+        if admits or self.config.draft_tokens or len(drawing) < len(self._running):
+            return None
+        if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
+            return None
+        streams = [request for request in self._running if len(request.output) + 1 < request.max_tokens]
+        if not streams or not all(self._grow(request, request.num_tokens + 1) for request in streams):
+            return None
+        return Plan(tuple(Scheduled(request, request.num_tokens, 1, follows=True) for request in streams), len(streams))
+
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
         outputs = []
@@ -128,6 +145,8 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[name]))
                 continue
             request.num_computed = item.start + item.count
+            if item.follows:
+                self._remember(request, request.num_computed)
             if name in result.prompt_logprobs:
                 request.prompt_scores += result.prompt_logprobs[name]
             if request.num_computed < request.num_tokens:
@@ -141,6 +160,7 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
         if plan.scheduled and not result.errors and not plan.num_drafted:
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
+        self._planned_at = self._clock()  # when a step that follows begins
         return outputs
 
     def _distrust(self, blocks: set[int], plan: Plan) -> None:
@@ -189,7 +209,7 @@ class Scheduler:
         for item in plan if share else ():
             request = item.request
             most = min(share, request.max_tokens - len(request.output) - 1)
-            if most > 0 and may_guess(request):
+            if most > 0 and request.draws_from_scores:
                 request.lookup = request.lookup or Lookup()
                 draft = request.lookup.draft(request, most)
                 room = self.config.block_size * len(request.blocks) - request.num_tokens
@@ -263,11 +283,16 @@ class Scheduler:
         """The next `count` tokens. The blocks that they fill are known from now on: a step writes before it reads, so
         even a request of the same step may share them.
         """
-        start, size = request.num_computed, self.config.block_size
-        for at in range(request.num_known, (start + count) // size) if self.config.prefix_caching else ():
+        start = request.num_computed
+        self._remember(request, start + count)
+        return Scheduled(request, start, count)
+
+    def _remember(self, request: Request, end: int) -> None:
+        """Make the blocks that the tokens before `end` fill known."""
+        size = self.config.block_size
+        for at in range(request.num_known, end // size) if self.config.prefix_caching else ():
             request.parent = self.pool.remember(self._parent(request), request.tokens(at * size, size), request.blocks[at])
             request.num_known = at + 1
-        return Scheduled(request, start, count)
 
     def _skip_known(self, request: Request) -> None:
         """Share the known blocks that go on from what is computed, all but the last token's: one must be computed."""

@@ -6,8 +6,7 @@ Between the engine and a backend only block ids cross. Token p of a request live
 Shapes: T tokens of this step · R requests · S key slots · B blocks · H query heads · K key/value heads · D head size.
 """
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
@@ -18,11 +17,7 @@ from torch import Tensor
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask
-
-
-def integers(values: Iterable[int], device: str = "cpu") -> Tensor:
-    """An int64 tensor of at least one value: several times faster than `torch.tensor`, which a step calls often."""
-    return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
+from model.transfer import integers
 
 
 @dataclass(slots=True)  # freezing it would cost each request a microsecond a step
@@ -71,7 +66,7 @@ class BatchLayout:
     _reads: "dict[int | None, Reads]" = field(default_factory=dict, repr=False)
 
     @classmethod
-    def build(cls, rows: Sequence[Row], block_size: int, device: str) -> "BatchLayout":
+    def build(cls, rows: Sequence[Row], block_size: int, device: str | torch.device) -> "BatchLayout":
         """`rows` must have those with one token first; tokens lie in the order of the rows."""
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"

@@ -95,7 +95,7 @@ def test_top_p_counts_probability_among_what_is_left():
     ("p", "ids"), [(0.0, [0, 1, 2, 3]), (0.2, [0, 1, 2, 3]), (0.3, [1, 2]), (0.45, [1, 2]), (0.55, [1]), (1.0, [1])]
 )
 def test_min_p_keeps_what_is_likely_relative_to_the_best(p, ids):
-    assert ids == kept(apply_min_p(HALVES, torch.tensor([[p]])))
+    assert ids == kept(apply_min_p(HALVES, [p]))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from triton import cdiv, next_power_of_2
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, variant_of
 from model.net.triton import kernels
+from model.transfer import integers
 
 SPLIT = 256
 """Keys of one item of decoding. A number of tokens, not of splits: a row's result does not depend on the batch."""
@@ -97,9 +98,9 @@ class StepPlan:
         if queries not in self.prefills:
             longer, begin, places = self.layout.rows[self.layout.num_single :], self.layout.num_single, []
             for row in longer:
-                places.append((row.start, row.count - 1, begin))
+                places += [row.start, row.count - 1, begin]
                 begin += row.count
-            places_3R = torch.tensor(places, device=self.layout.positions_T.device).T.contiguous()
+            places_3R = integers(places, self.layout.positions_T.device).view(-1, 3).T.contiguous()
             at_most = sum(cdiv(row.count, queries) for row in longer)
             self.prefills[queries] = places_3R, Shares.cut(places_3R[1], queries, 0, at_most)
         return self.prefills[queries]

@@ -75,6 +75,8 @@ class FakeRunner:
         self.broken: set[str] = set()
         """Requests whose rows have no score."""
         self.fails = False
+        self.drawn: dict[str, int] = {}
+        """What the step before drew."""
         self.plans: list[list[tuple[str, int, int]]] = []
 
     def submit(self, plan: Plan) -> Done:
@@ -82,12 +84,16 @@ class FakeRunner:
         if self.fails:
             raise RuntimeError("the device fell over")
         for item in plan.scheduled:
-            tokens = [*item.request.tokens(item.start, item.count), *item.draft]
+            known = (
+                [self.drawn.get(item.request.request_id, 0)] if item.follows else item.request.tokens(item.start, item.count)
+            )
+            tokens = [*known, *item.draft]
             places = self._places(item.request.blocks, item.start, item.start + item.num_rows)
             self.slots.update(zip(places, tokens, strict=True))
         drawing = [item for item in plan.scheduled if item.draws]
         good = [item for item in drawing if item.request.request_id not in self.broken]
         drawn = {item.request.request_id: self._drawn(item) for item in good}
+        self.drawn = {name: tokens[0] for name, tokens in drawn.items()}
         return Done(
             StepResult(
                 tokens={name: tokens[0] for name, tokens in drawn.items()},
@@ -100,7 +106,7 @@ class FakeRunner:
         """The next token, and the one after each token of the draft up to the first wrong one."""
         request, tokens = item.request, []
         for guess in (*item.draft, None):
-            places = self._places(request.blocks, 0, request.num_tokens + len(tokens))
+            places = self._places(request.blocks, 0, item.start + item.count + len(tokens))
             tokens.append(fake_token(request, [self.slots[at] for at in places]))
             if tokens[-1] != guess:
                 break
@@ -161,19 +167,19 @@ def sizes(**changes) -> EngineConfig:
     return EngineConfig(max_model_len=values.pop("max_model_len", values["num_blocks"] * values["block_size"]), **values)
 
 
-def fake_engine(clock: Callable[[], float] | None = None, **changes) -> Engine:
+def fake_engine(clock: Callable[[], float] | None = None, *, ahead: bool = False, **changes) -> Engine:
     """An engine over a `FakeRunner`."""
     config, clock = sizes(**changes), clock or Clock()
-    return Engine(Scheduler(config, clock), FakeRunner(config.block_size), clock)
+    return Engine(Scheduler(config, clock), FakeRunner(config.block_size), clock, ahead=ahead)
 
 
-def tiny_engine(net: Decoder, backend: str = "torch", **changes) -> Engine:
+def tiny_engine(net: Decoder, backend: str = "torch", *, ahead: bool = False, **changes) -> Engine:
     """A real engine round `net`, in the dtype of its weights, on the CPU."""
     config, clock = sizes(**changes), Clock()
     dtype = net.embedding.tokens.weight.dtype
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, dtype, "cpu")
     attention = BACKENDS[backend](net.config.attention_variants)
-    return Engine(Scheduler(config, clock), ModelRunner(net, attention, cache, "cpu"), clock)
+    return Engine(Scheduler(config, clock), ModelRunner(net, attention, cache, "cpu"), clock, ahead=ahead)
 
 
 def run(engine: Engine, requests: Iterable[Request], steps: int = 1000) -> dict[str, list[Output]]:

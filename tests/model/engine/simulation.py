@@ -44,7 +44,7 @@ class Simulation:
             num_blocks=num_blocks,
             block_size=block_size,
             max_batch_requests=self.dice.randint(1, 8),
-            max_batch_tokens=self.dice.choice([1, 3, 8, 40]),
+            max_batch_tokens=self.dice.choice([1, 3, 8, 40, 40]),
             chunk_size=self.dice.choice([1, 2, 4]),
             step_goal=self.dice.choice([0.0, 0.0, 0.01]),
             prefix_caching=self.dice.random() < 0.7,
@@ -54,6 +54,10 @@ class Simulation:
         self.clock = Clock()
         self.scheduler = scheduler(self.config, self.clock)
         self.runner = FakeRunner(block_size)
+        self.ahead = self.dice.random() < 0.5
+        self.next: tuple[Plan, StepResult] | None = None
+        """The step that was begun ahead."""
+        self.num_ahead = 0
         self.machine = Machine(self.dice)
         self.live: dict[str, Request] = {}  # in order of arrival
         self.tokens: dict[str, list[int]] = {}
@@ -67,7 +71,7 @@ class Simulation:
     def run(self, steps: int = STEPS) -> "Simulation":
         """Submit, abort and step at random, then let everything end."""
         for _ in range(steps):
-            self.clock.now += self.dice.random()
+            self.clock.now += self.dice.random() if self.next is None else 0.0
             if self.dice.random() < 0.3:
                 self.submit()
             if self.dice.random() < 0.04:
@@ -120,23 +124,36 @@ class Simulation:
         self.take(output)
 
     def step(self, faults: bool) -> None:
+        plan, result = self.next or self.computed(self.planned(), faults)
+        self.next = None
+        self.clock.now += self.machine.seconds(plan)
+        if faults and self.dice.random() < 0.04:
+            self.abort()  # between schedule and commit
+        following = self.scheduler.follow(plan) if self.ahead and plan.scheduled else None
+        if following is not None:
+            self.check_following(plan, following)
+            self.next = self.computed(following, faults)
+            self.num_ahead += 1
+        for output in self.scheduler.commit(plan, result):
+            self.take(output)
+        self.check_state()
+
+    def planned(self) -> Plan:
+        """The next step's work, looked at."""
         before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.blocks}
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         plan = self.scheduler.schedule()
         self.check_plan(plan)
         undisturbed = {name: lacked for name, (lacked, count) in before.items() if self.live[name].num_preemptions == count}
         self.check_shares(plan, undisturbed, begun)
-        self.clock.now += self.machine.seconds(plan)
+        return plan
+
+    def computed(self, plan: Plan, faults: bool) -> tuple[Plan, StepResult]:
+        """The plan and what came of it; sometimes all of the step fails."""
         if faults and self.dice.random() < 0.01:
             self.due |= {item.request.request_id for item in plan.scheduled}
-            result = StepResult(errors={item.request.request_id: "the step failed" for item in plan.scheduled})
-        else:
-            result = self.runner.submit(plan).result()
-        if faults and self.dice.random() < 0.04:
-            self.abort()  # between schedule and commit
-        for output in self.scheduler.commit(plan, result):
-            self.take(output)
-        self.check_state()
+            return plan, StepResult(errors={item.request.request_id: "the step failed" for item in plan.scheduled})
+        return plan, self.runner.submit(plan).result()
 
     def take(self, output: Output) -> None:
         """An output reached its caller: one of a live request, and the tokens that the request alone would get."""
@@ -173,6 +190,19 @@ class Simulation:
             assert end < item.request.max_total_tokens or not item.draft, "a guess at a token that is never drawn"
             assert not item.draft or (item.completes and plan.num_streams == len(requests)), "a guess beside a prompt"
         assert plan.num_drafted <= self.config.draft_tokens, "more guesses than a step may have"
+
+    def check_following(self, plan: Plan, following: Plan) -> None:
+        """S3 and S4 for a step that is begun ahead: nobody is passed over, and nobody gives way."""
+        requests = [item.request for item in following.scheduled]
+        before = [item.request for item in plan.scheduled if item.draws]
+        running = [request for request in self.live.values() if request.blocks]
+        assert requests == [r for r in running if len(r.output) + 1 < r.max_tokens], "a stream waits, ends late, or not by age"
+        assert 0 < len(requests) == following.num_streams == following.num_tokens <= self.config.max_batch_tokens
+        assert all(request in before for request in running), "a token that is not under way"
+        assert len(running) in (len(self.live), self.config.max_batch_requests), "somebody waits who could run"
+        for item in following.scheduled:
+            assert item.start == item.request.num_tokens and item.count == 1 and not item.draft
+            assert len(item.request.blocks) * self.config.block_size > item.start, f"{item.request.request_id} lacks blocks"
 
     def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str]) -> None:
         """S4: streams before prompts, which take turns, in parts that end where they may, in no more time than they may.

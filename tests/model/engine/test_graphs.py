@@ -7,6 +7,7 @@ from model.engine.graphs import CudaRecorder, DecodeGraphs, batch_sizes, takes_t
 from model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
 from model.params import DecodingParams, SamplingParams
 from model.sampling import Draw, sample
+from model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run, tiny_engine, told
 
@@ -83,17 +84,17 @@ def test_there_is_one_recording_for_each_size_and_a_step_runs_the_smallest_that_
     assert 5 == len(machine.steps)
     machine.runs.clear()
     for batch in (1, 2, 3, 5, MOST):
-        machine.graphs.run(rows_of(*[3] * batch), [5] * batch)
+        machine.graphs.run(rows_of(*[3] * batch), integers([5] * batch))
     assert [4, 3, 2, 1, 0] == machine.runs, "the largest was recorded first"
 
 
 @pytest.mark.parametrize("batch", range(1, MOST + 1))
 def test_a_recorded_step_is_the_same_step(machine, batch):
     """Whatever the steps before it left in the buffers."""
-    machine.graphs.run(rows_of(*[30] * MOST), [7] * MOST)
+    machine.graphs.run(rows_of(*[30] * MOST), integers([7] * MOST))
     rows, tokens = rows_of(*[1 + 4 * index % 37 for index in range(batch)]), list(range(20, 20 + batch))
     hidden_TE, logits_TV = machine.plain(rows, tokens)
-    done = machine.graphs.run(rows, tokens)
+    done = machine.graphs.run(rows, integers(tokens))
     torch.testing.assert_close(done.hidden_TE, hidden_TE, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(done.logits_TV, logits_TV, atol=1e-5, rtol=1e-5)
     assert logits_TV.argmax(dim=-1).tolist() == done.greedy_T.tolist()
@@ -101,12 +102,12 @@ def test_a_recorded_step_is_the_same_step(machine, batch):
 
 def test_padding_touches_nobodys_pages(machine):
     """Three rows in a graph for four: beside their own slots, only block 0 may change."""
-    machine.graphs.run(rows_of(*[30] * MOST), [7] * MOST)
+    machine.graphs.run(rows_of(*[30] * MOST), integers([7] * MOST))
     for cached in (*machine.cache.keys, *machine.cache.values):
         cached.normal_()  # or what that step wrote could be written again unseen
     before = [cached.clone() for cached in (*machine.cache.keys, *machine.cache.values)]
     rows = rows_of(9, 2, 30)
-    machine.graphs.run(rows, [11, 12, 13])
+    machine.graphs.run(rows, integers([11, 12, 13]))
     own = [row.blocks[row.start // BLOCK] * BLOCK + row.start % BLOCK for row in rows]
     for cached, old in zip((*machine.cache.keys, *machine.cache.values), before, strict=True):
         changed = (cached != old).any(dim=(1, 2)).nonzero().flatten().tolist()
@@ -115,12 +116,15 @@ def test_padding_touches_nobodys_pages(machine):
 
 def test_all_sizes_read_and_write_the_same_memory(machine):
     """Recorded addresses must stay: a step brings its numbers to them, and its results lie there."""
-    places = {tuple(part.data_ptr() for part in machine.graphs.run(rows_of(*[3] * batch), [5] * batch)) for batch in (1, 4, 10)}
+    places = {
+        tuple(part.data_ptr() for part in machine.graphs.run(rows_of(*[3] * batch), integers([5] * batch)))
+        for batch in (1, 4, 10)
+    }
     assert 1 == len(places)
 
 
 def test_a_row_without_finite_scores_is_its_own_misfortune(machine):
-    done = machine.graphs.run(rows_of(5, 6, 7), [21, POISON, 22])
+    done = machine.graphs.run(rows_of(5, 6, 7), integers([21, POISON, 22]))
     assert [False, True, False] == done.logits_TV.isnan().any(dim=-1).tolist()
     assert [False, True, False] == (done.greedy_T == -1).tolist()
 
@@ -157,7 +161,7 @@ def test_the_best_token_is_taken_only_where_it_is_what_would_be_sampled(machine,
     draw = Draw(**{"params": SamplingParams(temperature=0.0), "seed": 3, "choice": 0, "position": 5} | changes)
     assert best == takes_the_best(draw)
     if best:
-        done = machine.graphs.run(rows_of(6, 3), [21, 22])
+        done = machine.graphs.run(rows_of(6, 3), integers([21, 22]))
         assert sample(done.logits_TV, [draw, draw]).tolist() == done.greedy_T.tolist()
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from model.engine.lookup import FIRST, LONGEST_PAUSE, MATCH, MOST, WINDOW, Lookup, may_guess, num_right
+from model.engine.lookup import FIRST, LONGEST_PAUSE, MATCH, MOST, WINDOW, Lookup, num_right
 from model.params import DecodingParams
 from tests.model.engine.machines import ask
 
@@ -80,12 +80,13 @@ def test_wrong_guesses_become_rare_and_a_right_one_ends_that():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_a_token_that_depends_on_those_before_it_is_not_guessed(fields):
-    assert may_guess(ask("a"))
+def test_a_token_that_depends_on_those_before_it_is_known_to_do_so(fields):
+    """It can be neither guessed nor drawn before they are known."""
+    assert ask("a").draws_from_scores
     request = ask("a", **fields)
-    assert not may_guess(request)
+    assert not request.draws_from_scores
     request.output += [8, 9]
-    assert may_guess(request) == ("min_tokens" in fields)
+    assert request.draws_from_scores == ("min_tokens" in fields)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Hundreds of random lives of the scheduler keep every law; and each planted bug is found, so the search is evidence."""
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ HUNT = 200
 
 def test_every_law_holds_after_every_step_of_every_life():
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
-    preemptions, hits, guessed, right, reasons = 0, 0, 0, 0, set()
+    preemptions, hits, guessed, right, ahead, reasons = 0, 0, 0, 0, 0, set()
     for seed in range(SEEDS):
         try:
             life = Simulation(seed).run()
@@ -26,11 +27,13 @@ def test_every_law_holds_after_every_step_of_every_life():
         hits += life.scheduler.num_prefix_hits
         guessed += life.scheduler.num_drafted
         right += life.scheduler.num_accepted
+        ahead += life.num_ahead
         reasons |= set(life.ended.values())
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
     assert preemptions > 4 * SEEDS
     assert hits > SEEDS
     assert guessed - right > SEEDS < right
+    assert ahead > 4 * SEEDS
     assert set(FinishReason) == reasons
 
 
@@ -356,7 +359,83 @@ class GuessesWithoutBlocks(Scheduler):
             self._grow = grow
 
 
+class FollowsWithoutBlocks(Scheduler):
+    """A step is begun ahead whose tokens have no place."""
+
+    def follow(self, plan):
+        grow, self._grow = self._grow, lambda request, num_tokens: True
+        try:
+            return super().follow(plan)
+        finally:
+            self._grow = grow
+
+
+class PreemptsToFollow(Scheduler):
+    """For a step that is begun ahead somebody gives way whose token is under way."""
+
+    def follow(self, plan):
+        for request in tuple(self._running):
+            if request.blocks:
+                self._make_room(request, request.num_tokens + 1)
+        return super().follow(plan)
+
+
+class FollowsPastTheWaiting(Scheduler):
+    """Who waits is passed over as long as streams can be followed."""
+
+    def follow(self, plan):
+        waiting, self._waiting = self._waiting, deque()
+        try:
+            return super().follow(plan)
+        finally:
+            self._waiting = waiting
+
+
+class FollowsPastPrompts(Scheduler):
+    """Prompts that are not at their end are passed over as long as streams can be followed."""
+
+    def follow(self, plan):
+        drawing = [item.request for item in plan.scheduled if item.draws]
+        running, self._running = self._running, [request for request in self._running if request in drawing]
+        try:
+            return super().follow(plan)
+        finally:
+            self._running = running
+
+
+class FollowsTheDead(Scheduler):
+    """Who draws the last of its tokens is followed too."""
+
+    def follow(self, plan):
+        for request in self._running:
+            request.max_tokens += 1
+        try:
+            return super().follow(plan)
+        finally:
+            for request in self._running:
+                request.max_tokens -= 1
+
+
+class KnowsWhatWasAwaited(Scheduler):
+    """A block that a step begun ahead fills is known by tokens of which the last is not."""
+
+    def follow(self, plan):
+        following = super().follow(plan)
+        for item in following.scheduled if following is not None else ():
+            at, size = item.start // self.config.block_size, self.config.block_size
+            if (item.start + 1) % size == 0 and item.request.num_known == at and self.config.prefix_caching:
+                tokens = [*item.request.tokens(at * size, size - 1), 0]
+                self.pool.remember(self._parent(item.request), tokens, item.request.blocks[at])
+        return following
+
+
 PLANTED = [
+    FollowsWithoutBlocks,
+    PreemptsToFollow,
+    FollowsPastTheWaiting,
+    FollowsPastPrompts,
+    FollowsTheDead,
+    KnowsWhatWasAwaited,
     BelievesEveryGuess,
     GuessesBeyondTheBudget,
     ForgetsWhatWasRight,

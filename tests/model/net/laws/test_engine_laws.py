@@ -47,6 +47,8 @@ COMINGS = {
     "chunked": {"max_batch_tokens": 13},
     "batched": {},
     "two at a time": {"max_batch_requests": 2},
+    "a step ahead": {"ahead": True, "max_batch_tokens": 100},
+    "a step ahead, preempted": {**TIGHT, "ahead": True, "prefix_caching": True},
     "prefix hit": {"prefix_caching": True},
     "preempted": TIGHT,
     "preempted, in chunks, with prefix hits": {**TIGHT, "prefix_caching": True, "max_batch_tokens": 40},
@@ -64,7 +66,7 @@ def net_of(config: ModelConfig, dtype: torch.dtype) -> Decoder:
     return net.requires_grad_(False)
 
 
-def engine(way: Way, config: ModelConfig, **changes) -> Engine:
+def engine(way: Way, config: ModelConfig, *, ahead: bool = False, **changes) -> Engine:
     """What `build_engine` stands round a decoder, with every slot of the cache holding NaN."""
     settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
     backend = way.make(config, BLOCK)
@@ -73,7 +75,7 @@ def engine(way: Way, config: ModelConfig, **changes) -> Engine:
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(torch.nan)
     clock = Clock()
-    return Engine(Scheduler(settings, clock), ModelRunner(net, backend, cache, way.device), clock)
+    return Engine(Scheduler(settings, clock), ModelRunner(net, backend, cache, way.device), clock, ahead=ahead)
 
 
 def crowd() -> list[Request]:
@@ -164,7 +166,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
     if way.exact:
         assert alone(way, config) == found
     stats = machine.stats()
-    assert ("prefix" in coming) == (stats.num_prefix_hits > 0)
+    assert COMINGS[coming].get("prefix_caching", False) == (stats.num_prefix_hits > 0)
     assert ("preempted" in coming) == (stats.num_preemptions > 0)
 
 

@@ -22,6 +22,7 @@ from model.net.triton import backend as under_test
 from model.net.triton.backend import INTERPRETED, Shares, TritonBackend
 from model.net.triton.decoder import TritonDecoder, supports
 from model.params import SamplingParams
+from model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import answers, ask
 
@@ -335,7 +336,7 @@ def test_a_recorded_step_is_the_same_step(fused):
         with torch.inference_mode():
             hidden = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout))
             expected = net.logits(hidden)
-        done = recorded.run(rows, tokens)
+        done = recorded.run(rows, integers(tokens, DEVICE))
         torch.testing.assert_close(done.logits_TV, expected, atol=1e-4, rtol=1e-4)
         assert expected.argmax(-1).tolist() == done.greedy_T.tolist()
 

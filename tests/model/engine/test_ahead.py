@@ -1,0 +1,209 @@
+"""Steps that are handed over before the one before them has ended: the same answers, and no waiting in between."""
+
+import copy
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from model.engine.choice import choose_backend, record_steps, serving_form
+from model.engine.engine import Engine
+from model.engine.plan import StepResult
+from model.engine.request import FinishReason, TokenLogprob
+from model.engine.runner import ModelRunner
+from model.engine.scheduler import Scheduler
+from model.net.backends import KVCache
+from model.net.transformer import Decoder
+from model.params import DecodingParams, SamplingParams
+from tests.model.checkpoints import tiny_config, tiny_decoder
+from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, run, sizes, tiny_engine, told
+
+POISON = 95
+
+
+class Log(FakeRunner):
+    """Writes down when a step is handed over, and when its result is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(block_size=4)
+        self.events: list[str] = []
+
+    def submit(self, plan):
+        number = len(self.plans)
+        self.events.append(f"submit {number}")
+        outcome = replace(super().submit(plan).result(), logprobs=defaultdict(lambda: TokenLogprob(0, 0.0)))
+        return Logged(outcome, number, self.events)
+
+
+@dataclass
+class Logged:
+    """A step whose end is written down."""
+
+    outcome: StepResult
+    number: int
+    events: list[str]
+
+    def result(self) -> StepResult:
+        self.events.append(f"result {self.number}")
+        return self.outcome
+
+
+def logging_engine(**changes):
+    engine = fake_engine(ahead=True, **changes)
+    engine.runner = Log()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def net() -> Decoder:
+    """Its head is its own, so that a spoilt embedding spoils no other row."""
+    decoder = tiny_decoder(tiny_config(tied_head=False))
+    with torch.no_grad():
+        decoder.embedding.tokens.weight[POISON] = torch.nan
+    return decoder
+
+
+def crowd() -> list:
+    ways = [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8}]
+    return [
+        ask(f"r{at}", [7 + at, 8, 9], 9 + at, sampling=SamplingParams(**way), seed=at, stop_token_ids=frozenset(range(20 * at)))
+        for at, way in enumerate([*ways, {"temperature": 1.1, "min_p": 0.1}])
+    ]
+
+
+def test_a_step_is_handed_over_before_the_result_of_the_one_before_it_is_asked_for():
+    engine = logging_engine()
+    assert {"a": fake_answer(ask("a", max_tokens=4))} == answers(engine, [ask("a", max_tokens=4)])
+    order = ["submit 0", "submit 1", "result 0", "submit 2", "result 1", "submit 3", "result 2", "result 3"]
+    assert order == engine.runner.events
+
+
+def test_without_it_each_step_waits_for_the_one_before_it():
+    engine = logging_engine()
+    engine.ahead = False
+    run(engine, [ask("a", max_tokens=2)])
+    assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoding": DecodingParams(presence_penalty=0.5)},
+        {"bad_words": [[4, 5]]},
+        {"logprobs": 0},
+        {"min_tokens": 4},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_step_waits_where_a_draw_looks_back_at_the_tokens(fields):
+    """For everybody in it: a stream that is left out of a step would wait for longer."""
+    engine = logging_engine()
+    engine.add(ask("b", **fields))
+    engine.add(ask("a", max_tokens=9))
+    engine.step()
+    engine.step()
+    assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
+
+
+def test_a_prompt_is_let_in_before_the_streams_go_on():
+    """It waits for the two steps that are under way when it comes, and for no other."""
+    engine = logging_engine()
+    engine.add(ask("a", max_tokens=30))
+    engine.step()
+    engine.add(ask("b", max_tokens=30))
+    engine.step()
+    engine.step()
+    engine.step()
+    assert [["a"], ["a"], ["a", "b"]] == [[name for name, *_ in plan] for plan in engine.runner.plans][:3]
+
+
+def test_what_was_computed_for_one_who_has_ended_goes_nowhere():
+    """A stop token shows when the next step is under way already: its row is lost, its blocks are not."""
+    request = ask("a", [1], 60, seed=2, stop_token_ids=frozenset(range(0, 16, 3)))
+    engine = logging_engine()
+    assert {"a": fake_answer(request)} == answers(engine, [request])
+    assert FinishReason.STOP is request.finish_reason
+    assert len(engine.runner.plans) == len(request.output) + 1
+    assert {"b": fake_answer(ask("b"))} == answers(engine, [ask("b")])
+
+
+def test_an_answer_under_way_can_be_aborted():
+    engine = logging_engine()
+    engine.add(ask("a", max_tokens=30))
+    engine.add(ask("b", max_tokens=30))
+    engine.step()
+    assert engine.abort("a", FinishReason.ABORT) is not None
+    found = run(engine, [])
+    assert {"b"} == set(found)
+    assert engine.abort("b", FinishReason.ABORT) is None
+
+
+@pytest.mark.parametrize("failing", range(5))
+def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
+    """Whether it was handed over ahead, or another was after it."""
+    engine = logging_engine()
+    submit = engine.runner.submit
+
+    def fail_once(plan):
+        if len(engine.runner.plans) == failing:
+            engine.runner.plans.append([])
+            raise RuntimeError("CUDA error")
+        return submit(plan)
+
+    engine.runner.submit = fail_once
+    [(tokens, reason)] = answers(engine, [ask("a", max_tokens=5)]).values()
+    assert (fake_answer(ask("a", max_tokens=5))[0][:failing], FinishReason.ERROR) == (tokens, reason)
+    assert {"b": fake_answer(ask("b"))} == answers(engine, [ask("b")])
+
+
+def test_blocks_that_steps_ahead_filled_are_known_afterwards():
+    engine = fake_engine(ahead=True, prefix_caching=True)
+    first = ask("a", [1, 2, 3], 10)
+    run(engine, [first])
+    again = ask("b", [*first.prompt, *first.output], 4)
+    assert {"b": fake_answer(again)} == answers(engine, [again])
+    assert 12 == again.num_cached
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_blocks": 6}, {"max_batch_requests": 2}, {"max_batch_tokens": 4}], ids=str)
+def test_answers_are_those_of_an_engine_that_waits(net, changes):
+    waiting, ahead = tiny_engine(net, **changes), tiny_engine(net, ahead=True, **changes)
+    wanted = answers(waiting, crowd())
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in wanted.values()}
+    assert wanted == answers(ahead, crowd())
+
+
+def test_a_row_without_a_score_is_followed_harmlessly(net):
+    """Its request fails; the step that computes it all the same reads no token that there is none of."""
+    engine = tiny_engine(net, ahead=True)
+    found = run(engine, [ask("bad", [3, POISON], 5), *crowd()])
+    [last] = found.pop("bad")
+    assert ((), FinishReason.ERROR) == (last.token_ids, last.finish_reason)
+    assert answers(tiny_engine(net), crowd()) == {name: told(outputs) for name, outputs in found.items()}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_handing_a_step_over_does_not_wait_for_the_gpu(net, recorded):
+    """torch raises where it would wait for the device, and a step that raises ends its requests with an error."""
+    config, device = sizes(block_size=16), "cuda"
+    backend = choose_backend("triton", net.config, torch.float32, device, config.block_size)
+    cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, torch.float32, device)
+    form = serving_form(copy.deepcopy(net).to(device), backend)
+    runner = ModelRunner(form, backend, cache, device, record_steps(form, backend, cache, config) if recorded else None)
+    submit, followed = runner.submit, []
+
+    def watched(plan):
+        followed.append(plan.follows)
+        torch.cuda.set_sync_debug_mode("error" if plan.follows else "default")
+        try:
+            return submit(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    runner.submit = watched
+    clock = Clock()
+    found = answers(Engine(Scheduler(config, clock), runner, clock, ahead=True), crowd())
+    assert any(followed)
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in found.values()}
