@@ -4,6 +4,8 @@ import math
 
 FASTER, SLOWER = 0.5, 0.2
 """How much of an error the estimates take over: no step is fast by accident, but some are slow by accident."""
+STRETCH = 1.35
+"""How much longer a step may be for the prompts in it."""
 MOST = math.log(2)
 """A step counts as at most twice as slow as was predicted."""
 
@@ -45,11 +47,10 @@ class StepCost:
     def room(self, streams: int, prompts: int, goal: float) -> float:
         """Prompt tokens that may go beside so many streams, at least one.
 
-        Streams and prompts share the time by heads, but prompts get at least half: while they are no more than the
-        streams, a step takes at most twice as long as without them, and a prompt at most twice as long as without streams.
-        A step that ends within `goal` seconds is short enough in any case. Unknown costs leave no room, no costs all.
+        The prompts will be streams soon, and a step will then take longer for good: for so long and STRETCH times that it may
+        take now. A step that ends within `goal` seconds is short enough in any case. Unknown costs leave no room, no costs all.
         """
         if self.per_token == 0:
             return math.inf if self.num_steps else 0
-        alone = self.fixed + self.per_stream * streams
-        return max(alone * max(1.0, prompts / streams), goal - alone) / self.per_token
+        alone, later = (self.fixed + self.per_stream * count for count in (streams, streams + prompts))
+        return (max(STRETCH * later, goal) - alone) / self.per_token

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from model.engine.budget import StepCost
+from model.engine.budget import STRETCH, StepCost
 from model.engine.engine import Engine
 from model.engine.plan import Plan
 from model.engine.scheduler import Scheduler
@@ -70,12 +70,13 @@ def prompt_tokens(engine: Engine, since: int) -> list[int]:
 
 
 @pytest.mark.parametrize("streams", [1, 4, 12])
-def test_a_step_beside_streams_takes_at_most_twice_as_long_and_a_chunk(streams):
+def test_a_step_is_a_third_longer_than_it_will_be_for_good_and_a_chunk_at_most(streams):
+    """When the prompt is a stream too."""
     engine = with_streams(streams)
     before, alone = len(engine.runner.seconds), engine.runner.seconds[-1]
     engine.add(ask("long", range(600), 1))
     steps_until_first(engine, "long")
-    assert 1.2 * alone < max(engine.runner.seconds[before:]) < 2 * alone + 0.001 * CHUNK + 1e-6
+    assert 1.2 * alone < max(engine.runner.seconds[before:]) < STRETCH * (alone + 0.001) + 0.001 * CHUNK + 1e-6
 
 
 def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
@@ -128,14 +129,14 @@ def test_steps_without_prompts_teach_nothing_about_them():
 
 
 @pytest.mark.parametrize("truth", [(0.02, 0.0006, 0.0003), (0.001, 0.0001, 0.00004), (0.005, 0.00002, 0.000003)])
-def test_the_cost_is_learned_within_two_hundred_steps(truth):
+def test_the_cost_is_learned_within_three_hundred_steps(truth):
     """A CPU's costs, and an accelerator's, where a token costs next to nothing: shares grow as they are learned."""
     cost = StepCost(32)
-    for step in range(200):
+    for step in range(300):
         tokens = min(1024, max(32, int(cost.room(8, 1, 0.0)))) if step % 2 else 0
         cost.learn(8, tokens, truth[0] + truth[1] * 8 + truth[2] * tokens)
-    alone = truth[0] + 8 * truth[1]
-    assert min(1024, cost.room(8, 1, 0.0)) == pytest.approx(min(1024, alone / truth[2]), rel=0.25)
+    alone, later = truth[0] + 8 * truth[1], truth[0] + 9 * truth[1]
+    assert cost.room(8, 1, 0.0) == pytest.approx((STRETCH * later - alone) / truth[2], rel=0.25)
 
 
 def test_a_step_shorter_than_the_goal_is_filled_up_to_it():
@@ -146,14 +147,14 @@ def test_a_step_shorter_than_the_goal_is_filled_up_to_it():
     assert 0.02 < max(engine.runner.seconds[before:]) < 0.03 + 0.001 * CHUNK + 1e-6
 
 
-def test_many_prompts_get_time_by_heads():
-    """Two streams beside six prompts: the prompts get three times what the streams take alone."""
+def test_many_prompts_get_the_time_that_they_will_take_as_streams():
+    """Two streams beside six prompts: a step of eight streams is the measure."""
     engine = with_streams(2)
     for at in range(6):
         engine.add(ask(f"p{at}", range(100), 1))
     engine.step()
-    alone = 0.006
-    assert 2 * alone < engine.runner.seconds[-1] <= 4 * alone + 0.001 * CHUNK
+    alone, later = 0.006, 0.012
+    assert 2 * alone < engine.runner.seconds[-1] <= STRETCH * later + 0.001 * CHUNK
 
 
 def test_without_streams_prompts_lose_nothing():
@@ -227,7 +228,7 @@ def test_a_long_prompt_ends_in_bounded_time_under_an_endless_stream_of_short_one
             engine.add(ask(f"short{next(numbers)}", range(9), 2))
 
     assert steps_until_first(engine, "long", short) <= 2 * chunks(600)
-    assert next(numbers) > 50
+    assert next(numbers) > 40
 
 
 def test_a_short_prompt_is_answered_in_bounded_time_under_an_endless_stream_of_long_ones():
