@@ -1,22 +1,21 @@
 """Turns a plan into tensors, runs the decoder, draws tokens. The only part of the engine that sees torch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from model.engine.draws import draws_of, keep_to_grammars
 from model.engine.graphs import DecodeGraphs, takes_the_best
 from model.engine.lookup import num_right
 from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import Request, TokenLogprob
-from model.errors import EngineFailed
-from model.mask import look_ahead
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
-from model.sampling import Draw, completing, logprobs, sample
+from model.sampling import Draw, logprobs, sample
 from model.transfer import integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
@@ -101,7 +100,7 @@ class ModelRunner:
         decoded = self.graphs.run(rows, tokens_T) if self.graphs is not None and self.graphs.fits(rows) else None
         hidden_TE = self.hidden(rows, tokens_T) if decoded is None else decoded.hidden_TE
         prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
-        drawing, draws, last, errors = _draws(items)
+        drawing, draws, last, errors = draws_of(items)
         if not drawing:
             return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
         last_R = slice(None) if len(last) == len(tokens_T) else integers(last, self.device)
@@ -185,73 +184,3 @@ def _kept(
             more[name] = [token for token in tokens[1 : 1 + num_right(draft, tokens)] if token >= 0]
         at += len(tokens)
     return firsts, more
-
-
-def _draws(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], list[int], dict[str, str]]:
-    """The requests that draw a token in this step, how, from the row of which token, and whose grammar failed.
-
-    One with a draft is there again for each token of it.
-    """
-    drawing: list[Request] = []
-    draws: list[Draw] = []
-    rows: list[int] = []
-    errors: dict[str, str] = {}
-    end = 0
-    for item in items:
-        first, end = end + item.count - 1, end + item.num_rows
-        if not item.draws:
-            continue
-        try:
-            draws += [_draw(item.request, item.follows + ahead) for ahead in range(end - first)]
-        except EngineFailed as error:
-            errors[item.request.request_id] = str(error)
-            continue
-        drawing += [item.request] * (end - first)
-        rows += range(first, end)
-    return drawing, draws, rows, errors
-
-
-def draws_first(request: Request) -> bool:
-    """Whether a token may be drawn from all, and looked at afterwards: the mask then changes nothing if it allows the token.
-
-    Greedy and drawn alike, since the noise of a token is its own; but not where the others' scores decide which are kept.
-    """
-    return not request.sampling.limits
-
-
-def keep_to_grammars(
-    tokens_R: Tensor,
-    logits_RV: Tensor,
-    drawing: Sequence[Request],
-    draws: Sequence[Draw],
-    errors: dict[str, str],
-    draw: Callable[[Tensor, Sequence[Draw]], Tensor] = sample,
-) -> Tensor:
-    """The tokens, drawn again under their masks where a grammar does not allow them. Adds to `errors` whose grammar failed."""
-    grammars = {
-        row: request.grammar for row, request in enumerate(drawing) if request.grammar is not None and draws[row].mask is None
-    }
-    if not grammars:
-        return tokens_R
-    drawn = tokens_R.tolist()
-    refused = {row: grammar for row, grammar in grammars.items() if drawn[row] >= 0 and not grammar.allows(drawn[row])}
-    look_ahead(refused.values())
-    again = {}
-    for row, grammar in refused.items():
-        try:
-            again[row] = replace(draws[row], mask=grammar.mask())
-        except EngineFailed as error:
-            errors[drawing[row].request_id] = str(error)
-    if not again:
-        return tokens_R
-    rows = torch.tensor(list(again), device=tokens_R.device)
-    return tokens_R.index_copy(0, rows, draw(logits_RV[rows], list(again.values())))
-
-
-def _draw(request: Request, ahead: int = 0) -> Draw:
-    """How a request draws its next token, or the one so many places later."""
-    early = request.stop_token_ids if len(request.output) < request.min_tokens else ()
-    banned = (*early, *completing(request.bad_words, request.output))
-    mask = None if request.grammar is None or draws_first(request) else request.grammar.mask()
-    place = (request.sampling, request.seed, request.choice, request.num_tokens + ahead)
-    return Draw(*place, banned, request.decoding, request.prompt, request.output, mask)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from model.engine import runner
+from model.engine import draws
 from model.mask import GrammarFailed
 from model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
@@ -49,7 +49,7 @@ def told(grammars, **sampling):
 def test_drawing_first_and_looking_afterwards_draws_the_same(sampling, monkeypatch):
     first = [Multiples(), None, Multiples(), None, Multiples()]
     found = told(first, **sampling)
-    monkeypatch.setattr(runner, "draws_first", lambda request: False)
+    monkeypatch.setattr(draws, "draws_first", lambda request: False)
     masked = [Multiples(), None, Multiples(), None, Multiples()]
     assert found == told(masked, **sampling)
     assert sum(each.masks for each in first if each) < sum(each.masks for each in masked if each) == 36
