@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from loadtest.bench.figures import Comparison, Figure, percentile, take_turns
 from loadtest.bench.parsing import source_text
@@ -45,11 +46,11 @@ class Phase:
 
 
 @asynccontextmanager
-async def served_model() -> AsyncIterator[GenerationService]:
-    """The service round the default model, with the engine's settings of `attend serve`, without Ray."""
+async def served_model(folder: Path = DEFAULT_MODEL) -> AsyncIterator[GenerationService]:
+    """The service round a checkpoint, with the engine's settings of `attend serve`, without Ray."""
     threads = len(os.sched_getaffinity(0))
-    engine = build_engine(DEFAULT_MODEL, EngineOptions(num_threads=threads, kv_cache_memory=1 << 28))
-    service = GenerationService(engine, Tokenizer.load(DEFAULT_MODEL), model_name="attend-default")
+    engine = build_engine(folder, EngineOptions(num_threads=threads, kv_cache_memory=1 << 28))
+    service = GenerationService(engine, Tokenizer.load(folder), model_name="attend-default")
     engine.start()
     try:
         yield service

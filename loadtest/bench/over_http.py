@@ -1,4 +1,4 @@
-"""HTTP streams of a server beside the same engine in this process, 16 at once, default model.
+"""HTTP streams of a server beside the same engine in this process, 16 at once: the default model, or a shape.
 
 The server must do nothing else meanwhile. Its client is this process, and takes part of the same cores.
 """
@@ -44,16 +44,16 @@ async def speed(caller: Caller, tokens: int) -> float:
     return answers.tokens / seconds
 
 
-async def measure(turns: int, tokens: int, url: str) -> list[Figure]:
+async def measure(turns: int, tokens: int, url: str, folder: Path) -> list[Figure]:
     """Tokens/s of each, and the part of the engine's speed that is left over HTTP; the two take turns."""
-    async with served_model() as service, http_caller(url, "over HTTP") as http:
+    async with served_model(folder) as service, http_caller(url, "over HTTP") as http:
         turn = {caller.name: partial(speed, caller, tokens) for caller in (http, engine_caller(service))}
         return Comparison(f"{STREAMS} streams", "tokens/s", await take_turns(turn, turns)).figures()
 
 
-def run(turns: int, tokens: int, url: str | None, log: Path) -> list[Figure]:
+def run(turns: int, tokens: int, url: str | None, folder: Path, log: Path) -> list[Figure]:
     """`measure` in an event loop of its own; without a URL, of a server of its own. Raises StartError."""
     if url is not None:
-        return asyncio.run(measure(turns, tokens, url))
-    with served(log) as address:
-        return asyncio.run(measure(turns, tokens, address.http))
+        return asyncio.run(measure(turns, tokens, url, folder))
+    with served(log, [str(folder)]) as address:
+        return asyncio.run(measure(turns, tokens, address.http, folder))

@@ -2,8 +2,8 @@
 
 parse: reading a request. busy: the engine's steps while the service tokenizes and compiles. per-token: processor time of
 a token without the model. mask: structured output against none. All in one process without Ray, with the threads and the
-waiting policy that `attend serve` sets; over-http, only where it is named, starts a server of the default model or takes one
-that runs already (--http).
+waiting policy that `attend serve` sets; over-http, only where it is named, starts a server of the default model (or of a
+--shape), or takes one that runs already (--http).
 """
 
 import argparse
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from loadtest.bench import busy, mask, over_http, parsing, per_token
 from loadtest.bench.figures import Figure, file, show
+from loadtest.bench.shapes import SHAPES, write_shape
+from model.config import DEFAULT_MODEL
 
 ALONE = ("parse", "busy", "per-token", "mask")
 WHAT = (*ALONE, "over-http")
@@ -28,7 +30,9 @@ def measure(what: str, options: argparse.Namespace) -> list[Figure]:
         return per_token.run(turns, tokens)
     if what == "mask":
         return mask.run(turns, tokens)
-    return over_http.run(turns, tokens, options.http, Path(tempfile.gettempdir()) / "attend-bench.log")
+    folder = write_shape(options.shape) if options.shape else DEFAULT_MODEL
+    log = Path(tempfile.gettempdir()) / "attend-bench.log"
+    return over_http.run(turns, tokens, options.http, folder, log)
 
 
 def read_flags(words: list[str] | None = None) -> argparse.Namespace:
@@ -39,6 +43,7 @@ def read_flags(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each stream (default 256)")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a phase of busy (default 8)")
     parser.add_argument("--http", help="server of over-http; default: one of its own")
+    parser.add_argument("--shape", choices=list(SHAPES), help="what over-http serves; default: the default model")
     parser.add_argument("--profile", action="store_true", help="also print where per-token's time goes")
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
