@@ -64,13 +64,20 @@ INLINE Past past_of(const Tile& t, const Cache& cache, i64 K, i64 from) {
     return {cache.keys + place, cache.values + place, std::min<i64>(KEYS, t.end - from)};
 }
 
-// A decode step reads its past once, from far away: ask for the next keys and values while these are worked on.
-INLINE void fetch(const Tile& t, const Cache& cache, i64 K, i64 from) {
-    if (from >= t.end) return;
-    i64 place = place_of(t, cache, K, from), bytes = ceiling(std::min<i64>(KEYS, t.end - from), 2) * 2 * t.D * 2;
-    const char *keys = (const char*)(cache.keys + place), *values = (const char*)(cache.values + place);
-    for (i64 i = 0; i < bytes; i += 64) _mm_prefetch(keys + i, _MM_HINT_T0);
-    for (i64 i = 0; i < bytes; i += 64) _mm_prefetch(values + i, _MM_HINT_T0);
+// What is read two steps after `from`: in this tile, or in the one that comes later.
+INLINE Past ahead_of(const Tile& t, const Tile* later, const Cache& cache, i64 K, i64 from) {
+    i64 next = from + 2 * KEYS;
+    if (next < t.end) return past_of(t, cache, K, next);
+    if (later) next += later->begin - t.begin - ceiling(t.end - t.begin, KEYS) * KEYS;
+    return later && next < later->end ? past_of(*later, cache, K, next) : Past{};
+}
+
+// A decode step reads its past once, from far away: ask for it in quarters while something is worked on, since a core can wait for
+// a few lines only.
+INLINE void fetch(const Past& past, i64 D, int quarter) {
+    i64 bytes = ceiling(past.known, 2) * D * 2, begin = quarter % 2 * bytes;
+    const char* from = (const char*)(quarter < 2 ? past.keys : past.values);
+    for (i64 i = begin; i < begin + bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T0);
 }
 
 // With whatever vectors the target has: a vector holds the lanes.
@@ -283,12 +290,13 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
     for (i64 from = t.begin, turn = 0; from < t.end; from += KEYS, turn ^= 1) {
         float* scores = both[turn];
         past = next;
+        Past ahead = PITCH < LANES ? ahead_of(t, later, cache, K, from) : Past{};
+        fetch(ahead, t.D, 0);
         if (from + KEYS < t.end) {  // the matrix units score the next keys while the vector units weigh these
             next = past_of(t, cache, K, from + KEYS);
             scores_amx<PITCH>(t, next, q, both[turn ^ 1]);
         }
-        if (PITCH < LANES) fetch(t, cache, K, from + 2 * KEYS);
-        if (later && from + KEYS >= t.end) fetch(*later, cache, K, later->begin), fetch(*later, cache, K, later->begin + KEYS);
+        fetch(ahead, t.D, 1);
         bool whole = t.from[LANES - 1] <= from && from + KEYS <= t.to[0];
         if (PITCH < LANES)
             weights_of_keys<PITCH>(t, past, from, scores, weights, highest, factor);
@@ -296,12 +304,14 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
             weights_of_lanes<true>(t, past, from, scores, weights, highest, factor);
         else
             weights_of_lanes<false>(t, past, from, scores, weights, highest, factor);
+        fetch(ahead, t.D, 2);
         for (int j = 0; j < PITCH; j++)
             if (factor[j] != 1.0f) {
                 for (i64 i = 0; i < t.D; i += LANES) store(sums + j * t.D + i, load<floats>(sums + j * t.D + i) * factor[j]);
                 store(totals + j * LANES, load<floats>(totals + j * LANES) * factor[j]);
             }
         sums_amx(t, known_values(past, t.D, copy), weights, sums, totals);
+        fetch(ahead, t.D, 3);
     }
     for (i64 j = 0; j < t.lanes; j++)
         for (i64 i = 0; i < t.D; i += LANES)
