@@ -4,7 +4,7 @@ import math
 
 FASTER, SLOWER = 0.5, 0.2
 """How much of an error the estimates take over: no step is fast by accident, but some are slow by accident."""
-TWICE, SLOWEST, STRETCH = 2.0, 3.5, 1.2
+TWICE, SLOWEST, STRETCH = 2.0, 3.2, 1.2
 """How many times as long a step may be as without its prompts, as an empty one, and as one in which they are streams."""
 MOST = math.log(2)
 """A step counts as at most twice as slow as was predicted."""
