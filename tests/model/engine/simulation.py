@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from model.config import EngineConfig
-from model.engine.budget import SLOWEST, STRETCH, TWICE
+from model.engine.budget import SLOWEST, SMOOTH, STRETCH, TWICE
 from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output, Request
 from model.engine.scheduler import Scheduler
@@ -242,7 +242,8 @@ class Simulation:
             alone = self.machine.alone(plan.num_streams) / self.machine.per_token  # in tokens of a prompt
             later, empty = (self.machine.alone(n) / self.machine.per_token for n in (plan.num_streams + prompts, 0))
             goal = self.config.step_goal / self.machine.per_token
-            room = max(STRETCH * later, min(TWICE * alone, SLOWEST * empty), goal) - alone
+            smooth = SMOOTH / self.machine.per_token
+            room = max(goal, min(TWICE * alone, max(smooth, SLOWEST * empty, STRETCH * later))) - alone
             assert tokens <= max(least, SLACK * (alone + room) - alone + size), "streams wait too long for a step"
             assert tokens > min(left, max(least, room / SLACK - size)) - size or served, "prompts get less than their share"
 

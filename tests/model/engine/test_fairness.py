@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from model.engine.budget import SLOWEST, STRETCH, TWICE, StepCost
+from model.engine.budget import SLOWEST, SMOOTH, STRETCH, TWICE, StepCost
 from model.engine.engine import Engine
 from model.engine.plan import Plan
 from model.engine.scheduler import Scheduler
@@ -91,7 +91,7 @@ def test_beside_many_streams_it_takes_little_longer_than_it_will_for_good(stream
     before, alone = len(engine.runner.seconds), 0.004 + 0.001 * streams
     engine.add(ask("long", range(600), 1))
     steps_until_first(engine, "long")
-    longest = max(STRETCH * (alone + 0.001), min(TWICE * alone, SLOWEST * 0.004)) + 0.001 * CHUNK
+    longest = min(TWICE * alone, max(SMOOTH, SLOWEST * 0.004, STRETCH * (alone + 0.001))) + 0.001 * CHUNK
     assert longest - 2 * 0.001 * CHUNK < max(engine.runner.seconds[before:]) < 1.25 * longest
 
 
@@ -152,7 +152,7 @@ def test_the_cost_is_learned_within_three_hundred_steps(truth):
         tokens = min(1024, max(32, int(cost.room(8, 1, 0.0)))) if step % 2 else 0
         cost.learn(8, tokens, truth[0] + truth[1] * 8 + truth[2] * tokens)
     alone, later = truth[0] + 8 * truth[1], truth[0] + 9 * truth[1]
-    longest = max(STRETCH * later, min(TWICE * alone, SLOWEST * truth[0]))
+    longest = min(TWICE * alone, max(SMOOTH, SLOWEST * truth[0], STRETCH * later))
     assert cost.room(8, 1, 0.0) == pytest.approx((longest - alone) / truth[2], rel=0.25)
 
 
