@@ -1,4 +1,4 @@
-"""Turns a plan into tensors, runs the decoder, draws tokens. The only part of the engine that sees torch."""
+"""Turns a plan into tensors, runs the decoder, draws tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
