@@ -66,9 +66,10 @@ class Engine:
     def step(self) -> list[Output]:
         """Let every scheduled request catch up by one step."""
         started = self._clock()
-        if self._next is None:
+        if self._next is None or self._next[0].is_over:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
+                self._next = None
                 return []
             self._next = self._submitted(plan)
         plan, pending = self._next
@@ -79,7 +80,6 @@ class Engine:
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
         if not self.has_work:
-            self._next = None  # computed in vain
             self.scheduler.check_integrity()
         return outputs
 

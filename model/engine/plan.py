@@ -50,6 +50,11 @@ class Plan:
         return bool(self.scheduled) and self.scheduled[0].follows
 
     @property
+    def is_over(self) -> bool:
+        """Whether all its requests have ended, so that it was computed in vain."""
+        return all(item.request.finish_reason is not None for item in self.scheduled)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return self.num_streams + self.num_prompt_tokens + self.num_drafted

@@ -139,6 +139,18 @@ def test_an_answer_under_way_can_be_aborted():
     assert engine.abort("b", FinishReason.ABORT) is None
 
 
+def test_a_step_whose_requests_were_all_aborted_is_not_waited_for():
+    """It counts for nobody: neither in the reports, nor in what a step is thought to cost."""
+    engine, reports = logging_engine(), []
+    engine.add(ask("a", max_tokens=30))
+    engine.step()
+    engine.abort("a", FinishReason.ABORT)
+    engine.observer = reports.append
+    assert {"b": fake_answer(ask("b", max_tokens=2))} == answers(engine, [ask("b", max_tokens=2)])
+    assert 2 == len(reports)
+    assert "result 1" not in engine.runner.events
+
+
 @pytest.mark.parametrize("failing", range(5))
 def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
     """Whether it was handed over ahead, or another was after it."""
