@@ -6,7 +6,10 @@ Between the engine and a backend only block ids cross. Token p of a request live
 Shapes: T tokens of this step · R requests · S key slots · B blocks · H query heads · K key/value heads · D head size.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
@@ -43,10 +46,22 @@ class KVCache:
     @classmethod
     def allocate(cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str) -> "KVCache":
         """Room for `num_blocks` blocks beside the reserved block 0; all of it is taken now, and not as requests come."""
-        shape = ((num_blocks + 1) * block_size, config.num_kv_heads, config.head_size)
-        empty = [torch.empty(shape, dtype=dtype, device=device).zero_() for _ in range(2 * config.num_layers)]
-        keys, values = empty[: config.num_layers], empty[config.num_layers :]
-        return cls(keys, values, block_size)
+        shape = (2 * config.num_layers, (num_blocks + 1) * block_size, config.num_kv_heads, config.head_size)
+        count = math.prod(shape)
+        memory = _large_pages(count, dtype) if device == "cpu" else torch.empty(count, dtype=dtype, device=device)
+        parts = memory.zero_().view(shape).unbind()
+        return cls(list(parts[: config.num_layers]), list(parts[config.num_layers :]), block_size)
+
+
+def _large_pages(count: int, dtype: torch.dtype) -> Tensor:
+    """Memory for so many numbers, in large pages where the system has them.
+
+    A step reads pieces of 4 KB from all over the cache: in pages of that size each had to be looked up anew.
+    """
+    memory = mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE)
+    with suppress(AttributeError, OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """The paged cache and the layout of a step. What backends compute is in `laws/`."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from model.net.backends import BatchLayout, KVCache, Row
 from tests.model.checkpoints import tiny_config
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def test_the_cache_has_the_promised_blocks_and_the_reserved_one():
@@ -13,6 +17,25 @@ def test_the_cache_has_the_promised_blocks_and_the_reserved_one():
     tensors = (*cache.keys, *cache.values)
     assert [(6 * 16, config.num_kv_heads, config.head_size)] * 6 == [tuple(part.shape) for part in tensors]
     assert 6 * 16 * config.kv_bytes_per_token(2) == sum(part.nbytes for part in tensors)
+
+
+@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="this system has no large pages")
+def test_all_of_a_cache_on_a_cpu_asks_for_large_pages():
+    cache = KVCache.allocate(tiny_config(num_layers=2), num_blocks=5, block_size=16, dtype=torch.bfloat16, device="cpu")
+    assert all("hg" in flags_of(part.data_ptr()) for part in (*cache.keys, *cache.values))
+
+
+def flags_of(address: int) -> list[str]:
+    """What the kernel was told of the mapping that holds an address (proc_pid_smaps(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            begin, end = (int(part, 16) for part in name.split("-"))
+            inside = begin <= address < end
+        elif inside and name == "VmFlags:":
+            return values
+    raise AssertionError(f"no mapping holds {address:#x}")
 
 
 def test_rows_of_one_token_must_come_first():

@@ -65,20 +65,27 @@ INLINE Past past_of(const Tile& t, const Cache& cache, i64 K, i64 from) {
 }
 
 // What is read two steps after `from`: in this tile, or in the one that comes later.
-INLINE Past ahead_of(const Tile& t, const Tile* later, const Cache& cache, i64 K, i64 from) {
+INLINE Past second_next(const Tile& t, const Tile* later, const Cache& cache, i64 K, i64 from) {
     i64 next = from + 2 * KEYS;
     if (next < t.end) return past_of(t, cache, K, next);
     if (later) next += later->begin - t.begin - ceiling(t.end - t.begin, KEYS) * KEYS;
     return later && next < later->end ? past_of(*later, cache, K, next) : Past{};
 }
 
-// A decode step reads its past once, from far away: ask for it in quarters while something is worked on, since a core can wait for
-// a few lines only.
-INLINE void fetch(const Past& past, i64 D, int quarter) {
-    i64 bytes = ceiling(past.known, 2) * D * 2, begin = quarter % 2 * bytes;
-    const char* from = (const char*)(quarter < 2 ? past.keys : past.values);
-    for (i64 i = begin; i < begin + bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T0);
-}
+// A decode step reads its past once, from far away: keys and values are asked for while others are worked on, a KB here and a KB
+// there, since a core waits for some 16 lines at a time and lets the rest of a long row of requests fall.
+struct Ahead {
+    static const i64 SOME = 1024;
+    const Past& past;
+    i64 bytes, at = 0;  // of the keys, and as many of the values
+    Ahead(const Past& past, i64 D) : past(past), bytes(ceiling(past.known * D * 2, SOME) * SOME) {}
+    void fetch() {
+        if (at == 2 * bytes) return;
+        const char* from = at < bytes ? (const char*)past.keys + at : (const char*)past.values + at - bytes;
+        for (i64 i = 0; i < SOME; i += 64) _mm_prefetch(from + i, _MM_HINT_T1);
+        at += SOME;
+    }
+};
 
 // With whatever vectors the target has: a vector holds the lanes.
 INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
@@ -116,11 +123,12 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
 
 // Scores [KEYS][lanes] of 32 keys; those of keys that nobody knows are not finite in general.
 template <int PITCH>
-OF(AMX) INLINE void scores_amx(const Tile& t, const Past& past, const uint32_t* q, float* scores) {
+OF(AMX) INLINE void scores_amx(const Tile& t, const Past& past, const uint32_t* q, float* scores, Ahead& ahead) {
     written();
     _tile_zero(0);
     _tile_zero(3);
     for (i64 i = 0; i < t.D; i += 32) {
+        ahead.fetch();
         _tile_loadd(2, q + i / 2 * PITCH, PITCH * 4);
         _tile_loadd(1, past.keys + i, t.D * 2);
         _tile_dpbf16ps(0, 1, 2);
@@ -142,7 +150,7 @@ static const Ones ONES;
 
 // sums [lanes][D] += P V and totals [lanes][16] += P times ones, with weights [lanes][KEYS]. Two tiles of values at a time hide their
 // latency.
-OF(AMX) INLINE void sums_amx(const Tile& t, const bf16* values, const bf16* weights, float* sums, float* totals) {
+OF(AMX) INLINE void sums_amx(const Tile& t, const bf16* values, const bf16* weights, float* sums, float* totals, Ahead& ahead) {
     written();
     _tile_loadd(5, weights, KEYS * 2);
     _tile_loadd(4, totals, LANES * 4);
@@ -150,6 +158,7 @@ OF(AMX) INLINE void sums_amx(const Tile& t, const bf16* values, const bf16* weig
     _tile_dpbf16ps(4, 5, 1);
     _tile_stored(4, totals, LANES * 4);
     for (i64 i = 0; i < t.D; i += 32) {
+        ahead.fetch();
         _tile_loadd(4, sums + i, t.D * 4);
         _tile_loadd(7, sums + i + 16, t.D * 4);
         _tile_loadd(1, values + 2 * i, t.D * 4);
@@ -253,9 +262,10 @@ OF(AMX) INLINE floats column_of(const float* from) {
 // Few lanes: a vector holds 16 keys of one lane.
 template <int PITCH>
 OF(AMX) INLINE void weights_of_keys(const Tile& t, const Past& past, i64 from, const float* scores, bf16* weights, float* highest,
-                                    float* factor) {
+                                    float* factor, Ahead& ahead) {
     int parts = past.known > 16 ? 2 : 1;
     for (i64 j = 0; j < PITCH; j++) {
+        ahead.fetch();
         floats x[2] = {all(-INFINITY), all(-INFINITY)};
         for (int part = 0; part < parts; part++) {
             ints place = COUNT + (int32_t)(from + part * 16);
@@ -285,33 +295,37 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
         for (i64 i = 0; i < t.D / 2; i++)
             store(q + i * PITCH, (words)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), (1 << t.lanes) - 1, (__m512i)places, t.q + 2 * i, 1));
     }
+    const Past nothing = {};
+    Ahead none(nothing, t.D);
+    bool once = t.lanes <= t.G;  // no other tile reads this past soon
     Past past, next = past_of(t, cache, K, t.begin);
-    scores_amx<PITCH>(t, next, q, both[0]);
+    scores_amx<PITCH>(t, next, q, both[0], none);
     for (i64 from = t.begin, turn = 0; from < t.end; from += KEYS, turn ^= 1) {
         float* scores = both[turn];
         past = next;
-        Past ahead = PITCH < LANES ? ahead_of(t, later, cache, K, from) : Past{};
-        fetch(ahead, t.D, 0);
+        Past far = once ? second_next(t, later, cache, K, from) : nothing;
+        Ahead ahead(far, t.D);
+        ahead.fetch();
         if (from + KEYS < t.end) {  // the matrix units score the next keys while the vector units weigh these
             next = past_of(t, cache, K, from + KEYS);
-            scores_amx<PITCH>(t, next, q, both[turn ^ 1]);
+            scores_amx<PITCH>(t, next, q, both[turn ^ 1], ahead);
         }
-        fetch(ahead, t.D, 1);
+        ahead.fetch();
         bool whole = t.from[LANES - 1] <= from && from + KEYS <= t.to[0];
         if (PITCH < LANES)
-            weights_of_keys<PITCH>(t, past, from, scores, weights, highest, factor);
+            weights_of_keys<PITCH>(t, past, from, scores, weights, highest, factor, ahead);
         else if (whole)
             weights_of_lanes<true>(t, past, from, scores, weights, highest, factor);
         else
             weights_of_lanes<false>(t, past, from, scores, weights, highest, factor);
-        fetch(ahead, t.D, 2);
+        ahead.fetch();
         for (int j = 0; j < PITCH; j++)
             if (factor[j] != 1.0f) {
                 for (i64 i = 0; i < t.D; i += LANES) store(sums + j * t.D + i, load<floats>(sums + j * t.D + i) * factor[j]);
                 store(totals + j * LANES, load<floats>(totals + j * LANES) * factor[j]);
             }
-        sums_amx(t, known_values(past, t.D, copy), weights, sums, totals);
-        fetch(ahead, t.D, 3);
+        sums_amx(t, known_values(past, t.D, copy), weights, sums, totals, ahead);
+        ahead.fetch();
     }
     for (i64 j = 0; j < t.lanes; j++)
         for (i64 i = 0; i < t.D; i += LANES)
@@ -325,7 +339,7 @@ OF(AMX) static void attend_tile_amx(const Tile& t, const Tile* later, const Cach
         case 2: return attend_lanes<2>(t, later, cache, K);
         case 3: return attend_lanes<3>(t, later, cache, K);
         case 4: return attend_lanes<4>(t, later, cache, K);
-        default: return attend_lanes<LANES>(t, nullptr, cache, K);
+        default: return attend_lanes<LANES>(t, later, cache, K);
     }
 }
 

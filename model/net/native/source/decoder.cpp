@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <memory>
+
 #include "attention.h"
 #include "drawing.h"
 #include "matrix.h"
@@ -117,6 +119,7 @@ struct Net {
     float eps;
     const bf16 *embedding, *gain;
     const float *cos, *sin;
+    Arena arena;
     Matrix head;
     std::vector<Layer> layers;
     i64 room = 0;  // tokens that fit into the buffers
@@ -190,17 +193,17 @@ void attend_choose(int number) { chosen = number; }
 // down [E, M], its bias}, null where there is none. Matrices are copied; gains, tables and the embedding must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) try {
-    Net* net = new Net;
+    auto net = std::make_unique<Net>();
     i64 layers = sizes[0], E = net->E = sizes[1], M = net->M = sizes[2], V = net->V = sizes[3];
     Heads heads = net->heads = {sizes[4], sizes[5], sizes[6]};
     net->eps = eps;
     auto next = [&] { return (const bf16*)*arrays++; };
     net->embedding = next(), net->gain = next();
-    net->head = pack(next(), nullptr, V, E, false);
+    net->head = pack(net->arena, next(), nullptr, V, E, false);
     net->cos = (const float*)next(), net->sin = (const float*)next();
     auto matrix = [&](i64 N, i64 K, bool gated) {
         const bf16 *weights = next(), *bias = next();
-        return pack(weights, bias, N, K, gated);
+        return pack(net->arena, weights, bias, N, K, gated);
     };
     for (i64 n = 0; n < layers; n++, variants += 3) {
         Layer layer;
@@ -214,16 +217,13 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* varian
         layer.variant = {variants[0], variants[1], (i64)variants[2]};
         net->layers.push_back(layer);
     }
-    return net;
+    return net.release();
 } catch (const std::bad_alloc&) {
     return nullptr;
 }
 
 void attend_free(Net* net) {
     for (bf16* buffer : {net->normed, net->qkv, net->mixed, net->gated}) free(buffer);
-    free(net->head.weights);
-    for (Layer& layer : net->layers)
-        for (Matrix* m : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) free(m->weights);
     delete net;
 }
 

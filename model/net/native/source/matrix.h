@@ -32,11 +32,37 @@ struct Matrix {
 // Large pages where they are to be had: a decode step reads every one of them. Throws bad_alloc.
 static void* allocate(size_t bytes) {
     const size_t huge = 2 << 20;
-    void* memory = aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
+    bytes = (bytes + huge - 1) / huge * huge;  // part of a large page is none
+    void* memory = aligned_alloc(huge, bytes);
     if (!memory) throw std::bad_alloc();
     madvise(memory, bytes, MADV_HUGEPAGE);
     return memory;
 }
+
+// Memory for many matrices side by side, so that small ones share large pages.
+class Arena {
+  public:
+    Arena() = default;
+    Arena(const Arena&) = delete;
+    ~Arena() {
+        for (void* part : parts_) free(part);
+    }
+    // `bytes` is a multiple of a cache line.
+    void* take(size_t bytes) {
+        if (bytes > left_) {
+            left_ = std::max<size_t>(bytes, 64 << 20);
+            parts_.push_back(nullptr);
+            parts_.back() = next_ = (char*)allocate(left_);
+        }
+        next_ += bytes, left_ -= bytes;
+        return next_ - bytes;
+    }
+
+  private:
+    std::vector<void*> parts_;
+    char* next_ = nullptr;
+    size_t left_ = 0;
+};
 
 // The row of W that is row `at` of the panels. With gates, panels of the first half and of the second take turns.
 INLINE i64 source_row(i64 panel, i64 at, i64 N, bool gated) {
@@ -44,11 +70,11 @@ INLINE i64 source_row(i64 panel, i64 at, i64 N, bool gated) {
     return row >= rows ? -1 : gated && panel % 2 ? rows + row : row;
 }
 
-static Matrix pack(const bf16* weights, const bf16* bias, i64 N, i64 columns, bool gated) {
+static Matrix pack(Arena& arena, const bf16* weights, const bf16* bias, i64 N, i64 columns, bool gated) {
     Matrix m;
     m.N = N, m.K = ceiling(columns, PAD) * PAD;
     m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;
-    m.weights = (uint32_t*)allocate(m.panels * m.K * PANEL * 2);
+    m.weights = (uint32_t*)arena.take(m.panels * m.K * PANEL * 2);
     m.bias.assign(m.panels * PANEL, 0.0f);
 #pragma omp parallel for schedule(static)
     for (i64 panel = 0; panel < m.panels; panel++)
