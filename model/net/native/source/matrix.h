@@ -297,11 +297,16 @@ OF(AMX) INLINE void keep_some(const Product& p, Rest& rest, i64 rows) {
     rest.kept += rows;
 }
 
-// Two rows of tiles by two panels, into a block [32][PAIR].
+// Asks for some lines of a tile of weights; a core that sees them go by asks for the others.
+OF(AMX) INLINE void hint(const uint32_t* tile) {
+    for (i64 i = 0; i < TILE; i += TILE / 4) _mm_prefetch(tile + i, _MM_HINT_T1);
+}
+
+// Two rows of tiles by two panels, into a block [32][PAIR]. `more`: the next two panels follow, from memory.
 template <Kind KIND>
-OF(AMX) INLINE void two_by_two(const Product& p, const bf16* x, i64 panel, float* block, Rest& rest) {
+OF(AMX) INLINE void two_by_two(const Product& p, const bf16* x, i64 panel, float* block, Rest& rest, bool more) {
     const Matrix& m = *p.matrix;
-    const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1);
+    const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1), *next = panel_of(m, panel + 2);
     i64 stride = p.stride, rows = ceiling(32 * 32, m.K);
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (i64 k = 0; k < m.K; k += 32, a += TILE, b += TILE) {
@@ -310,6 +315,7 @@ OF(AMX) INLINE void two_by_two(const Product& p, const bf16* x, i64 panel, float
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b, 64);
         _tile_dpbf16ps(1, 4, 7);
+        if (more) hint(next + k * PANEL / 2), hint(next + (m.K + k) * PANEL / 2);
         _tile_loadd(5, x + 16 * stride + k, stride * 2);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
@@ -341,7 +347,7 @@ OF(AMX) INLINE void multiply_many(const Product& p, const Item& item) {
     for (i64 t = item.first; t < item.end; t += 32)
         for (i64 n = 0; n < item.panels; n += 2) {
             float* block = blocks[turn++ % 2];
-            two_by_two<KIND>(p, p.x + t * p.stride, item.panel + n, block, rest);
+            two_by_two<KIND>(p, p.x + t * p.stride, item.panel + n, block, rest, t == item.first && n + 2 < item.panels);
             rest = {block, t, std::min<i64>(32, item.end - t), item.panel + n, 0};
         }
     keep_some<KIND>(p, rest, rest.rows);
