@@ -1,7 +1,8 @@
 """What arriving prompts do to running streams, in one process: attend bench arrivals
 
-Streams decode, greedy, while prompts arrive at random moments. The table shows the milliseconds between two tokens of a
-stream while they do, the same before the first has come, and the milliseconds to the first token of an arriving prompt.
+Streams decode, greedy, while prompts arrive at random moments. The table shows the milliseconds between two messages of a
+stream while they do, the same before the first has come, and the milliseconds to the first token of an arriving prompt. A
+message holds several tokens where steps are short (model/engine/pace.py).
 """
 
 import argparse
@@ -30,11 +31,11 @@ QUIET_SECONDS = 1.0
 
 
 async def moments(engine: AsyncEngine, name: str, prompt: list[int], output: int) -> list[float]:
-    """When the request was sent, and when each of its tokens came."""
+    """When the request was sent, and when tokens of it came, one or several together."""
     found = [time.perf_counter()]
     async for outputs in engine.generate([Request(name, prompt, output, GREEDY)]):
-        now = time.perf_counter()
-        found += [now for each in outputs for _ in each.token_ids]
+        if any(each.token_ids for each in outputs):
+            found.append(time.perf_counter())
     return found
 
 
@@ -56,8 +57,8 @@ async def turn(engine: AsyncEngine, seed: int, streams: int, prompts: int, lengt
         engine.abort(f"s{at}", FinishReason.ABORT)
     pairs = [pair for each in running for pair in itertools.pairwise((await each)[1:])]
     return {
-        "between tokens, quiet": [(b - a) * 1e3 for a, b in pairs if b <= begun],
-        "between tokens, prompts arriving": [(b - a) * 1e3 for a, b in pairs if begun < b <= ended],
+        "between messages, quiet": [(b - a) * 1e3 for a, b in pairs if b <= begun],
+        "between messages, prompts arriving": [(b - a) * 1e3 for a, b in pairs if begun < b <= ended],
         "first token of an arriving prompt": [each * 1e3 for each in firsts],
     }
 

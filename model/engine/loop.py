@@ -1,8 +1,8 @@
 """The engine on a thread of its own, and the bridge from it to an event loop.
 
-The step thread takes commands (add, abort), steps while there is work, and hands each step's outputs over with one
-`call_soon_threadsafe`. A consumer finds everything that came since it last looked in one list: slow consumers
-get larger pieces, not longer queues.
+The step thread takes commands (add, abort), steps while there is work, and hands outputs over, those of a step or of a few
+(`pace.py`), with one `call_soon_threadsafe`. A consumer finds everything that came since it last looked in one list: slow
+consumers get larger pieces, not longer queues.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from model.engine.engine import Engine
+from model.engine.pace import Pace
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport
 from model.engine.scheduler import check_fits
 from model.errors import EngineFailed, Overloaded, Unavailable
@@ -65,6 +66,7 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._pace = Pace()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
         self._prepare = prepare  # runs first on the step thread
@@ -174,7 +176,7 @@ class AsyncEngine:
             self._prepare()
             while not self._stopping:
                 self._iterate()
-            self._hand_over(self._finish(), None)
+            self._hand_over([*self._pace.all(), *self._finish()], None)
         except BaseException as error:  # the thread's end must reach everyone who waits on it
             log.critical("the engine thread died", exc_info=True)
             with self._wake:
@@ -186,12 +188,14 @@ class AsyncEngine:
             if not self._commands and not self._engine.has_work and not self._stopping:
                 self._wake.wait(IDLE_BEAT_SECONDS)
             commands, self._commands = self._commands, []
+        if commands:
+            self._hand_over(self._pace.all(), None)  # a step with a new prompt may be long
         outputs = [output for command in commands if (output := command()) is not None]
+        started = self._clock()
         outputs += self._engine.step()
         self._beat = self._clock()
         self._stats = self._engine.stats()
-        if outputs:
-            self._hand_over(outputs, None)
+        self._hand_over(self._pace.due(outputs, self._beat, self._beat - started), None)
 
     def _finish(self) -> list[Output]:
         """The last outputs: whoever still waits when the engine is closed must not wait for ever."""
@@ -205,6 +209,8 @@ class AsyncEngine:
 
     def _hand_over(self, outputs: list[Output], failure: str | None) -> None:
         """One call into each event loop that waits: in a service that is one loop."""
+        if not outputs and failure is None:
+            return
         for loop in {stream.loop for stream in tuple(self._streams.values())}:
             try:
                 loop.call_soon_threadsafe(self._deliver, loop, outputs, failure)

@@ -328,6 +328,27 @@ def test_a_slow_reader_finds_all_that_came_in_one_list():
         assert fake_answer(ask("a", max_tokens=30)) == asyncio.run(dawdle(engine))
 
 
+def test_what_waits_goes_out_before_the_step_of_a_new_request():
+    async def join(engine):
+        requests = [ask(name, max_tokens=9) for name in "abcd"]
+        stream, first = await begun(engine, *requests)
+        more = asyncio.ensure_future(anext(stream))
+        gate(engine).allow(1)
+        await until(lambda: len(engine._pace._held) == 4)
+        task = await in_flight(engine, "e")
+        assert not more.done(), "the clock stands still, so nothing is due"
+        gate(engine).allow(1)
+        assert "abcdabcd" == "".join(output.request_id for output in await more)
+        gate(engine).open()
+        outputs = [*first, *more.result(), *[output async for batch in stream for output in batch]]
+        await task
+        return {name: told([each for each in outputs if each.request_id == name]) for name in "abcd"}, expected(requests)
+
+    with threaded(clock=Clock()) as engine:
+        found, wanted = asyncio.run(join(engine))
+        assert wanted == found
+
+
 def test_requests_that_nobody_has_picked_up_count_as_waiting():
     async def count(engine):
         stream, _ = await begun(engine, ask("a", max_tokens=200))

@@ -1,0 +1,46 @@
+"""When outputs go to those who wait for them: a message costs more than the token in it.
+
+Who streams alone gets each token at once. The more stream at a time, the longer tokens may wait for each other, up to what no
+reader sees. First tokens and ends wait for nothing, and take along what waits.
+"""
+
+from collections.abc import Sequence
+
+from model.engine.request import Output
+
+SECONDS_OF_A_STREAM = 0.6e-3
+"""Tokens wait so long for each stream that runs: five times what a message takes of a core, all the way to its client."""
+MOST_SECONDS = 10e-3
+"""And never longer than this: 100 messages a second of an answer are more than a screen shows."""
+
+
+class Pace:
+    """Holds a step's outputs until they are due. Times are seconds on one clock."""
+
+    def __init__(self) -> None:
+        self._held: list[Output] = []
+        self._begun: set[str] = set()
+        self._last = 0.0
+        """When something was due."""
+
+    def due(self, outputs: Sequence[Output], now: float, step_seconds: float) -> list[Output]:
+        """All that is held, `outputs` among it, or nothing, if it may wait for another step that takes as long as this one."""
+        self._held += outputs
+        urgent = False
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._begun.discard(output.request_id)
+                urgent = True
+            elif output.request_id not in self._begun:
+                self._begun.add(output.request_id)
+                urgent = True
+        most = min(MOST_SECONDS, SECONDS_OF_A_STREAM * len(self._begun))
+        if not urgent and now - self._last + step_seconds <= most:
+            return []
+        self._last = now
+        return self.all()
+
+    def all(self) -> list[Output]:
+        """What is held, due or not."""
+        held, self._held = self._held, []
+        return held
