@@ -123,7 +123,7 @@ def test_the_open_loop_keeps_its_rate_over_two_processes(run):
 
 def test_a_shape_of_steps_is_a_curve_of_one_point_a_step(run, tmp_path):
     arguments = ("--loop", "open", "--shape", "steps", "--max-ttft-p95-ms", "5000", "--html", str(tmp_path / "locust.html"))
-    code, summary, _, output = run(*arguments, seconds=10, users=40)
+    code, summary, _, output = run(*arguments, seconds=20, users=40)
     assert code == 0, output
     users = [phase["users"] for phase in summary["phases"]]
     assert users[-4:] == [16, 24, 32, 40]  # of the first step a slow start may leave nothing
