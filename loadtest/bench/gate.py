@@ -1,7 +1,8 @@
 """Is this tree slower than its base? attend bench gate [--base REVISION]; `make bench-gate`
 
-Both engines run in one go on shape S, in turns, each with the code of its own tree; the base is a git worktree that goes
-again. Ends with 1 where the 95 % interval of a ratio lies wholly below 0.97, for W1, W2 or W3 (see `attend bench engine`).
+Both engines run in one go on shape S, in turns, each with the code of its own tree, and start anew twice; the base is a git
+worktree that goes again. Ends with 1 where the 95 % interval of a ratio lies wholly below 0.97, for W1, W2 or W3 (see
+`attend bench engine`).
 """
 
 import argparse

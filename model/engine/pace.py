@@ -1,6 +1,6 @@
 """When outputs go to those who wait for them: a message costs more than the token in it.
 
-Who streams alone gets each token at once. The more stream at a time, the longer tokens may wait for each other, up to what no
+Who streams alone gets each token at once. The more streams there are, the longer tokens may wait for each other, up to what no
 reader sees. First tokens and ends wait for nothing, and take along what waits.
 """
 
