@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 
 from model.errors import AttendError, CheckpointError, SettingError
 from model.net.checkpoint import inspect
+from service import routes
 from service.deployment import build
 from service.keys import load_keys
 from service.settings import Settings
@@ -29,11 +30,13 @@ SERVICERS = [
 ]
 OBJECT_STORE = 80 << 20
 """Bytes; nothing large passes through it."""
+ROUTES_SECONDS = 30.0
 
 
-async def main(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal stops without draining. Returns the exit status.
+async def main(settings: Settings, statistics: int) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal stops without draining. `statistics` is HAProxy's port for them.
 
+    Returns the exit status.
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
     inspect(settings.folder)
@@ -50,7 +53,7 @@ async def main(settings: Settings) -> int:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = catch_signals()  # after ray.init, which installs handlers of its own
     try:
-        await start(settings)
+        await start(settings, statistics)
         say(await ready_line(settings))
         await stop.wait()
         say("Stopping: running streams may end ...")
@@ -60,8 +63,8 @@ async def main(settings: Settings) -> int:
     return 0
 
 
-async def start(settings: Settings) -> None:
-    """Start the proxies and the application; returns when every replica has loaded its weights."""
+async def start(settings: Settings, statistics: int) -> None:
+    """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
     say(f"Loading {settings.folder} ...")
     serve.start(
         http_options=HTTPOptions(host=settings.host, port=settings.port),
@@ -75,6 +78,8 @@ async def start(settings: Settings) -> None:
         await asyncio.to_thread(serve.run, application, name=APP, route_prefix="/")
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
+    if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
+        say("HAProxy does not know every replica yet: calls go round by Serve's own proxy, which is slower")
 
 
 def reason_of_failure() -> str:
@@ -140,7 +145,7 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(asyncio.run(main(Settings.from_json(sys.argv[1]))))
+        sys.exit(asyncio.run(main(Settings.from_json(sys.argv[1]), int(sys.argv[2]))))
     except AttendError as error:
         say(f"attend: {error}")
         sys.exit(2)

@@ -34,7 +34,8 @@ WRAPPER = """#!/bin/sh
 # Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
 # The parts beside this script go into it: Ray has no setting for them.
 cd "{folder}" && sed -i -e '/^defaults$/r defaults.cfg' -e '/^ *errorfile 50[234] /d' \\
-    -e '/^frontend http_frontend$/r http.cfg' -e '/^frontend grpc_frontend$/r ids.cfg' "$3"
+    -e '/^frontend http_frontend$/r http.cfg' -e '/^frontend grpc_frontend$/r ids.cfg' \\
+    -e '/^backend default_backend$/r none.cfg' -e '/^backend default_grpc_backend$/r none-grpc.cfg' "$3"
 exec "{binary}" "$@"
 """
 IDS = """\
@@ -52,7 +53,7 @@ def run(settings: Settings) -> int:
     with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
         environment = ray_environment(settings, Path(private)) | ports.environment()
         driver = subprocess.Popen(
-            [sys.executable, "-m", "service.driver", with_log(settings).to_json()],
+            [sys.executable, "-m", "service.driver", with_log(settings).to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]],
             env={**os.environ, **environment},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
@@ -136,16 +137,22 @@ def write_edge(folder: Path) -> Path:
     except OSError as error:
         raise SettingError(str(error)) from error
     version = http_error(505, "the request must be HTTP/1.0 or HTTP/1.1", "invalid_request_error", "invalid_request")
+    full = "no replica can take the request now"
+    none = http_error(503, full, "unavailable_error", "unavailable") + " hdr retry-after 1"
     pages = (
         http_error(400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request"),
         http_error(408, "the request came too slowly", "invalid_request_error", "request_timeout"),
         http_error(502, "the replica ended before it answered", "unavailable_error", "unavailable") + " hdr retry-after 1",
-        http_error(503, "no replica can take the request now", "unavailable_error", "unavailable") + " hdr retry-after 1",
+        none,
         http_error(504, "the replica did not answer in time", "timeout_error", "deadline_exceeded"),
     )
     defaults = [f"timeout http-request {HEADER_SECONDS}s", *(f"http-error {page}" for page in pages)]
     (folder / "defaults.cfg").write_text("".join(f"    {line}\n" for line in defaults), encoding="ascii")
     (folder / "ids.cfg").write_text(IDS, encoding="ascii")
+    # Before the model has loaded there is no application yet, which to Ray is a wrong path.
+    (folder / "none.cfg").write_text(f"    http-request return {none}\n", encoding="ascii")
+    unavailable = f"status 200 content-type application/grpc hdr grpc-status 14 hdr grpc-message '{full}'"
+    (folder / "none-grpc.cfg").write_text(f"    http-request return {unavailable}\n", encoding="ascii")
     rules = (
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
         # Else a caller who sends the body in a packet of its own and then leaves is not noticed. One that is too large is

@@ -125,11 +125,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(log: Path, *flags: str) -> Iterator[Server]:
-    """A ready server, which leaves no process behind whatever the test does."""
+def started(log: Path, *flags: str) -> Iterator[Server]:
+    """A server that begins to load its model, and leaves no process behind whatever the test does."""
     server = Server(log, *flags)
     try:
-        yield server.wait_ready()
+        yield server
     finally:
         if server.process.poll() is None:
             server.process.terminate()
@@ -138,3 +138,10 @@ def running(log: Path, *flags: str) -> Iterator[Server]:
         for pid in server.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def running(log: Path, *flags: str) -> Iterator[Server]:
+    """A ready server."""
+    with started(log, *flags) as server:
+        yield server.wait_ready()

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from model.config import DEFAULT_MODEL as DEFAULT
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
-from tests.service.server import Server, free_port, running, wait_for
+from tests.service.server import Server, free_port, running, started, wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -53,6 +53,31 @@ def idle(server: Server) -> bool:
     """Whether no request runs or waits and every KV block is free."""
     names = ("attend_requests_running", "attend_requests_waiting", "attend_kv_cache_usage")
     return all(server.metric(name) == 0 for name in names)
+
+
+def test_whoever_calls_before_the_model_has_loaded_is_told_to_come_again(tmp_path: Path) -> None:
+    answers: set[tuple[int, str | None, str]] = set()
+    codes: set[tuple[grpc.StatusCode, bool]] = set()
+
+    def ready(server: Server) -> bool:
+        try:
+            complete(server, PROMPT, max_tokens=1)
+            answers.add((200, None, ""))
+        except urllib.error.HTTPError as refusal:
+            answers.add((refusal.code, refusal.headers["retry-after"], json.load(refusal)["error"]["code"]))
+        except urllib.error.URLError:  # nobody listens yet
+            return False
+        try:
+            stub(server).Generate(pb.GenerateRequest(text=PROMPT, max_tokens=1), timeout=60)
+        except grpc.RpcError as refusal:
+            codes.add((refusal.code(), "no replica can take" in (refusal.details() or "")))
+        return "Ready:" in server.output()
+
+    with started(tmp_path / "log") as server:
+        assert wait_for(lambda: ready(server), 120)
+    assert answers == {(503, "1", "unavailable"), (200, None, "")}
+    assert {code for code, _ in codes} == {grpc.StatusCode.UNAVAILABLE}
+    assert any(ours for _, ours in codes)
 
 
 def test_both_transports_give_the_same_greedy_text(server: Server) -> None:

@@ -1,6 +1,7 @@
 """The parent of a server: what it tells Ray, and that it leaves no process behind."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -103,6 +104,11 @@ frontend http_frontend
     bind 127.0.0.1:1
 frontend grpc_frontend
     bind 127.0.0.1:2 proto h2
+    default_backend default_grpc_backend
+backend default_backend
+    http-request return status 404
+backend default_grpc_backend
+    http-request return status 200 content-type application/grpc hdr grpc-status 5
 """
 
 
@@ -124,7 +130,7 @@ def test_the_binary_runs_as_ray_wants_it_with_our_rules_in_its_file(wrapped):
     done = subprocess.run([str(wrapper), *words], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == words
     assert not done.stderr
-    _, defaults, http, grpc = config.read_text().replace("\nfrontend", "\ndefaults").split("\ndefaults")
+    _, defaults, http, grpc, none, none_grpc = re.split(r"\n(?=defaults|frontend|backend)", config.read_text())
     assert f"timeout http-request {HEADER_SECONDS}s" in defaults
     assert "http-error status 503" in defaults
     assert "errorfile" not in defaults
@@ -132,12 +138,14 @@ def test_the_binary_runs_as_ray_wants_it_with_our_rules_in_its_file(wrapped):
     assert "return" not in grpc
     assert "attend_id" in http
     assert "attend_id" in grpc
+    assert "return status 503" in none.splitlines()[1]
+    assert "grpc-status 14" in none_grpc.splitlines()[1]
 
 
 def test_haproxy_itself_takes_our_rules(bare, tmp_path):
     config = tmp_path / "haproxy.cfg"
     (tmp_path / "500.http").write_bytes(b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n")
-    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path) + "    http-request return status 200\n")
+    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path))
     wrapper = write_edge(tmp_path)
     done = subprocess.run([wrapper, "-c", "-f", config, "-q"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,33 @@
+"""Where HAProxy sends calls.
+
+Serve says that an application runs as soon as a call can reach it, if only round by Serve's own proxy. A moment later it starts
+HAProxy anew with the replicas' addresses, and the process before it closes each of its connections after the answer under way.
+"""
+
+import asyncio
+import csv
+import urllib.request
+
+TIMEOUT_SECONDS = 2.0
+
+
+async def lead_to(replicas: int, application: str, port: int, *, seconds: float) -> bool:
+    """Whether HAProxy, with its statistics at `port`, came to know so many replicas for HTTP and for gRPC within `seconds`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while await asyncio.to_thread(_known, application, port) < replicas:
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+def _known(application: str, port: int) -> int:
+    """Replicas that calls of either protocol can reach without Serve's own proxy, which stands there as a backup."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats;csv", timeout=TIMEOUT_SECONDS) as answer:
+            rows = list(csv.DictReader(answer.read().decode().removeprefix("# ").splitlines()))
+    except OSError:  # between two of its processes
+        return 0
+    active = {row["pxname"]: int(row["act"]) for row in rows if row["svname"] == "BACKEND"}
+    return min(active.get(f"{protocol}-{application}", 0) for protocol in ("http", "grpc"))
