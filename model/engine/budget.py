@@ -4,10 +4,10 @@ import math
 
 FASTER, SLOWER = 0.5, 0.2
 """How much of an error the estimates take over: no step is fast by accident, but some are slow by accident."""
-TWICE, SLOWEST, STRETCH = 2.0, 3.2, 1.2
-"""How many times as long a step may be as without its prompts; a long one as an empty one, or as with streams instead."""
-SMOOTH = 0.02
-"""Seconds: a step up to here is not long."""
+TWICE, SMOOTH = 2.0, 0.02
+"""How many times as long a step may be as without its prompts, up to so many seconds."""
+SLOWEST, STRETCH = 3.6, 1.2
+"""How many times as long a step may be as one that only reads the weights; or as it will be with streams instead of prompts."""
 MOST = math.log(2)
 """A step counts as at most twice as slow as was predicted."""
 
@@ -49,12 +49,13 @@ class StepCost:
     def room(self, streams: int, prompts: int, goal: float) -> float:
         """Prompt tokens that may go beside so many streams, at least one.
 
-        A step may take twice as long as without prompts. A long one should stay near a step of nothing, that reads the weights,
-        or be little longer than it will be for good, when the prompts have become streams. One that ends within `goal` seconds
-        is short enough in any case. Unknown costs leave no room, no costs all.
+        The longest of four bounds holds: `goal`; `TWICE` the step without prompts, up to `SMOOTH`; `SLOWEST` times a step
+        of nothing, which reads the weights; `STRETCH` times what the step will be for good, when the prompts have become
+        streams, but at most `SLOWEST` times the step without them. Unknown costs leave no room, no costs all.
         """
         if self.per_token == 0:
             return math.inf if self.num_steps else 0
         alone, later = (self.fixed + self.per_stream * count for count in (streams, streams + prompts))
-        longest = max(goal, min(TWICE * alone, max(SMOOTH, SLOWEST * self.fixed, STRETCH * later)))
+        short = max(goal, min(TWICE * alone, SMOOTH))
+        longest = max(short, SLOWEST * self.fixed, min(SLOWEST * alone, STRETCH * later))
         return (longest - alone) / self.per_token

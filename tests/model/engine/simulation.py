@@ -243,8 +243,10 @@ class Simulation:
             later, empty = (self.machine.alone(n) / self.machine.per_token for n in (plan.num_streams + prompts, 0))
             goal = self.config.step_goal / self.machine.per_token
             smooth = SMOOTH / self.machine.per_token
-            room = max(goal, min(TWICE * alone, max(smooth, SLOWEST * empty, STRETCH * later))) - alone
-            assert tokens <= max(least, SLACK * (alone + room) - alone + size), "streams wait too long for a step"
+            short = max(goal, min(TWICE * alone, smooth))
+            longest = max(short, SLOWEST * empty, min(SLOWEST * alone, STRETCH * later))
+            room = short - alone  # more needs to tell an empty step from its streams, which steps of many shapes teach
+            assert tokens <= max(least, SLACK * longest - alone + size), "streams wait too long for a step"
             assert tokens > min(left, max(least, room / SLACK - size)) - size or served, "prompts get less than their share"
 
     def check_state(self) -> None:
