@@ -342,7 +342,7 @@ def nodes(folder: Path, redis: str, cpus: int) -> dict[str, Any]:
 def scale(folder: Path) -> dict[str, Any]:
     """autoscaling.yaml between one and two replicas, its delays cut to seconds."""
     quick = {"look_back_period_s": 2, "metrics_interval_s": 1, "upscale_delay_s": 1, "downscale_delay_s": 3}
-    own = {"ATTEND_MAX_BATCH_REQUESTS": "8", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
+    own = {"ATTEND_MAX_BATCH_REQUESTS": "16", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
     ray = Cluster(folder, 4, **own)
     document = yaml.safe_load((ROOT / "deploy/serve/autoscaling.yaml").read_text())
     document["applications"][0]["deployments"][0]["autoscaling_config"] |= quick | {"min_replicas": 1, "max_replicas": 2}
@@ -351,27 +351,31 @@ def scale(folder: Path) -> dict[str, Any]:
     ray.wait_for_replicas(1)
     assert wait_for(lambda: reachable_replicas(FIRST) == 1, START_SECONDS)
     began = time.monotonic()
-    clients = [Polls(FIRST, pause=0, body=SHORT | {"max_tokens": 64, "stream": stream}) for stream in (True, False) * 8]
-    ray.wait_for_replicas(2)
+    clients = [Polls(FIRST, pause=0, body=SHORT | {"max_tokens": 64, "stream": stream}) for stream in (True, False) * 12]
+    before = ray.wait_for_replicas(2)
     up = time.monotonic() - began
     busy = wait_for(lambda: len(busy_replicas(FIRST)) == 2, 30)
-    idle = time.monotonic()
-    last = [Stream(FIRST) for _ in range(4)]  # half a replica full, so that the other has to go
     loaded = [client.counts(began) for client in clients]
-    held = len(busy_replicas(FIRST))
+    idle = time.monotonic()
     trickle = Polls(FIRST, pause=0.2)
-    ray.wait_for_replicas(1)
+    streams: list[Stream] = []
+    running: dict[str, int] = {}
+    while len(after := ray.replicas()) == 2:
+        running = running_requests(FIRST)
+        streams += [Stream(FIRST) for _ in range(6 - sum(stream.is_alive() for stream in streams))]
     down = time.monotonic() - idle
-    for stream in last:
+    across = [stream for stream in streams if stream.is_alive()]
+    for stream in streams:
         stream.join(120)
     rest = trickle.counts(began)
     ray.stop()
     return {
         "requests": sum(each["requests"] for each in (*loaded, rest)),
         "failed": [what for each in (*loaded, rest) for what in each["failed"]],
-        "streams_across_the_removal": len(last),
-        "broken_of_those": sum(stream.broken for stream in last),
-        "replicas_that_held_those": held,
+        "streams": len(streams),
+        "streams_broken": sum(stream.broken for stream in streams),
+        "streams_at_the_removal": len(across),
+        "requests_in_the_removed_replica": sum(running[replica] for replica in before.keys() - after.keys()),
         "both_took_requests": busy,
         "seconds_from_load_to_two_replicas": round(up, 1),
         "seconds_from_idle_to_one_replica": round(down, 1),
