@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import StrictBool, StrictInt, StrictStr
 
 from model.chat import ChatTemplate
 from model.engine.request import TokenLogprob
@@ -13,7 +13,7 @@ from model.params import describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import finite
 from service.http_api.openai import decoding_of, sampling_of, stops_of, timing_of
-from service.http_api.schemas import Generation, StreamOptions, explained, kind_of
+from service.http_api.schemas import Generation, StreamOptions, kind_of, validated
 from service.http_api.structured import grammar_of
 from service.records import Chunk, Command, Prompt, Usage, whole
 
@@ -50,10 +50,7 @@ def read_chat(document: dict[str, Any]) -> ChatRequest:
     document = {name: value for name, value in document.items() if name not in NO_TOOLS}
     if document.get("messages") is None:
         raise InvalidRequest("messages is required: a list of objects with a role and a content", "messages")
-    try:
-        return ChatRequest.model_validate(document)
-    except ValidationError as error:
-        raise explained(error, document) from error
+    return validated(ChatRequest, document)
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model.errors import InvalidRequest
-from model.params import MAX_BIASES, NO_CHANGE, DecodingParams, SamplingParams, StopRules, at_most, describe, integer
+from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
 from service.http_api.schemas import CompletionRequest, Generation, StreamOptions
@@ -68,7 +68,6 @@ def decoding_of(body: Generation) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
     values = given(body, "presence_penalty", "frequency_penalty", "repetition_penalty")
     if body.logit_bias:
-        at_most("logit_bias", body.logit_bias, MAX_BIASES, "entries")
         values["logit_bias"] = {bias_token(key): bias for key, bias in body.logit_bias.items()}
     if body.bad_words:
         values["bad_words"] = tuple(body.bad_words)

@@ -4,20 +4,40 @@ null means absent everywhere. A field of the contract that this build does not c
 that mean "off"; any other value is refused by name, never ignored.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from model.errors import InvalidRequest, NotSupported
-from model.params import describe
+from model.params import MAX_BIASES, at_most, describe
 
 Number = StrictInt | StrictFloat
-TokenIds = list[StrictInt]
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+List = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong item is the only one that is looked at: a body may hold half a million."""
+TokenIds = List[StrictInt]
 
 OFF: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 """Fields of the contract that are not carried out yet, and their values, beside null, that ask for nothing."""
+
+
+def _few(biases: Any) -> Any:
+    if isinstance(biases, dict):
+        at_most("logit_bias", biases, MAX_BIASES, "entries")
+    return biases
 
 
 class StreamOptions(BaseModel):
@@ -42,7 +62,7 @@ class Generation(BaseModel):
     n: StrictInt | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StrictStr | List[StrictStr] | None = None
     seed: StrictInt | None = None
     user: Annotated[StrictStr, Field(max_length=256)] | None = None
     top_k: StrictInt | None = None
@@ -58,11 +78,11 @@ class Generation(BaseModel):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: dict[StrictStr, Number] | None = None
+    logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few)] = None
     truncate_prompt_tokens: StrictInt | None = None
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = None
     allowed_token_ids: TokenIds | None = None
-    bad_words: list[StrictStr] | None = None
+    bad_words: List[StrictStr] | None = None
     response_format: dict[StrictStr, Any] | None = None
     structured_outputs: dict[StrictStr, Any] | None = None
     timing: StrictBool | None = None
@@ -71,7 +91,7 @@ class Generation(BaseModel):
 class CompletionRequest(Generation):
     """The body of POST /v1/completions."""
 
-    prompt: StrictStr | list[StrictStr] | TokenIds | list[TokenIds] | None = None
+    prompt: StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None = None
     best_of: StrictInt | None = None
     logprobs: StrictInt | None = None
     echo: StrictBool | None = None
@@ -81,9 +101,16 @@ class CompletionRequest(Generation):
 
 def read_completion(document: dict[str, Any]) -> CompletionRequest:
     """A parsed body as a CompletionRequest. Raises InvalidRequest with the field named."""
-    document = refuse_unbuilt(document)
+    return validated(CompletionRequest, refuse_unbuilt(document))
+
+
+def validated(kind: type[B], document: dict[str, Any]) -> B:
+    """A parsed body as one of ours. Raises InvalidRequest with the field named."""
+    unknown = {name for name in document if name not in kind.model_fields}
+    first = next((name for name in document if name in unknown), None)  # each would be an error with a text of its own
+    document = {name: value for name, value in document.items() if name == first or name not in unknown}
     try:
-        return CompletionRequest.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         raise explained(error, document) from error
 
@@ -106,7 +133,8 @@ def kind_of(value: Any) -> type:
 
 def explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
     """pydantic's first complaint, as one sentence about one field."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    found = error.errors(include_url=False, include_context=False)
+    first = found[0]
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         path = ".".join(str(part) for part in first["loc"])[:64]
@@ -116,7 +144,7 @@ def explained(error: ValidationError, document: dict[str, Any]) -> InvalidReques
     inner = first["loc"][-1]
     if isinstance(value, dict) and str(inner) in value:
         name, value = f"{name}.{inner}", value[str(inner)]
-    same = [item for item in error.errors(include_context=False) if item["loc"][0] == first["loc"][0]]
+    same = [item for item in found if item["loc"][0] == first["loc"][0]]
     if isinstance(value, list) and isinstance(inner, int) and len({item["loc"] for item in same}) == 1:
         place, value = f"{name}[{inner}]", value[inner]
     wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in same))

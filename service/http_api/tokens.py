@@ -1,18 +1,16 @@
 """Token ids and strings over HTTP, in vLLM's shapes: enough for a client to need no tokenizer of its own."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from model.chat import ChatTemplate
 from service.generation import GenerationService
 from service.http_api.body import read_json
-from service.http_api.schemas import TokenIds, explained
-
-T = TypeVar("T", bound=BaseModel)
+from service.http_api.schemas import TokenIds, validated
 
 
 class TokenizeRequest(BaseModel):
@@ -41,7 +39,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
-        body = _read(TokenizeRequest, await read_json(request))
+        body = validated(TokenizeRequest, await read_json(request))
         service.check_model(body.model or "")
         tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         texts = {"token_strs": [service.tokenizer.raw.id_to_token(token) for token in tokens]} if body.return_token_strs else {}
@@ -51,7 +49,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
-        body = _read(DetokenizeRequest, await read_json(request))
+        body = validated(DetokenizeRequest, await read_json(request))
         service.check_model(body.model or "")
         return _json({"prompt": await service.detokenize(body.tokens)})
 
@@ -63,13 +61,6 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         defaults = {"eos_token": next(iter(ends), None), "vocab_size": info.vocab_size, "model_max_length": info.max_model_len}
         written = {} if template is None else {"chat_template": template.source}
         return _json(defaults | facts | written)
-
-
-def _read(kind: type[T], document: dict[str, Any]) -> T:
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise explained(error, document) from error
 
 
 def _json(document: dict[str, Any]) -> Response:

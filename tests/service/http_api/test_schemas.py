@@ -51,6 +51,27 @@ def test_a_wrong_type_is_refused_with_the_field(name, value):
     assert "got" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"prompt": [{}] * 99999},
+        {"prompt": [1.5] * 99999},
+        {"prompt": [[None] * 99999]},
+        {"stop": [1] * 99999},
+        {"bad_words": [1] * 99999},
+        {"allowed_token_ids": ["1"] * 99999},
+        {"logit_bias": dict.fromkeys(map(str, range(99999)), "x")},
+        dict.fromkeys(map(str, range(99999))),
+    ],
+    ids=lambda document: next(iter(document)),
+)
+def test_what_is_wrong_a_hundred_thousand_times_is_looked_at_once(document):
+    with pytest.raises(InvalidRequest) as caught:
+        read_completion(document)
+    cause = caught.value.__cause__
+    assert cause is None or cause.error_count() <= 4  # one for each kind that a field may have
+
+
 def test_a_wrong_type_inside_an_object_is_refused_with_the_path():
     with pytest.raises(InvalidRequest, match=r"^stream_options.include_usage must be a boolean; got 1 \(integer\)") as caught:
         read_completion({"stream_options": {"include_usage": 1}})
