@@ -1,5 +1,6 @@
 """Text to token ids and back, over a checkpoint's `tokenizer.json` (the `tokenizers` library)."""
 
+import codecs
 import json
 import re
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from model.errors import CheckpointError
 
 REPLACEMENT = "\ufffd"
 """What an incomplete UTF-8 sequence decodes to."""
+PATIENCE = 16
+"""Tokens that may make one character: its four bytes, and some that say nothing between them."""
 LONG = 4096
 """Tokens that take longer than a step to decode."""
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -137,38 +140,47 @@ class _Alone(dict[int, str | None]):
 class StreamDecoder:
     """Turns tokens into text as they come. Law: all pieces together == decode(all tokens).
 
-    A UTF-8 character can span tokens, and a token's text can depend on the one before it (a leading space).
-    So the last tokens are decoded again with each new one, and a trailing U+FFFD, which may still become a
-    character, is held back until it does or the stream ends. Where a token's text depends on nothing but an unfinished
-    character before it (`Tokenizer.alone`), it is looked up, and nothing is decoded but such characters.
+    A UTF-8 character can span tokens. Where a text is its tokens' bytes joined (`Tokenizer.alone`), a token is looked up, and
+    only such characters are put together from bytes. Elsewhere a token's text can depend on the one before it (a leading
+    space): the last tokens are decoded again with each new one, and a trailing U+FFFD is held back while it may still become
+    a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._alone = tokenizer.alone(skip_special_tokens=skip_special_tokens)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = False  # whether `_utf8` holds the beginning of a character
         self._tokens: list[int] = []
         self._context = 0  # tokens before this index are settled and only give context
         self._sent = ""  # text of the window `_tokens` that was handed out or is context
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` settles; may be empty."""
-        if self._alone is not None and not self._tokens and (text := self._alone[token_id]) is not None:
+        if self._alone is None:
+            return self._decode_again(token_id)
+        text = self._alone[token_id]
+        if text is not None and not self._unfinished:
             return text
-        self._tokens.append(token_id)
-        text = self._decode()
-        piece = "" if text.endswith(REPLACEMENT) else text[len(self._sent) :]
-        if piece and self._alone is not None:
-            self._tokens = []
-        elif piece:
-            self._tokens = self._tokens[self._context :]
-            self._context = len(self._tokens)
-            self._sent = self._decode()
+        piece = self._utf8.decode(b"" if text == "" else self._tokenizer.bytes_of(token_id))
+        self._unfinished = self._utf8.getstate()[0] != b""
         return piece
 
     def flush(self) -> str:
         """What was held back, at the end of the stream."""
-        return self._decode()[len(self._sent) :]
+        return self._utf8.decode(b"", True) if self._alone is not None else self._decode()[len(self._sent) :]
+
+    def _decode_again(self, token_id: int) -> str:
+        self._tokens.append(token_id)
+        text = self._decode()
+        held = text.endswith(REPLACEMENT) and len(self._tokens) - self._context < PATIENCE
+        piece = "" if held else text[len(self._sent) :]
+        if piece:
+            self._tokens = self._tokens[self._context :]
+            self._context = len(self._tokens)
+            self._sent = self._decode()
+        return piece
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)

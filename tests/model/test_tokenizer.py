@@ -70,12 +70,17 @@ def test_streamed_text_is_decoded_text(ids, skip):
 
 @law
 @given(ids=st.lists(st.integers(0, BYTE_LEVEL.size + 3), max_size=40), skip=st.booleans())
-def test_looking_a_token_up_sends_what_decoding_it_would_send(ids, skip):
-    """Piece by piece, and also where a token is unknown: a model may have more ids than its tokenizer."""
-    looking, decoding = (StreamDecoder(BYTE_LEVEL, skip_special_tokens=skip) for _ in range(2))
-    decoding._alone = None
-    assert [looking.push(token) for token in ids] == [decoding.push(token) for token in ids]
-    assert looking.flush() == decoding.flush()
+def test_ids_that_the_tokenizer_does_not_know_have_no_text(ids, skip):
+    """A model may have more ids than its tokenizer."""
+    assert_stream_is_text(BYTE_LEVEL, ids, skip)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte_level", "byte_fallback"])
+def test_bytes_that_are_no_character_are_not_held_back(tokenizer):
+    """However many come: their text is settled, and holding it would decode all of them again with each new one."""
+    byte = next(token for token in range(tokenizer.size) if tokenizer.bytes_of(token) == b"\x95")
+    pieces = assert_stream_is_text(tokenizer, [byte] * 50)
+    assert all("".join(pieces[at : at + 16]) for at in range(0, 48, 16))
 
 
 def test_only_texts_that_are_their_tokens_bytes_joined_are_looked_up():
