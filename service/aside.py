@@ -10,13 +10,18 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from threading import BoundedSemaphore
 from typing import TypeVar
+
+from model.errors import Overloaded
 
 T = TypeVar("T")
 
 LARGE = 64 << 10
 """Characters, tokens or bytes; about 20 ms of one core."""
+MOST_LARGE = 64
+"""Large texts at a time; they wait for each other."""
 
 
 def _stand_back() -> None:
@@ -25,9 +30,20 @@ def _stand_back() -> None:
 
 
 _patient = ThreadPoolExecutor(1, "attend-aside", _stand_back)
+_large = BoundedSemaphore(MOST_LARGE)
 
 
-async def aside(work: Callable[[], T], size: int) -> T:
-    """The result of `work`, whose input has `size` characters, tokens or bytes."""
+async def aside(work: Callable[[], T], size: int, pool: Executor | None = None) -> T:
+    """The result of `work`, whose input has `size` characters, tokens or bytes; in `pool` unless that is large.
+
+    Raises Overloaded where MOST_LARGE large ones are waiting.
+    """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_patient if size > LARGE else None, work)
+    if size <= LARGE:
+        return await loop.run_in_executor(pool, work)
+    if not _large.acquire(blocking=False):
+        raise Overloaded(f"{MOST_LARGE} long texts are waiting already")
+    try:
+        return await loop.run_in_executor(_patient, work)
+    finally:
+        _large.release()

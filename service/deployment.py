@@ -5,6 +5,7 @@ RayService import.
 """
 
 import os
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,9 +18,10 @@ from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
 from model.tokenizer import Tokenizer
 from service import autoscaling, logs, scrape, tracing
+from service.aside import MOST_LARGE
 from service.capacity import Load
 from service.generation import GenerationService
-from service.grpc_api.servicer import GrpcMethods
+from service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
 from service.http_api.app import build_app
 from service.http_api.routes import STALE_SECONDS, Site
 from service.keys import KeyRing
@@ -27,7 +29,8 @@ from service.metrics import Metrics
 from service.settings import Settings, read_settings
 
 SPARE_CALLS = 64
-"""Calls beside generation (health, metrics, refusals) that Serve lets into a replica: the queue is ours to bound."""
+"""Calls beside those that are bounded here (health, metrics, refusals) that Serve lets into a replica. What comes on top waits
+for one of them to end, and with it the probes: so whatever may take long is bounded."""
 
 
 @serve.deployment(name="Attend")
@@ -56,9 +59,10 @@ class Attend(GrpcMethods):
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         template = ChatTemplate.load(self.settings.folder)
-        facts = (version("attend"), scrape.over_replicas, self.is_draining, template, self.keys)
+        page, loads = partial(scrape.over_replicas, self.scrape_local), partial(scrape.loads, self.load_local)
+        facts = (version("attend"), page, self.is_draining, template, self.keys)
         return build_app(
-            Site(self.service, self.metrics, *facts, loads=scrape.loads),
+            Site(self.service, self.metrics, *facts, loads=loads),
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
         )
@@ -147,6 +151,11 @@ def replicas_wanted(settings: Settings) -> dict[str, Any]:
     return {"autoscaling_config": autoscaling.config(settings.replicas, settings.max_replicas)}
 
 
+def most_calls(settings: Settings) -> int:
+    """Calls that Serve lets into a replica: those in the engine, those being prepared for it, long texts, watches, others."""
+    return 2 * (settings.max_batch_requests + settings.max_queued_requests) + MOST_LARGE + MAX_WATCHES + SPARE_CALLS
+
+
 def build(args: dict[str, Any]) -> serve.Application:
     """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
     settings = read_settings(args)
@@ -154,7 +163,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         **replicas_wanted(settings),
-        max_ongoing_requests=settings.max_batch_requests + settings.max_queued_requests + SPARE_CALLS,
+        max_ongoing_requests=most_calls(settings),
         ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
         graceful_shutdown_timeout_s=settings.drain_seconds + 1,
         graceful_shutdown_wait_loop_s=0.2,

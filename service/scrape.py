@@ -1,11 +1,12 @@
 """One metrics page, and the loads, of all replicas: each sample gets a `replica` label, families stay together.
 
 Behind a proxy a scrape reaches one replica at random, so each replica answers for all. One that is dead or slow
-is missing from the page, and counted, but never blanks it.
+is missing from the page, and counted, but never blanks it; nor does a controller of Serve that does not answer.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,31 +16,45 @@ from service.capacity import Load
 
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
+_controller = ThreadPoolExecutor(1, "attend-scrape")
 
 
-async def over_replicas() -> str:
-    """The merged page; called inside a replica."""
-    expected, pages = await asked("scrape_local")
+async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
+    """The merged page; called inside a replica, whose own is `own`."""
+    expected, pages = await asked("scrape_local", own)
     return merge(pages) + counted(expected, len(pages))
 
 
-async def loads() -> tuple[int, list[Load]]:
-    """How many replicas there are, and the loads of those that answer; called inside a replica."""
-    return await asked("load_local")
+async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:
+    """How many replicas there are, and the loads of those that answer; called inside a replica, whose own is `own`."""
+    return await asked("load_local", own)
 
 
-async def asked(method: str) -> tuple[int, list[Any]]:
-    """How many replicas there are, and what `method` gives on those that answer in time; called inside a replica."""
-    context = serve.get_replica_context()
-    handle = serve.get_deployment_handle(context.deployment, context.app_name)
-    # The public results_async() fails as a whole when one replica is slow; the per-replica results do not.
-    # Alpha API of Ray 2.60 (pinned), covered by tests/service/test_end_to_end.py.
-    calls = await asyncio.wait_for(handle.broadcast(method)._fetch_replica_results_async(), SECONDS)
+async def asked(method: str, own: Callable[[], Awaitable[Any]]) -> tuple[int, list[Any]]:
+    """How many replicas were asked, and what `method` gives on those that answer in time; (0, what `own` gives) where none
+    could be asked.
+    """
+    try:
+        async with asyncio.timeout(SECONDS):
+            calls = await _calls(method)
+    except TimeoutError:
+        return 0, [await own()]
     tasks = [asyncio.ensure_future(call.get_async()) for call in calls]
     done, late = await asyncio.wait(tasks, timeout=SECONDS)
     for task in late:
         task.cancel()
     return len(calls), [task.result() for task in done if not task.cancelled() and task.exception() is None]
+
+
+async def _calls(method: str) -> list[Any]:
+    """A call to each replica. The first handle of a process asks Serve's controller, and blocks until it answers."""
+    context = serve.get_replica_context()
+    names = context.deployment, context.app_name
+    handle = await asyncio.get_running_loop().run_in_executor(_controller, serve.get_deployment_handle, *names)
+    # The public results_async() fails as a whole when one replica is slow; the per-replica results do not.
+    # Alpha API of Ray 2.60 (pinned), covered by tests/service/test_end_to_end.py.
+    calls: list[Any] = await handle.broadcast(method)._fetch_replica_results_async()
+    return calls
 
 
 def counted(expected: int, answered: int) -> str:

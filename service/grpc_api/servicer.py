@@ -29,6 +29,8 @@ log = logging.getLogger("attend.grpc")
 M = TypeVar("M", bound=Message)
 SERVICES = ("", "attend.v1.GenerationService")
 """What a health check may ask for: the server, or its one service by name."""
+MAX_WATCHES = 256
+"""Open health watches of a replica: they need no key, and never end by themselves."""
 WATCH_SECONDS = 0.5
 """How often a health watch looks for a change."""
 
@@ -55,6 +57,7 @@ class GrpcMethods:
     service: GenerationService
     metrics: Metrics
     keys: KeyRing | None = None
+    _num_watches = 0
 
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
@@ -151,17 +154,27 @@ class GrpcMethods:
         now = health_pb2.HealthCheckResponse(status=self._health())
         return health_pb2.HealthListResponse(statuses=dict.fromkeys(SERVICES, now))
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest) -> AsyncIterator[health_pb2.HealthCheckResponse]:  # noqa: N802
+    async def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, grpc_context: Context
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Health at once and at each change; ends when draining has begun. A service that is not here stays unknown."""
         if request.service not in SERVICES:
             yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
             return
+        if self._num_watches >= MAX_WATCHES:
+            grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)
+            grpc_context.set_details(f"{MAX_WATCHES} health watches are open here already")
+            return
         told = None
-        while told != health_pb2.HealthCheckResponse.NOT_SERVING:
-            if self._health() != told:
-                told = self._health()
-                yield health_pb2.HealthCheckResponse(status=told)
-            await asyncio.sleep(WATCH_SECONDS)
+        self._num_watches += 1
+        try:
+            while told != health_pb2.HealthCheckResponse.NOT_SERVING:
+                if self._health() != told:
+                    told = self._health()
+                    yield health_pb2.HealthCheckResponse(status=told)
+                await asyncio.sleep(WATCH_SECONDS)
+        finally:
+            self._num_watches -= 1
 
     def _command(self, request: pb.GenerateRequest | Malformed, request_id: str, context: Context) -> Command:
         """What a caller asks for, after a look at the caller's API key."""

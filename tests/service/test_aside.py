@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from service.aside import LARGE, aside
+from model.errors import Overloaded
+from service.aside import LARGE, MOST_LARGE, aside
 
 
 def policy() -> int:
@@ -31,6 +32,21 @@ def test_small_work_does_not_wait_for_large_work():
         return told
 
     assert "small" == asyncio.run(run())
+
+
+def test_no_more_than_so_many_large_ones_wait(monkeypatch):
+    gate = threading.Event()
+
+    async def run() -> list[bool]:
+        waiting = [asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="long texts are waiting"):
+            await aside(lambda: "one more", LARGE + 1)
+        assert await aside(lambda: "small", LARGE) == "small"
+        gate.set()
+        return [*(await asyncio.gather(*waiting)), await aside(lambda: True, LARGE + 1)]
+
+    assert all(asyncio.run(run()))
 
 
 @pytest.mark.parametrize("size", [1, LARGE + 1])

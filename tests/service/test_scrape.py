@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -142,7 +143,11 @@ def over(monkeypatch, *answers: object) -> str:
     monkeypatch.setattr(scrape.serve, "get_replica_context", lambda: SimpleNamespace(deployment="d", app_name="a"))
     monkeypatch.setattr(scrape.serve, "get_deployment_handle", lambda deployment, app: handle)
     monkeypatch.setattr(scrape, "SECONDS", 0.01)
-    return asyncio.run(scrape.over_replicas())
+    return asyncio.run(scrape.over_replicas(own_page))
+
+
+async def own_page() -> tuple[str, str]:
+    return "own", gauge(7)
 
 
 @pytest.mark.parametrize(
@@ -156,3 +161,27 @@ def test_a_lost_replica_is_missing_and_counted_but_the_others_are_there(monkeypa
         ("attend_scrape_replicas_expected", ()): 3,
         ("attend_scrape_replicas_answered", ()): 2,
     }
+
+
+def test_a_controller_that_does_not_answer_leaves_the_loop_free_and_this_replicas_own_page(monkeypatch):
+    stuck = threading.Event()
+
+    async def beside() -> tuple[str, int]:
+        page = asyncio.ensure_future(scrape.over_replicas(own_page))
+        rounds = 0
+        while not page.done():
+            rounds += 1
+            await asyncio.sleep(0.001)
+        return await page, rounds
+
+    monkeypatch.setattr(scrape.serve, "get_replica_context", lambda: SimpleNamespace(deployment="d", app_name="a"))
+    monkeypatch.setattr(scrape.serve, "get_deployment_handle", lambda deployment, app: stuck.wait(20))
+    monkeypatch.setattr(scrape, "SECONDS", 0.1)
+    page, rounds = asyncio.run(beside())
+    stuck.set()
+    assert samples(page) == {
+        ("g", (("replica", "own"),)): 7,
+        ("attend_scrape_replicas_expected", ()): 0,
+        ("attend_scrape_replicas_answered", ()): 1,
+    }
+    assert rounds > 3

@@ -1,6 +1,7 @@
 """The gRPC methods over a real channel: codes, deltas, the end of a call that nobody waits for, and health."""
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
@@ -342,6 +343,26 @@ def test_health_is_told_of_each_service_and_of_no_other():
     listed, named, watched = asyncio.run(run())
     assert listed == {"": SERVING, "attend.v1.GenerationService": SERVING}
     assert (named, watched) == (SERVING, [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])
+
+
+def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch):
+    monkeypatch.setattr(servicer, "MAX_WATCHES", 2)
+    server, request = build_server(), health_pb2.HealthCheckRequest()
+
+    async def run() -> None:
+        async with grpc_channel(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            open_ones = [health.Watch(request) for _ in range(2)]
+            assert [(await anext(aiter(watch))).status for watch in open_ones] == [SERVING] * 2
+            with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+                await anext(aiter(health.Watch(request)))
+            open_ones[0].cancel()
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    assert (await anext(aiter(health.Watch(request)))).status == SERVING
+                    break
+
+    asyncio.run(run())
 
 
 def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
