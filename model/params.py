@@ -14,6 +14,8 @@ MAX_STOP_TOKENS = 300
 MAX_BIASES = 300
 MAX_BAD_WORDS = 64
 MAX_LOGPROBS = 20
+MAX_PROMPT_SCORES = 1 << 20
+"""Log probabilities of prompts in one call: some 60 MB of JSON."""
 SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object", type(None): "null"}
 _SHOWN = 64
@@ -28,7 +30,7 @@ def describe(value: Any) -> str:
 
 def _text(value: Any) -> str:
     try:
-        return str(value)
+        return str(value[:_SHOWN] if isinstance(value, list) else value)
     except ValueError:  # Python writes no integer of more than 4300 digits
         return "too many digits to show"
 
@@ -109,6 +111,8 @@ class DecodingParams:
     """Texts whose tokens never follow each other in the answer."""
     allowed_token_ids: tuple[int, ...] = ()
     """Only these may be drawn; empty means all."""
+    remembered: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `model/sampling.py` has worked out of them, once for all answers and steps."""
 
     def __post_init__(self) -> None:
         number("presence_penalty", self.presence_penalty, -2, 2)

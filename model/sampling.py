@@ -20,6 +20,8 @@ from torch import Tensor
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
 from model.transfer import column, integers
 
+LARGEST = 1e9
+"""A penalty makes no score larger: a division by next to nothing would make it infinite."""
 _MASK = (1 << 64) - 1
 
 
@@ -30,7 +32,7 @@ class Draw:
     params: SamplingParams
     seed: int
     choice: int
-    """Which of the n answers to the prompt."""
+    """Which of the call's answers."""
     position: int
     """Index of the drawn token in prompt + output."""
     banned: tuple[int, ...] = ()
@@ -96,21 +98,30 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
     """Apply a row's decoding parameters and bans, but not its mask, in place."""
     decoding, device = draw.decoding, scores_V.device
     if decoding.allowed_token_ids:
-        refused_V = torch.ones_like(scores_V, dtype=torch.bool)
-        refused_V[list(decoding.allowed_token_ids)] = False
-        scores_V.masked_fill_(refused_V, -math.inf)
+        scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
         scores_V[list(decoding.logit_bias)] += torch.tensor(list(decoding.logit_bias.values()), device=device)
     if decoding.repetition_penalty != 1:
         seen = torch.tensor([*draw.prompt, *draw.output], dtype=torch.int64, device=device).unique()
         scores = scores_V[seen]
-        scores_V[seen] = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
+        penalized = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
+        scores_V[seen] = torch.where(scores.isfinite(), penalized.clamp(-LARGEST, LARGEST), scores)
     if draw.output and (decoding.frequency_penalty or decoding.presence_penalty):
         tokens, counts = torch.tensor(draw.output, device=device).unique(return_counts=True)
         scores_V[tokens] -= decoding.frequency_penalty * counts + decoding.presence_penalty
     if draw.banned:
         known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
         scores_V[known] = -math.inf
+
+
+def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
+    """Whether a token is not among the allowed ones, bool [V]. They may be many."""
+    known = decoding.remembered.get((size, device))
+    if known is None:
+        known = torch.ones(size, dtype=torch.bool)
+        known[torch.tensor(decoding.allowed_token_ids)] = False
+        decoding.remembered[size, device] = known = known.to(device)
+    return known
 
 
 def apply_masks(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -139,7 +150,7 @@ def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tup
     return tuple(
         word[-1]
         for word in bad_words
-        if len(word) == 1 or (len(tokens) >= len(word) - 1 and [*tokens[1 - len(word) :]] == [*word[:-1]])
+        if len(word) == 1 or (tokens and tokens[-1] == word[-2] and [*tokens[1 - len(word) :]] == [*word[:-1]])
     )
 
 

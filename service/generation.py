@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from model.engine.request import FinishReason, Output, Request, TokenEngine
-from model.errors import DeadlineExceeded, EngineFailed, ModelNotFound, Unavailable
+from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
+from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from model.params import token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
@@ -43,6 +43,8 @@ class GenerationService:
         self._request_timeout = request_timeout
         self._deadline_default_ms = deadline_default_ms
         self._clock = clock
+        self._num_preparing = 0
+        self._most_preparing = engine.info.max_batch_requests + engine.info.max_queued_requests
 
     async def generate(self, command: Command, record: RequestRecord) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of what came together. Closing the iterator aborts.
@@ -51,13 +53,14 @@ class GenerationService:
         """
         with record.outcome(), ExitStack() as stack:
             self.check_model(command.model)
-            answers = await self.preparation.answers(command)
+            seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
+            deadline = asyncio.get_running_loop().time() + seconds
+            answers = await self._prepared(command, deadline)
             lease = stack.enter_context(_admitted(command, answers))
             lease.used(0)  # until something is made, nothing is taken
             unfinished = dict(answers)
-            seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
             requests = [answer.request for answer in answers.values()]
-            alarm = asyncio.get_running_loop().call_later(seconds, self._expire, requests)
+            alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
                 async with aclosing(self.engine.generate(requests)) as outputs:
                     async for batch in outputs:
@@ -71,6 +74,19 @@ class GenerationService:
                             break
             finally:
                 alarm.cancel()
+
+    async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
+        """The answers that are to be made. A text that takes long, or a grammar, must not hold a place for ever."""
+        if self._num_preparing >= self._most_preparing:
+            raise Overloaded(f"{self._num_preparing} requests are being prepared already")
+        self._num_preparing += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.preparation.answers(command)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed before the first token") from error
+        finally:
+            self._num_preparing -= 1
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless `name` is the served model, or empty."""
@@ -98,6 +114,8 @@ class GenerationService:
             answer = unfinished.get(output.request_id)
             if answer is None:
                 continue  # a stop string has ended it
+            if output.error == NO_TOKEN_LEFT:
+                raise InvalidRequest(NO_TOKEN_LEFT)
             if output.finish_reason is FinishReason.ERROR:
                 log.error("a request failed in the engine: %s", output.error)
                 raise EngineFailed("internal error")

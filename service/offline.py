@@ -10,6 +10,7 @@ from model.engine.build import EngineOptions, build_engine
 from model.errors import SettingError
 from model.tokenizer import Tokenizer
 from service.generation import GenerationService
+from service.http_api.body import parse
 from service.http_api.openai import CompletionWriter, to_command
 from service.http_api.schemas import read_completion
 from service.metrics import Metrics
@@ -33,7 +34,7 @@ def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) ->
 
 
 async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool) -> None:
-    body = read_completion(dict(fields))
+    body = read_completion(parse(json.dumps(dict(fields)).encode()))
     command = to_command(body, "offline")
     record = Metrics(service.engine, service.model_name).open("http", "/v1/completions")
     chunks = []

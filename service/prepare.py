@@ -1,13 +1,15 @@
 """From a command to the answers that are to be made: tokens, checks against the model, engine requests."""
 
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from model.engine.request import EngineInfo, Request
+from model.engine.scheduler import check_fits
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.mask import CompiledGrammar, Grammar
-from model.params import token_ids
+from model.params import MAX_PROMPT_SCORES, token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
 from service.aside import aside
@@ -18,6 +20,8 @@ INLINE_CHARACTERS = 4096
 """Longer prompts are tokenized in a thread, so that the event loop goes on serving streams."""
 COMPILES = 8
 """Compiling a grammar takes so many times longer than tokenizing a text of its length: a tenth of a second and more."""
+_compiling = ThreadPoolExecutor(2, "attend-grammar")
+"""Threads of their own: each waits for a child process, and short texts would wait with them."""
 SLACK = 4
 """A prompt with so many times more characters than its context could hold is refused before it costs anything."""
 SEED_BITS = 48
@@ -39,13 +43,16 @@ class Preparation:
         seed = secrets.randbits(SEED_BITS) if given is None else given
         whole = [await self._tokens(prompt) for prompt in command.prompts]
         prompts = [self._truncated(tokens, command) for tokens in whole]
+        if command.prompt_logprobs is not None:
+            self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, prompts)))
         echoes = [self._echo(*each) for each in zip(command.prompts, whole, prompts, strict=True)] if command.echo else []
         grammar = None if command.grammar is None else await self.compiled(command.grammar)
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
         answers = {}
         for index in range(command.n * len(prompts)):
             place = index // command.n
-            request = self._request(f"{unique}-{index}", prompts[place], command, seed, index % command.n)
+            request = self._request(f"{unique}-{index}", prompts[place], command, seed, index)
+            check_fits(request, self.info.max_model_len)
             request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
             text = TextStream(self.tokenizer, command.stops, skip_special_tokens=command.skip_special_tokens)
             echo = echoes[place] if command.echo else ""
@@ -68,7 +75,7 @@ class Preparation:
 
     async def compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
-        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text))
+        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling)
 
     def _check_ids(self, command: Command) -> None:
         size, decoding = self.info.vocab_size, command.decoding
@@ -76,6 +83,12 @@ class Preparation:
         token_ids("allowed_token_ids", decoding.allowed_token_ids, size)
         token_ids("logit_bias", tuple(decoding.logit_bias), size)
         token_ids("resume_token_ids", command.resume_token_ids, size)
+
+    def _check_scores(self, each: int, tokens: int) -> None:
+        """Refuse a call whose answer would be nothing but scores, and hundreds of MB of them."""
+        if each * tokens > MAX_PROMPT_SCORES:
+            wanted = f"prompt_logprobs may ask for at most {MAX_PROMPT_SCORES} log probabilities of prompt tokens in all"
+            raise InvalidRequest(f"{wanted}; got {each} for each of {tokens} tokens", "prompt_logprobs")
 
     async def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -108,7 +108,8 @@ class FakeEngine:
         self.failure: Exception | None = None
         """Raised in the middle of calls."""
         self.broken_after: int | None = None
-        """A request with so many tokens ends with FinishReason.ERROR."""
+        """A request with so many tokens ends with FinishReason.ERROR, and this one."""
+        self.error = "SecretError in row 3"
         self.draining = False
         self.age = 0.0
         self.requests: list[Request] = []
@@ -177,7 +178,7 @@ class FakeEngine:
             raise Unavailable("the server is shutting down; try another replica")
         config = EngineConfig(max_model_len=self.info.max_model_len, num_blocks=self.info.num_blocks)
         for request in requests:
-            check_fits(request, config)
+            check_fits(request, config.max_model_len)
         self.requests += requests
         self.open |= {request.request_id: request for request in requests}
 
@@ -206,7 +207,7 @@ class FakeEngine:
 
     def _step(self, request: Request) -> Output:
         if self.broken_after == len(request.output):
-            return self._end(request, FinishReason.ERROR, error="SecretError in row 3")
+            return self._end(request, FinishReason.ERROR, error=self.error)
         first, request.scheduled_at, request.first_token_at = request.first_token_at is None, 0.25, 0.75
         of_prompt = [one for token in request.prompt[1:] for one in scored(token, request.prompt_logprobs)] if first else []
         if not request.max_tokens:

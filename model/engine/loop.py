@@ -16,7 +16,7 @@ from model.engine.engine import Engine
 from model.engine.pace import Pace
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport
 from model.engine.scheduler import check_fits
-from model.errors import EngineFailed, Overloaded, Unavailable
+from model.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
 
 log = logging.getLogger("attend.engine")
 
@@ -147,7 +147,10 @@ class AsyncEngine:
         if not self._thread.is_alive():
             raise EngineFailed("the engine has stopped")
         for request in requests:
-            check_fits(request, self._engine.scheduler.config)
+            check_fits(request, self._engine.scheduler.config.max_model_len)
+        if len(requests) > self._capacity:
+            limit = f"n times the number of prompts must be at most {self._capacity} on this server"
+            raise InvalidRequest(f"{limit}; got {len(requests)}", "n")
         if len(self._streams) + len(requests) > self._capacity:
             raise Overloaded(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
         stream = _Stream({request.request_id for request in requests}, asyncio.get_running_loop())

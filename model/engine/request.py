@@ -43,6 +43,14 @@ class Times:
     """Tokens that needed no computing, since an earlier request had the same beginning."""
 
 
+NO_SCORE = "the model's scores are not finite"
+NO_TOKEN_LEFT = (
+    "the parameters exclude each other: they leave no token to draw (allowed_token_ids, bad_words, logit_bias, "
+    "min_tokens, structured output)"
+)
+"""Errors of a request that draws. The second is its own."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One answer to one prompt. The caller fills the first part; the rest belongs to the scheduler."""

@@ -30,14 +30,13 @@ from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 
 
-def check_fits(request: Request, config: EngineConfig) -> None:
-    """Refuse what can never run to its end: no prompt, an answer that is there already, more tokens than a request may hold."""
+def check_fits(request: Request, limit: int) -> None:
+    """Refuse what can never run to its end: no prompt, an answer that is there already, more than `limit` tokens."""
     if not request.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
     if request.output and len(request.output) >= request.max_tokens:
         text = f"resume_token_ids must hold fewer tokens than the answer may have, which is {request.max_tokens}"
         raise InvalidRequest(f"{text}; got {len(request.output)}", "resume_token_ids")
-    limit = config.max_model_len
     if request.max_total_tokens > limit:
         field_name = "prompt" if len(request.prompt) >= limit else "max_tokens"
         raise ContextTooLong(
@@ -85,7 +84,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises what `check_fits` raises."""
-        check_fits(request, self.config)
+        check_fits(request, self.config.max_model_len)
         assert request.request_id not in self._by_id, f"request id {request.request_id} is in flight already"
         request.arrived_at = self._clock()
         self._by_id[request.request_id] = request

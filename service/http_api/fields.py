@@ -15,6 +15,7 @@ from model.params import (
     MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
     MAX_LOGPROBS,
+    MAX_PROMPT_SCORES,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
@@ -252,7 +253,7 @@ NOTES: dict[str, Note] = {
     ),
     "prompt_logprobs": Note(
         "Report the log probability of each prompt token, and so many of the likeliest in its place. Must equal `logprobs` "
-        "where both are given with `echo`. Default: report none.",
+        f"where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
         between(0, MAX_LOGPROBS),
     ),
     "echo": Note("Begin each answer with its prompt.", default=False),

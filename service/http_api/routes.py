@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import orjson
@@ -53,24 +54,30 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def guard(keys: KeyRing | None) -> params.Depends:
-    """What asks for an API key: a dependency of the routes, not a match on paths, which a forged Host header could move."""
+def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depends:
+    """What asks for an API key, and counts a refusal in `metrics`: a dependency of the routes, not a match on paths, which a
+    forged Host header could move.
+    """
 
     async def authenticate(request: Request) -> None:
-        request.state.key = keys and keys.authenticate(request.headers.get("authorization"))
+        record = metrics and metrics.open("http", request.scope["route"].path, request.state.request_id)
+        with record.errors() if record else nullcontext():
+            request.state.key = keys and keys.authenticate(request.headers.get("authorization"))
 
     return params.Depends(authenticate)
 
 
 def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
+    generating = APIRouter(dependencies=[guard(site.keys, site.metrics)])
+    _add_generation(generating, site)
     guarded = APIRouter(dependencies=[guard(site.keys)])
-    _add_generation(guarded, site)
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
     add_tokens(guarded, site.service, site.template)
     router = APIRouter()
     _add_operations(router, site)
+    router.include_router(generating)
     router.include_router(guarded)
     return router
 

@@ -108,6 +108,11 @@ def test_the_bias_comes_before_repetition():
     assert but(_0=-2.0, _1=1.0) == changed(prompt=[0, 1], logit_bias={0: -3, 1: 3}, repetition_penalty=2)
 
 
+def test_no_penalty_makes_a_score_infinite():
+    found = changed(prompt=list(range(6)), repetition_penalty=1e-39)
+    assert all(math.isfinite(score) for score in found)
+
+
 def test_repetition_comes_before_frequency_and_presence():
     found = changed(output=[0, 0, 1], repetition_penalty=2, frequency_penalty=0.5, presence_penalty=0.25)
     assert but(_0=2 / 2 - 0.5 * 2 - 0.25, _1=-1 * 2 - 0.5 - 0.25) == found

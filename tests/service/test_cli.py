@@ -136,6 +136,12 @@ def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
     assert json.loads(attend(*words)[1])["choices"] == document["choices"]
 
 
+def test_generate_refuses_what_is_no_text(attend, folder):
+    status, out, err = attend("generate", "a\udcff", "--model", folder)
+    assert (status, out) == (2, "")
+    assert "prompt" in err and "surrogate" in err
+
+
 def test_generate_streams_the_same_text_to_a_person(attend, folder):
     words = ("generate", "--prompt-token-ids", "40,41", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
     document = json.loads(attend(*words, "--json")[1])

@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from model.engine.request import FinishReason
+from model.engine.request import NO_TOKEN_LEFT, FinishReason
 from model.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -97,10 +97,11 @@ def test_answer_i_of_prompt_p_has_index_p_n_plus_i():
     assert [(chunk.index, chunk.text) for chunk in chunks] == [(0, "b"), (1, "b"), (2, "l"), (3, "l"), (4, "y"), (5, "y")]
 
 
-def test_the_answers_of_a_prompt_are_different_choices_of_one_seed():
+def test_the_answers_of_a_call_are_different_choices_of_one_seed():
+    """Also those of equal prompts, else a list of them would get one answer several times."""
     engine = FakeEngine()
-    generate(engine, command("a", "b", n=3, seed=11))
-    assert [(request.choice, request.seed) for request in engine.requests] == [(0, 11), (1, 11), (2, 11)] * 2
+    generate(engine, command("a", "a", n=3, seed=11))
+    assert [(request.choice, request.seed) for request in engine.requests] == [(choice, 11) for choice in range(6)]
     assert len({request.request_id for request in engine.requests}) == 6
 
 
@@ -249,6 +250,30 @@ def test_no_tokens_at_all_tell_of_the_prompt_alone(prompt, more):
     assert len(chunk.prompt.logprobs) == (len(prompt) - 1 if "prompt_logprobs" in more else 0)
 
 
+@pytest.mark.parametrize("calls", [1, 3])
+def test_the_deadline_counts_from_the_call_on_and_preparing_is_bounded(monkeypatch, calls):
+    server, never = build_server(), asyncio.Event()
+    monkeypatch.setattr(server.service, "_most_preparing", 1)
+    monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
+
+    async def run() -> list[BaseException | None]:
+        asked = [batches(server, command(deadline_ms=20), []) for _ in range(calls)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, *others = asyncio.run(run())
+    assert isinstance(first, DeadlineExceeded)
+    assert [type(error) for error in others] == [Overloaded] * (calls - 1)
+    assert not server.engine.requests
+
+
+def test_scores_of_prompts_are_not_asked_for_by_the_million(monkeypatch):
+    monkeypatch.setattr("service.prepare.MAX_PROMPT_SCORES", 24)
+    asked = {"prompt_logprobs": 2, "max_tokens": 0}
+    assert len(generate(FakeEngine(), command("abcd", n=2, **asked))) == 2
+    with pytest.raises(InvalidRequest, match="at most 24 log probabilities of prompt tokens in all; got 3 for each of 9"):
+        generate(FakeEngine(), command("abcd", "abcde", **asked))
+
+
 @pytest.mark.parametrize("keep", [1, 2, 5, 200])
 @pytest.mark.parametrize("prompt", ["abcde", tuple(b"abcde")])
 def test_a_truncated_prompt_keeps_its_end_and_echoes_that(prompt, keep):
@@ -290,16 +315,17 @@ def test_an_echo_is_the_prompt_as_it_was_given(prompt):
 
 
 def alarms() -> list[tuple[float, Callable[[], None], asyncio.TimerHandle]]:
-    """Every call that this event loop is asked to make later, so that a test need not wait: (seconds, call, handle)."""
+    """Every alarm that this event loop is set to end answers, so that a test need not wait: (seconds, call, handle)."""
     loop, noted = asyncio.get_running_loop(), []
-    real = loop.call_later
+    real = loop.call_at
 
-    def call_later(seconds, callback, *args, **more):
-        handle = real(seconds, callback, *args, **more)
-        noted.append((seconds, lambda: callback(*args), handle))
+    def call_at(when, callback, *args, **more):
+        handle = real(when, callback, *args, **more)
+        if getattr(callback, "__name__", "") == "_expire":
+            noted.append((round(when - loop.time()), lambda: callback(*args), handle))
         return handle
 
-    loop.call_later = call_later
+    loop.call_at = call_at
     return noted
 
 
@@ -393,6 +419,13 @@ def test_a_cancelled_caller_aborts_its_requests():
     asyncio.run(run())
     assert [reason for _, reason in engine.aborted] == [FinishReason.ABORT]
     assert not engine.open
+
+
+def test_parameters_that_leave_no_token_are_the_callers_error():
+    engine = FakeEngine()
+    engine.broken_after, engine.error = 2, NO_TOKEN_LEFT
+    with pytest.raises(InvalidRequest, match="leave no token to draw"):
+        generate(engine, command())
 
 
 def test_a_request_that_fails_in_the_engine_fails_the_call_without_the_reason():

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from model.engine.plan import Plan, Scheduled
-from model.engine.request import Request
-from model.engine.runner import NO_SCORE, ModelRunner
+from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
+from model.engine.runner import ModelRunner
 from model.net.backends import KVCache, ReferenceBackend
-from model.params import SamplingParams
+from model.params import DecodingParams, SamplingParams
 from model.sampling import Draw
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask
@@ -100,6 +100,14 @@ def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
     result = runner.submit(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8)))).result()
     assert {"good"} == result.tokens.keys()
     assert {"bad": NO_SCORE} == result.errors
+
+
+def test_a_request_whose_parameters_leave_no_token_is_told_so(runner):
+    nothing = DecodingParams(allowed_token_ids=(5,))
+    stuck = at_work("stuck", [1, 2], decoding=nothing, bad_words=[[5]])
+    result = runner.submit(Plan((Scheduled(stuck, 0, 8), Scheduled(at_work("good", [2, 3]), 0, 8)))).result()
+    assert {"good"} == result.tokens.keys()
+    assert {"stuck": NO_TOKEN_LEFT} == result.errors
 
 
 def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, monkeypatch):

@@ -238,6 +238,8 @@ def test_a_call_without_a_key_is_refused_where_the_document_says_so(method, path
     keyed = chatting_server(keys=Nobody())
     response = ask(keyed, method, path.replace("{model_id}", "fake"), **body)
     assert response.status_code == (401 if "401" in described["responses"] else 200)
+    if path in BOTH:
+        assert keyed.value("attend_requests_total", transport="http", route=path, outcome="invalid") == 1
     wanted = [{"ApiKey": []}] if response.status_code == 401 else []
     assert (described["security"], fastapi_of(keyed).openapi()["paths"][path][method]["security"]) == ([], wanted)
     assert_described(response, described)
