@@ -184,11 +184,16 @@ def test_an_answer_that_its_deadline_cut_says_so_and_keeps_its_text(client):
 
 
 def test_a_client_that_gives_up_leaves_nothing_running(server, client):
+    def left(number):
+        aborts = server.metric("attend_requests_total", outcome="abort")
+        return aborts == before + number and server.metric("attend_requests_running") == 0
+
     long = {**TEXT, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    before = server.metric("attend_requests_total", outcome="abort")
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.5).completions.create(**long)
-    assert wait_for(lambda: server.metric("attend_requests_running") == 0, 5)
+    assert wait_for(lambda: left(1))
     with client.completions.create(**long, stream=True) as stream:
         next(iter(stream))
         assert server.metric("attend_requests_running") == 1
-    assert wait_for(lambda: server.metric("attend_requests_running") == 0, 5)
+    assert wait_for(lambda: left(2))

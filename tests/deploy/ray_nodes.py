@@ -16,7 +16,7 @@ from typing import Any
 from service.ports import claim
 from service.supervisor import write_edge
 from tests.deploy.manifests import attend_env, ray_env
-from tests.service.server import TAG, free_port, processes_of, wait_for
+from tests.service.server import TAG, free_ports, processes_of, wait_for
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 NODE_DRAIN = 30
@@ -28,8 +28,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tag = folder, secrets.token_hex(8)
-        self.http, self.grpc, self.dashboard, self.gcs = (free_port() for _ in range(4))
-        self.worker_http, self.worker_grpc = free_port(), free_port()
+        self.http, self.grpc, self.worker_http, self.worker_grpc, self.dashboard, self.gcs, *self.others = free_ports(11)
         self.token = secrets.token_hex(32)
         (folder / "token").write_text(self.token)
         (folder / "token").chmod(0o600)
@@ -68,17 +67,18 @@ class Cluster:
         ]
         head = [
             *("--head", "--num-cpus=0", f"--port={self.gcs}", f"--dashboard-port={self.dashboard}"),
-            *("--dashboard-host=127.0.0.1", f"--ray-client-server-port={free_port()}", f"--temp-dir={self.session}"),
+            *("--dashboard-host=127.0.0.1", f"--ray-client-server-port={self.others.pop()}", f"--temp-dir={self.session}"),
         ]
         self.head = self.ray_start("head", [*head, *common], {})
         assert wait_for(lambda: bool(self.rest("/api/version")) or self.head.poll() is not None, 90), self.log("head")
         assert self.head.poll() is None, self.log("head")
-        own = {"RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()), "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port())}
+        stats, metrics = str(self.others.pop()), str(self.others.pop())
+        own = {"RAY_SERVE_HAPROXY_STATS_PORT": stats, "RAY_SERVE_HAPROXY_METRICS_PORT": metrics}
         self.worker = self.ray_start("worker", [f"--address=127.0.0.1:{self.gcs}", "--num-cpus=4", *common], own)
 
     def ray_start(self, name: str, flags: list[str], extra: dict[str, str]) -> subprocess.Popen[bytes]:
         """`ray start`, with an agent's port of its own."""
-        command = [*RAY, "start", f"--dashboard-agent-listen-port={free_port()}", *flags]
+        command = [*RAY, "start", f"--dashboard-agent-listen-port={self.others.pop()}", *flags]
         with (self.folder / name).open("wb") as file:
             return subprocess.Popen(
                 command, stdout=file, stderr=file, env=self.environment | extra, cwd="/tmp", start_new_session=True

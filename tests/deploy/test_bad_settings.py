@@ -10,15 +10,17 @@ import sys
 
 import pytest
 
-from tests.service.server import free_port
+from tests.service.server import free_ports
 
 MESSAGE_BYTES = 2048
 """Of the log's end, what FallbackToLogsOnError keeps."""
 
 
 def last_line(verb, **variables):
-    """Status, and last line, of a container with these variables."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTEND_")} | variables
+    """Status, and last line, of a container with these variables, and else with free ports."""
+    http, grpc = map(str, free_ports(2))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTEND_")}
+    environment |= {"ATTEND_PORT": http, "ATTEND_GRPC_PORT": grpc} | variables
     command = [sys.executable, "-m", "service.cli", verb]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert len(done.stdout) < MESSAGE_BYTES, "the message would be cut"
@@ -48,7 +50,6 @@ def test_a_taken_port_ends_the_standalone_pod_with_one_sentence():
 
 
 def test_a_missing_key_file_ends_the_standalone_pod_with_one_sentence(tmp_path):
-    ports = {"ATTEND_PORT": str(free_port()), "ATTEND_GRPC_PORT": str(free_port())}
-    status, line = last_line("serve", ATTEND_API_KEYS_FILE=str(tmp_path / "keys"), **ports)
+    status, line = last_line("serve", ATTEND_API_KEYS_FILE=str(tmp_path / "keys"))
     assert status == 2
     assert line.startswith("attend: ") and str(tmp_path / "keys") in line

@@ -18,7 +18,7 @@ import pytest
 from service.settings import PREFIX, Settings
 from service.supervisor import ray_environment
 from tests.deploy.manifests import DOCKERFILE, ROOT, pods, ray_env, serve
-from tests.service.server import free_port
+from tests.service.server import free_port, free_ports
 
 PATH = ROOT / "deploy/docker/Dockerfile"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -302,14 +302,16 @@ def test_a_wrong_setting_ends_the_container_with_status_two_and_its_name_in_the_
 
 def test_a_missing_file_of_keys_ends_the_container_with_the_path_in_the_last_line(tmp_path):
     missing = tmp_path / "keys/attend.keys"
-    status, last = ended(api_keys_file=missing, port=free_port(), grpc_port=free_port())
+    port, grpc_port = free_ports(2)
+    status, last = ended(api_keys_file=missing, port=port, grpc_port=grpc_port)
     assert status == 2
     assert last.startswith("attend: ")
     assert str(missing) in last
 
 
 def test_a_missing_checkpoint_ends_the_container_with_the_path_in_the_last_line(tmp_path):
-    status, last = ended(model=tmp_path / "weights", port=free_port(), grpc_port=free_port())
+    port, grpc_port = free_ports(2)
+    status, last = ended(model=tmp_path / "weights", port=port, grpc_port=grpc_port)
     assert status == 2
     assert last.startswith("attend: ")
     assert str(tmp_path / "weights") in last
@@ -321,7 +323,8 @@ def test_a_port_that_is_taken_ends_the_container_with_its_number_in_the_last_lin
         other.bind(("0.0.0.0", 0))
         other.listen()
         taken = other.getsockname()[1]
-        status, last = ended(**{"port": free_port(), "grpc_port": free_port(), name: taken})
+        port, grpc_port = free_ports(2)
+        status, last = ended(**{"port": port, "grpc_port": grpc_port, name: taken})
     assert (status, last) == (2, f"attend: {name} {taken} is taken: another process listens on it")
 
 

@@ -46,19 +46,20 @@ def deploy(nodes, path):
     assert running, nodes.application()
 
 
-def stream_over_http(url):
-    """(time, line) of each event."""
+def stream_over_http(url, kept):
+    """Keep (time, line) of each event."""
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-        return [(time.monotonic(), line) for line in answer.iter_lines() if line]
+        for line in filter(None, answer.iter_lines()):
+            kept.append((time.monotonic(), line))
 
 
-def stream_over_grpc(target):
-    """(time, message) of each message."""
+def stream_over_grpc(target, kept):
+    """Keep (time, message) of each message."""
     request = pb.GenerateRequest(text=PROMPT, max_tokens=TOKENS, stopping=pb.StoppingCriteria(ignore_eos=True))
     with grpc.insecure_channel(target) as channel:
-        answer = rpc.GenerationServiceStub(channel).GenerateStream(request, timeout=60)
-        return [(time.monotonic(), message) for message in answer]
+        for message in rpc.GenerationServiceStub(channel).GenerateStream(request, timeout=60):
+            kept.append((time.monotonic(), message))
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS)
@@ -87,13 +88,15 @@ def test_sigterm_to_a_node_lets_its_streams_end_within_the_grace_period(nodes):
     if nodes.replicas() != 2:
         deploy(nodes, CONFIGURATIONS[0])
     url, target = f"http://127.0.0.1:{nodes.worker_http}", f"127.0.0.1:{nodes.worker_grpc}"
+    lines, messages = ([], []), ([], [])
     with ThreadPoolExecutor(4) as pool:
-        http = [pool.submit(stream_over_http, url) for _ in range(2)]
-        grpcs = [pool.submit(stream_over_grpc, target) for _ in range(2)]
-        time.sleep(1.5)  # tokens flow: what is left of the streams outlives the signal
+        ends = [pool.submit(stream_over_http, url, kept) for kept in lines]
+        ends += [pool.submit(stream_over_grpc, target, kept) for kept in messages]
+        assert wait_for(lambda: all(lines + messages))  # tokens flow: what is left of the streams outlives the signal
         signalled = time.monotonic()
         nodes.worker.send_signal(signal.SIGTERM)
-        lines, messages = [each.result() for each in http], [each.result() for each in grpcs]
+        for end in ends:
+            end.result()
     for stream in lines:
         assert stream[-1][1] == "data: [DONE]", stream[-2:]
         assert stream[0][0] < signalled < stream[-1][0], "the stream did not run when the signal came"

@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from loadtest.bench.still import awake, processes_at, still
+from tests.service.server import wait_for
 
 SERVER = """
 import socket, subprocess, sys, time
@@ -29,10 +29,9 @@ def server():
     process.communicate()
 
 
-def standing(processes: tuple[int, ...]) -> set[bool]:
-    """Which of them stand still; a signal takes a moment."""
-    time.sleep(0.1)
-    return {psutil.Process(process).status() == psutil.STATUS_STOPPED for process in processes}
+def standing(processes: tuple[int, ...], stopped: bool) -> bool:
+    """Whether they all stand still, or all run; a signal takes a moment."""
+    return wait_for(lambda: {psutil.Process(each).status() == psutil.STATUS_STOPPED for each in processes} == {stopped})
 
 
 def test_a_server_and_its_children_run_only_while_they_are_asked(server):
@@ -40,11 +39,11 @@ def test_a_server_and_its_children_run_only_while_they_are_asked(server):
     processes = processes_at(url)
     assert set(processes) == set(family)
     with still(processes):
-        assert standing(processes) == {True}
+        assert standing(processes, True)
         with awake(processes):
-            assert standing(processes) == {False}
-        assert standing(processes) == {True}
-    assert standing(processes) == {False}
+            assert standing(processes, False)
+        assert standing(processes, True)
+    assert standing(processes, False)
 
 
 def test_servers_of_other_machines_and_closed_ports_have_no_processes_here(server):

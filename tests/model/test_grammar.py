@@ -425,6 +425,7 @@ def test_a_model_without_an_end_token_is_refused():
         GrammarCompiler(tokenizer, tokenizer.size, ()).compile(GrammarSpec("json_object", ""))
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.binary(min_size=4, max_size=16), st.data())
 def test_unpacked_bits_are_the_bits(bits, data):
     size = data.draw(st.integers(0, len(bits) * 8))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-START_SECONDS = 120.0
+START_SECONDS = 200.0
 TAG = "ATTEND_TEST_SERVER"
 """A variable that every process of a server inherits, whatever becomes of its parents."""
 
@@ -27,6 +27,14 @@ def free_port() -> int:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on, no two the same."""
+    found: set[int] = set()
+    while len(found) < number:
+        found.add(free_port())
+    return list(found)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
@@ -55,7 +63,7 @@ class Server:
 
     def __init__(self, log: Path, *flags: str) -> None:
         self.tag = secrets.token_hex(8)
-        self.http, self.grpc = free_port(), free_port()
+        self.http, self.grpc = free_ports(2)
         self.log = log
         python = os.environ.get("ATTEND_TEST_PYTHON", sys.executable)  # `make test-clients` runs us where Attend is not
         command = [python, "-m", "service.cli", "serve", *flags]
@@ -105,16 +113,27 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def metrics(self) -> str:
+        """The metrics page: with every replica on it, where they all answer in time."""
+        pages: list[str] = []
+
+        def whole() -> bool:
+            pages.append(self.get("/metrics")[1])
+            return len(set(re.findall(r"^attend_scrape_replicas_\w+ (\S+)", pages[-1], re.MULTILINE))) < 2
+
+        wait_for(whole)
+        return pages[-1]
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that carry these labels, over all replicas."""
-        families = text_string_to_metric_families(self.get("/metrics")[1])
+        families = text_string_to_metric_families(self.metrics())
         samples = [s for family in families for s in family.samples if s.name == name]
         assert samples, f"{name} is not on the page"
         return sum(s.value for s in samples if labels.items() <= s.labels.items())
 
     def replicas(self) -> set[str]:
         """The replicas on the metrics page."""
-        return set(re.findall(r'replica="(\w+)"', self.get("/metrics")[1]))
+        return set(re.findall(r'replica="(\w+)"', self.metrics()))
 
     def stop(self, number: int = signal.SIGTERM, within: float = 30.0) -> float:
         """Signal the server and wait for its end; returns the seconds that took."""

@@ -178,8 +178,10 @@ def runs(pid: str) -> bool:
     return True
 
 
-def test_orphans_that_will_not_go_are_killed_and_so_are_theirs():
-    stubborn = "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 600 & echo $!; wait' & echo $!; read line <&-"
+def test_orphans_that_will_not_go_are_killed_and_so_are_theirs(tmp_path):
+    mark = tmp_path / "mark"
+    inner = f'trap "" TERM; sleep 600 & echo $!; touch {mark}; wait'
+    stubborn = f"trap '' TERM INT HUP; setsid sh -c '{inner}' & echo $!; until [ -e {mark} ]; do sleep 0.01; done"
     *pids, over = under_a_supervisor(stubborn, 0.01)
     assert over == "over"
     assert len(pids) == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import aclosing
 
 import pytest
@@ -11,7 +12,7 @@ from model.engine.engine import Engine
 from model.engine.loop import AsyncEngine
 from model.engine.request import EngineStats, FinishReason, Output
 from model.engine.scheduler import Scheduler
-from model.errors import ContextTooLong, EngineFailed, Overloaded, Unavailable
+from model.errors import ContextTooLong, EngineFailed, InvalidRequest, Overloaded, Unavailable
 from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
@@ -146,6 +147,8 @@ def test_a_full_queue_refuses_without_a_trace():
             await collect(engine, [ask("d"), ask("e")])
         assert 1 == caught.value.retry_after
         assert before == set(engine._streams)
+        with pytest.raises(InvalidRequest, match="at most 4 on this server; got 5"):
+            await collect(engine, [ask(name) for name in "defgh"])
         running.append(await in_flight(engine, "d"))
         with pytest.raises(Overloaded):
             await collect(engine, [ask("e")])
@@ -209,12 +212,17 @@ def test_a_drain_whose_time_is_up_aborts_the_rest():
 def test_an_engine_that_is_closed_leaves_no_reader_waiting(drained):
     """Every accepted request ends with a reason, also the one that a drain without patience has just aborted."""
 
+    def step_once_closed(engine):
+        while not engine._stopping:
+            time.sleep(0.001)
+        gate(engine).allow(1)
+
     async def stop(engine):
         gate(engine).shut()
         running, queued = await in_flight(engine, "a", "b"), await in_flight(engine, "c")
         if drained:
             await engine.drain(0)
-        threading.Timer(0.01, gate(engine).allow, [1]).start()
+        threading.Thread(target=step_once_closed, args=[engine]).start()
         engine.close()
         async with asyncio.timeout(2):
             return (await running) | (await queued)
