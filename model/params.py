@@ -59,6 +59,8 @@ def at_most(name: str, values: Collection[Any], limit: int, what: str) -> None:
 
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> tuple[int, ...]:
     """`values` if each is a token id of the served model."""
+    if values and {*map(type, values)} == {int} and min(values) >= 0 and max(values) < vocab_size:
+        return tuple(values)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
             known = f"token ids of the vocabulary, integers from 0 to {vocab_size - 1}"

@@ -1,12 +1,15 @@
 """A body is strict JSON, bounded in size and depth, and what is wrong with it is said in a sentence, quickly."""
 
 import json
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import InvalidRequest
+from service.aside import LARGE
+from service.http_api import body
 from service.http_api.body import MAX_BYTES, MAX_DEPTH, parse
 from tests.fakes import build_server
 
@@ -197,3 +200,11 @@ def test_a_compressed_body_is_refused_unread(coding):
     assert answer.status_code == 415
     assert "Content-Encoding" in answer.json()["error"]["message"]
     assert build_server().post(padded(40), headers={"content-encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
+def test_a_large_body_is_read_beside_the_event_loop(monkeypatch, size):
+    threads = []
+    monkeypatch.setattr(body, "parse", lambda data: threads.append(threading.current_thread()) or parse(data))
+    assert build_server().post(padded(size)).status_code == 200
+    assert [thread is threading.main_thread() for thread in threads] == [size == LARGE]
