@@ -167,6 +167,8 @@ class RequestRecord:
         self._arrived = metrics.clock()
         self._last: dict[int, float] = {}
         self._first: dict[int, float] = {}
+        self._resumed: dict[int, int] = {}
+        """Tokens of an answer that an earlier call has made, and counted."""
         self._reasons: dict[int, FinishReason | None] = {}
         self._prompts: set[int] = set()
         self._counted = (0, 0)
@@ -235,7 +237,7 @@ class RequestRecord:
         if last is not None:
             self._metrics.inter_token.observe((now - last) / new)
         else:
-            self._first[chunk.index] = now
+            self._first[chunk.index], self._resumed[chunk.index] = now, chunk.num_tokens - new
         if not self.num_tokens:
             self._first_token = now - self._arrived
             self._metrics.first_token.observe(self._first_token)
@@ -252,9 +254,10 @@ class RequestRecord:
         self._reasons[chunk.index] = chunk.finish_reason
         if chunk.times is not None and chunk.finish_reason is not None:
             self._answers.append(AnswerFacts(chunk.index, now - self._arrived, chunk.times, chunk.finish_reason))
-        self._metrics.answer_length.observe(chunk.num_tokens)
-        if chunk.num_tokens > 1:
-            self._metrics.per_token.observe((now - self._first[chunk.index]) / (chunk.num_tokens - 1))
+        made = chunk.num_tokens - self._resumed.get(chunk.index, 0)
+        self._metrics.answer_length.observe(made)
+        if made > 1:
+            self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))
 
     def _close(self, outcome: str) -> None:
         if not self._closed:

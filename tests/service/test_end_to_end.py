@@ -58,7 +58,7 @@ def idle(server: Server) -> bool:
     return all(server.metric(name) == 0 for name in names)
 
 
-def test_whoever_calls_before_the_model_has_loaded_is_told_to_come_again(tmp_path: Path) -> None:
+def test_early_callers_are_told_to_come_again_and_an_idle_server_stops_in_six_seconds(tmp_path: Path) -> None:
     answers: set[tuple[int, str | None, str]] = set()
     codes: set[tuple[grpc.StatusCode, bool]] = set()
 
@@ -79,6 +79,8 @@ def test_whoever_calls_before_the_model_has_loaded_is_told_to_come_again(tmp_pat
     with started(tmp_path / "log") as server:
         assert wait_for(lambda: ready(server), START_SECONDS)
         ready(server)
+        assert server.stop(signal.SIGINT) < 6 * SLOWNESS
+        assert server.processes() == []
     assert answers == {(503, "1", "unavailable"), (200, None, "")}
     assert {code for code, _ in codes} == {grpc.StatusCode.UNAVAILABLE}
     assert any(ours for _, ours in codes)
@@ -210,8 +212,8 @@ def test_sigterm_lets_streams_end_refuses_new_calls_and_leaves_nothing(tmp_path:
     flags = ("--drain-seconds", "60", *SLOW)
     with running(tmp_path / "log", *flags) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         started = threading.Event()
-        http = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG), started)
-        request = pb.GenerateRequest(text=PROMPT, max_tokens=900, stopping=pb.StoppingCriteria(ignore_eos=True))
+        http = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG | {"max_tokens": 400}), started)
+        request = pb.GenerateRequest(text=PROMPT, max_tokens=400, stopping=pb.StoppingCriteria(ignore_eos=True))
         messages = pool.submit(list, stub(server).GenerateStream(request, timeout=120))
         assert started.wait(60)
         assert wait_for(lambda: server.metric("attend_requests_running") == 2)
@@ -224,7 +226,7 @@ def test_sigterm_lets_streams_end_refuses_new_calls_and_leaves_nothing(tmp_path:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert lines[-2] == b"data: [DONE]\n"
         assert json.loads(lines[-4][6:])["choices"][0]["finish_reason"] == "length"
-        assert messages.result()[-1].outputs[0].finish_info.num_output_tokens == 900
+        assert messages.result()[-1].outputs[0].finish_info.num_output_tokens == 400
         assert ending.result() < 60 + 5
         assert server.process.returncode == 0
         assert server.processes() == []
@@ -259,10 +261,3 @@ def test_a_server_killed_outright_leaves_no_process(tmp_path: Path, victim: str)
     with running(tmp_path / "log") as server:
         os.kill(server.pid_of(victim), signal.SIGKILL)
         assert wait_for(lambda: server.processes() == [], 60), server.processes()
-
-
-def test_an_idle_server_stops_in_six_seconds(tmp_path: Path) -> None:
-    with running(tmp_path / "log") as server:
-        assert complete(server, PROMPT, max_tokens=4)
-        assert server.stop(signal.SIGINT) < 6 * SLOWNESS
-        assert server.processes() == []

@@ -224,6 +224,16 @@ def test_times_are_measured_from_arrival_by_the_injected_clock():
     assert server.value("attend_step_batch_size_count") == 3
 
 
+def test_of_a_resumed_answer_only_what_this_call_made_counts():
+    now = iter(range(100))
+    server = build_server(clock=lambda: float(next(now)))
+    response = server.post({"prompt": "a", "max_tokens": 6, "resume_token_ids": [98, 99, 100]})
+    assert response.json()["usage"]["completion_tokens"] == 6
+    assert server.value("attend_generation_tokens_total") == 3
+    assert server.value("attend_request_generation_tokens_sum") == 3
+    assert server.value("attend_time_per_output_token_seconds_sum") == 1
+
+
 def test_the_page_has_no_created_series_and_no_second_help():
     text = build_server().metrics.text()
     assert "_created" not in text
