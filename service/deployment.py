@@ -30,7 +30,7 @@ from service.settings import Settings, read_settings
 
 SPARE_CALLS = 64
 """Calls beside those that are bounded here (health, metrics, refusals) that Serve lets into a replica. What comes on top waits
-for one of them to end, and with it the probes: so whatever may take long is bounded."""
+for one of them to end, and with it the probes."""
 
 
 @serve.deployment(name="Attend")
