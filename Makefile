@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
 
-.PHONY: setup serve test test-clients test-cluster check manifests load capacity bench-gate protos train clean
+.PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity bench-gate protos train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -41,6 +41,12 @@ check: setup  ## format, lint, types, imports, the proto
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.check_protos
+
+simulate: setup  ## more random lives of the scheduler than the tests have time for (minutes)
+	$(BIN)/python -m tests.model.engine.simulate $(ARGS)
+
+faults: setup  ## attacks and deaths on a server of its own, beside other callers (half an hour; ARGS=--resume goes on)
+	$(BIN)/python -m loadtest.faults $(ARGS)
 
 manifests: setup  ## render deploy/ and check it strictly (needs kubectl or kustomize)
 	$(BIN)/python -m tests.deploy.check

@@ -1,0 +1,326 @@
+"""What happens when something dies: each death is tried on a real server of its own, with callers over both transports.
+
+A death is a function of a started server that returns what was measured. Its docstring is its line in the table.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+
+from loadtest.bench.client import ids
+from loadtest.bench.shapes import FOLDER, write_shape
+from loadtest.faults.attacker import Attacker, attacker
+from loadtest.faults.attacks import ATTACKS
+from loadtest.faults.measure import Measure
+from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, started, wait_for
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+
+Death = Callable[[], list[Measure]]
+DEATHS: dict[str, Death] = {}
+FAIL_SECONDS, REPLACE_SECONDS, AGAIN_SECONDS = 5.0, 15.0, 5.0
+CALL_SECONDS = 60.0
+EVERY = 0.25
+"""Seconds between two calls of each transport."""
+WATCH_SECONDS = 90.0
+FAST = ("--drain-seconds", "1")
+
+
+def death(one: Death) -> Death:
+    """Put a function into DEATHS under its name, with spaces."""
+    DEATHS[one.__name__.replace("_", " ")] = one
+    return one
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One small call: when it began and ended on the monotonic clock, over which transport, and how."""
+
+    began: float
+    ended: float
+    transport: str
+    result: str
+    """`ok`, `refused` (503 or UNAVAILABLE in our shape, other refusals too), or what else came."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the caller waited."""
+        return self.ended - self.began
+
+
+@dataclass
+class Calls:
+    """Small calls over both transports, one after the other begun whether or not the one before has ended."""
+
+    target: Target
+    done: list[Call] = field(default_factory=list)
+
+    def over_http(self) -> str:
+        """One completion; what came."""
+        place = urlsplit(self.target.address.http)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=CALL_SECONDS)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 2}), self.target.headers())
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+        finally:
+            connection.close()
+        if answer.status == 200:
+            return "ok"
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if json.loads(body)["error"]["message"] and (answer.status != 503 or answer.headers["retry-after"]):
+                return "refused" if answer.status in (429, 502, 503) else str(answer.status)
+        return f"{answer.status} in another shape"
+
+    def over_grpc(self) -> str:
+        """One Generate on a channel of its own; what came."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self.target.address.grpc, options=options) as channel:
+            metadata = [("application", "default")]
+            try:
+                request = pb.GenerateRequest(text="a", max_tokens=2)
+                GenerationServiceStub(channel).Generate(request, metadata=metadata, timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                known = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+                return "refused" if error.code() in known else str(error.code().name)
+            return "ok"
+
+    def one(self, transport: str) -> None:
+        """Make a call and note it."""
+        began = time.monotonic()
+        result = self.over_http() if transport == "HTTP" else self.over_grpc()
+        self.done.append(Call(began, time.monotonic(), transport, result))
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Calls of both transports four times a second for the length of the block, and their ends after it."""
+        over = threading.Event()
+
+        def feed(pool: ThreadPoolExecutor) -> None:
+            while not over.wait(EVERY):
+                for transport in ("HTTP", "gRPC"):
+                    pool.submit(self.one, transport)
+
+        with ThreadPoolExecutor(512) as pool:
+            feeder = threading.Thread(target=feed, args=(pool,))
+            feeder.start()
+            try:
+                yield
+            finally:
+                over.set()
+                feeder.join()
+
+    def ok_since(self, when: float) -> bool:
+        """Whether calls of both transports that began after `when` were answered."""
+        return {call.transport for call in self.done if call.result == "ok" and call.began > when} == {"HTTP", "gRPC"}
+
+    def after(self, when: float, again: float, fail: float = FAIL_SECONDS) -> list[Measure]:
+        """What callers saw of a fault at `when`: the longest wait, other ends than ours, and when it was over."""
+        since = [call for call in self.done if call.ended > when]
+        broken = [call.result for call in since if call.began > when and call.result not in ("ok", "refused")]
+        back = {
+            transport: next((c.ended - when for c in self._by_begin(transport, when) if c.result == "ok"), float("inf"))
+            for transport in ("HTTP", "gRPC")
+        }
+        return [
+            Measure("longest call", max((call.seconds for call in since), default=0.0), "s", fail),
+            Measure("calls that ended in no shape of ours", len(broken), "", None, ", ".join(sorted(set(broken)))),
+            Measure("answering again", max(back.values()), "s", again),
+        ]
+
+    def _by_begin(self, transport: str, when: float) -> list[Call]:
+        return sorted((c for c in self.done if c.transport == transport and c.began > when), key=lambda call: call.ended)
+
+
+def struck(target: Target, what: str, number: signal.Signals, again: float) -> list[Measure]:
+    """Send a signal to a process of a server under calls; what the callers saw until it was over."""
+    calls = Calls(target)
+    with calls.going_on():
+        wait_for(lambda: calls.ok_since(0), WATCH_SECONDS)
+        when, pid = time.monotonic(), target.send(what, number)
+        settled = REPLACE_SECONDS + AGAIN_SECONDS
+
+        def over() -> bool:
+            replaced = number is not signal.SIGSTOP or pid not in target.pids(what)
+            return replaced and calls.ok_since(when + AGAIN_SECONDS) and time.monotonic() > when + settled
+
+        wait_for(over, WATCH_SECONDS)
+    return calls.after(when, again)
+
+
+@death
+def replica_frozen() -> list[Measure]:
+    """SIGSTOP of the only replica"""
+    with running(FAST) as target:
+        return struck(target, REPLICA, signal.SIGSTOP, REPLACE_SECONDS)
+
+
+@death
+def replica_killed() -> list[Measure]:
+    """SIGKILL of the only replica"""
+    with running(FAST) as target:
+        return struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)
+
+
+@death
+def one_of_two_replicas_killed() -> list[Measure]:
+    """SIGKILL of one of two replicas"""
+    with running((*FAST, "--replicas", "2", "--num-threads", "1")) as target:
+        return struck(target, REPLICA, signal.SIGKILL, 1.0)
+
+
+@death
+def one_of_two_replicas_frozen() -> list[Measure]:
+    """SIGSTOP of one of two replicas"""
+    with running((*FAST, "--replicas", "2", "--num-threads", "1")) as target:
+        return struck(target, REPLICA, signal.SIGSTOP, AGAIN_SECONDS)
+
+
+@death
+def haproxy_killed() -> list[Measure]:
+    """SIGKILL of HAProxy"""
+    with running(FAST) as target:
+        return struck(target, HAPROXY, signal.SIGKILL, AGAIN_SECONDS)
+
+
+@death
+def haproxy_and_its_manager_killed() -> list[Measure]:
+    """SIGKILL of HAProxy's manager, an actor of Serve, and then of HAProxy"""
+    with running(FAST) as target:
+        target.send(MANAGER, signal.SIGKILL)
+        return struck(target, HAPROXY, signal.SIGKILL, REPLACE_SECONDS)
+
+
+@death
+def controller_killed() -> list[Measure]:
+    """SIGKILL of Serve's controller"""
+    with running(FAST) as target:
+        return struck(target, CONTROLLER, signal.SIGKILL, 1.0)
+
+
+def left_behind(target: Target, seconds: float) -> list[Measure]:
+    """Until no process of the server is left."""
+    began = time.monotonic()
+    gone = wait_for(lambda: not target.processes(), 2 * seconds)
+    return [Measure("until no process is left", time.monotonic() - began if gone else float("inf"), "s", seconds)]
+
+
+@death
+def driver_killed() -> list[Measure]:
+    """SIGKILL of the driver"""
+    with running(FAST) as target:
+        target.send("service.driver", signal.SIGKILL)
+        return left_behind(target, 10.0)
+
+
+@death
+def supervisor_killed() -> list[Measure]:
+    """SIGKILL of `attend serve` itself"""
+    with running(FAST) as target:
+        target.process.kill()
+        return left_behind(target, 10.0)
+
+
+@death
+def ray_killed() -> list[Measure]:
+    """SIGKILL of Ray's control service, without which nothing can be replaced: the server ends"""
+    with running(FAST) as target:
+        target.send(GCS, signal.SIGKILL)
+        return left_behind(target, 90.0)
+
+
+@death
+def stopped_while_it_starts() -> list[Measure]:
+    """SIGTERM while the model loads"""
+    with started(FAST) as target:
+        wait_for(lambda: any("Loading" in line for line in target.lines), WATCH_SECONDS)
+        target.process.terminate()
+        return left_behind(target, 15.0)
+
+
+@death
+def more_replicas_than_fit() -> list[Measure]:
+    """64 replicas on a machine of fewer cores: a sentence, or the start goes on"""
+    with started((*FAST, "--replicas", "64")) as target:
+        began = time.monotonic()
+        said = wait_for(lambda: any("replicas" in line for line in target.lines), 60.0)
+        took = time.monotonic() - began if said else float("inf")
+        line = next((line for line in target.lines if "replicas" in line), "")
+        return [Measure("until a sentence says so", took, "s", 30.0, line)]
+
+
+@death
+def other_users_of_the_machine() -> list[Measure]:
+    """no death: sockets of the server that another user of the machine can write to"""
+    with running(FAST) as target:
+        paths = {each.laddr for one in target.processes() for each in one.net_connections("unix") if each.laddr}
+        writable = sorted(path for path in paths if open_to_others(Path(path)))
+        return [Measure("sockets", len(writable), "", 0, ", ".join(writable))]
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether any user of the machine can reach this socket and write to it."""
+    if not path.is_absolute() or not path.is_socket():
+        return False
+    return bool(path.stat().st_mode & 0o002) and all(folder.stat().st_mode & 0o001 for folder in path.parents)
+
+
+def spared(flags: Sequence[str], load: Callable[[Attacker], Awaitable[None]], seconds: float) -> list[Measure]:
+    """Put a load on a server for so long: its replica must still be the one that it was."""
+    with running((*FAST, *flags)) as target:
+        before, began = target.pids(REPLICA), time.monotonic()
+
+        async def put() -> str:
+            async with attacker(target) as one:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await load(one)
+                return ", ".join(f"{count} {what}" for what, count in one.outcomes.most_common(4))
+
+        outcomes = asyncio.run(put())
+        answers = target.ready(WATCH_SECONDS)
+        return [
+            Measure("replicas lost", len(set(before) - set(target.pids(REPLICA))), "", 0, outcomes),
+            Measure("until it answers after it", time.monotonic() - began - seconds if answers else float("inf"), "s", 30.0),
+        ]
+
+
+@death
+def overload_kills_nobody() -> list[Measure]:
+    """no death: 400 callers at once for 40 s"""
+
+    async def load(a: Attacker) -> None:
+        body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True}
+        await a.again(lambda: a.post("/v1/completions", body), 400)
+
+    return spared((), load, 40.0)
+
+
+@death
+def compiling_kills_nobody() -> list[Measure]:
+    """no death: 64 slow grammars at a time for 40 s"""
+    return spared((), ATTACKS["slow grammars"], 40.0)
+
+
+@death
+def a_long_prefill_kills_nobody() -> list[Measure]:
+    """no death: prompts of 2000 tokens for a model of 1.2G parameters, in steps of 2048 tokens, for 60 s"""
+
+    async def load(a: Attacker) -> None:
+        await a.again(lambda: a.post("/v1/completions", {"prompt": ids(2000), "max_tokens": 1}), 4)
+
+    FOLDER.mkdir(exist_ok=True)
+    return spared((str(write_shape("1B")), "--max-batch-tokens", "2048", "--kv-cache-memory", str(1 << 30)), load, 60.0)
