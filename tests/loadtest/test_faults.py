@@ -5,6 +5,7 @@ import json
 import math
 import os
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -155,20 +156,19 @@ def test_a_limit_that_was_missed_is_the_exit_code(monkeypatch):
     assert faults.main(["--only", name]) == 3
 
 
-def test_a_socket_that_any_user_can_write_to_is_found_and_one_behind_a_closed_folder_is_not(tmp_path):
-    with socket.socket(socket.AF_UNIX) as listener:
-        path = tmp_path / "admin.sock"
+def test_a_socket_that_any_user_can_write_to_is_found_and_one_behind_a_closed_folder_is_not():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder) / "admin.sock"
         listener.bind(str(path))
-        for folder in (folder for folder in tmp_path.parents if folder.owner() == tmp_path.owner() and folder != Path("/")):
-            folder.chmod(folder.stat().st_mode | 0o001)
-        tmp_path.chmod(0o755)
-        path.chmod(0o666)
-        assert open_to_others(path)
-        path.chmod(0o600)
-        assert not open_to_others(path)
-        path.chmod(0o666)
-        tmp_path.chmod(0o700)
-        assert not open_to_others(path)
+
+        def found(folder_mode, mode):
+            Path(folder).chmod(folder_mode)
+            path.chmod(mode)
+            return open_to_others(path)
+
+        assert found(0o755, 0o666)
+        assert not found(0o755, 0o600)
+        assert not found(0o700, 0o666)
 
 
 def test_every_fault_says_what_it_is(capsys):
