@@ -4,7 +4,6 @@ One replica is one process: its event loop talks, its step thread computes. `bui
 RayService import.
 """
 
-import os
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp
 from model.chat import ChatTemplate
 from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
+from model.machine import usable_cores
 from model.tokenizer import Tokenizer
 from service import autoscaling, logs, scrape, tracing
 from service.aside import MOST_LARGE
@@ -135,7 +135,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         prefix_caching=settings.prefix_caching,
         draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,
-        num_threads=settings.num_threads or len(os.sched_getaffinity(0)),
+        num_threads=settings.num_threads or usable_cores(),
     )
 
 

@@ -1,0 +1,71 @@
+"""What this process may use of its machine: memory and cores, as far as the kernel and its control groups let it.
+
+A group's limit holds for all groups inside it, so the least on the way from the process's own group to the root decides.
+In a container the path that the kernel tells may be the host's, of which only the container's own end can be read:
+directories that are missing set no limit.
+
+Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, cgroup-v1/memory.rst and scheduler/sched-bwc.rst.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+CACHED = ("inactive_file", "active_file")
+"""Page cache: charged to the group that read a file, and given up before the kernel refuses memory."""
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes that may still be taken. Page cache counts as free, that of a checkpoint that was just read too."""
+    [free] = [line.split()[1] for line in _text(root / "proc/meminfo").splitlines() if line.startswith("MemAvailable:")]
+    left = [bytes_left for group in _groups(root, "memory") if (bytes_left := _memory_left(group)) is not None]
+    return max(0, min([int(free) * 1024, *left]))
+
+
+def usable_cores(root: Path = ROOT, affinity: int | None = None) -> int:
+    """Cores that threads may keep busy, at least 1: those of the affinity mask, and no more than the quota pays for.
+
+    A quota is rounded down: threads that use it up are stopped until its next period, and a step waits for all its threads.
+    """
+    cores = len(os.sched_getaffinity(0)) if affinity is None else affinity
+    return max(1, min([cores, *(int(quota) for group in _groups(root, "cpu") if (quota := _quota(group)) is not None)]))
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of the process's groups, of version 2 and of the controller's own tree of version 1, up to the root."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        own = top / path.lstrip("/")
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(top))
+
+
+def _memory_left(group: Path) -> int | None:
+    """Bytes under the group's limit; None where it has none."""
+    limit = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")
+    used = _text(group / "memory.current") or _text(group / "memory.usage_in_bytes")
+    if limit in ("", "max") or not used:
+        return None
+    counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+    # in version 1 the plain numbers leave out the groups inside, which its usage counts
+    cached = sum(int(counts.get(f"total_{name}", counts.get(name, 0))) for name in CACHED)
+    return int(limit) - max(0, int(used) - cached)
+
+
+def _quota(group: Path) -> float | None:
+    """Cores that the group's processes may use at the same time; None where they may use all."""
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+    return None if quota in ("", "max", "-1") else int(quota) / int(period)
+
+
+def _text(path: Path) -> str:
+    """What a file says; nothing where there is none."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,122 @@
+"""What this process may use: the least of what its machine has and what its control groups allow, of either version."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from model.machine import available_memory, usable_cores
+
+MIB = 1 << 20
+UNLIMITED_V1 = 9223372036854771712
+"""What the kernel shows where version 1 sets no limit."""
+
+
+def write(root: Path, **files: object) -> Path:
+    """A tree of files; `__` in a name stands for `/`."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", encoding="ascii")
+    return root
+
+
+def machine(root: Path, groups: str, available: int = 1000 * MIB) -> Path:
+    """A machine with memory available, and a process in these control groups."""
+    meminfo = f"MemTotal: 2048000 kB\nMemFree: 1024 kB\nMemAvailable: {available // 1024} kB\nCached: 900000 kB"
+    return write(root, proc__meminfo=meminfo, proc__self__cgroup=groups)
+
+
+def group(root: Path, path: str, **files: object) -> None:
+    """The files of one control group; `_` in a name stands for the dot of `memory.max`."""
+    for name, text in files.items():
+        kind, _, rest = name.partition("_")
+        where = root / "sys/fs/cgroup" / path
+        where.mkdir(parents=True, exist_ok=True)
+        (where / f"{kind}.{rest}").write_text(f"{text}\n", encoding="ascii")
+
+
+def stat(inactive: int, active: int, prefix: str = "") -> str:
+    return f"anon 5\n{prefix}inactive_file {inactive}\n{prefix}active_file {active}\nslab 7"
+
+
+def test_page_cache_of_the_machine_counts_as_available(tmp_path):
+    assert 1000 * MIB == available_memory(machine(tmp_path, "0::/"))
+
+
+def test_this_machine_has_memory_and_a_core():
+    assert available_memory() > MIB
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_page_cache_of_the_group_counts_as_available(tmp_path):
+    """As a checkpoint that was just read: the kernel gives it up before it refuses memory."""
+    machine(tmp_path, "0::/")
+    group(tmp_path, "", memory_max=600 * MIB, memory_current=500 * MIB, memory_stat=stat(300 * MIB, 50 * MIB))
+    assert 450 * MIB == available_memory(tmp_path)
+
+
+@pytest.mark.parametrize(("inner", "outer", "least"), [(600, 400, 300), (300, 400, 200), ("max", 400, 300)], ids=str)
+def test_the_tightest_group_on_the_way_to_the_root_decides(tmp_path, inner, outer, least):
+    machine(tmp_path, "0::/pods/one")
+    for path, limit in (("pods/one", inner), ("pods", outer)):
+        size = limit if limit == "max" else limit * MIB
+        group(tmp_path, path, memory_max=size, memory_current=100 * MIB, memory_stat=stat(0, 0))
+    assert least * MIB == available_memory(tmp_path)
+
+
+def test_a_group_that_is_the_root_of_a_container_is_found_whatever_its_path_outside(tmp_path):
+    """A container without a name space of its own sees the host's path, and its own files at the top."""
+    machine(tmp_path, "0::/kubepods/pod1/container2")
+    group(tmp_path, "", memory_max=200 * MIB, memory_current=50 * MIB, memory_stat=stat(0, 0))
+    assert 150 * MIB == available_memory(tmp_path)
+
+
+def test_version_1_is_read_too(tmp_path):
+    machine(tmp_path, "9:cpu,cpuacct:/docker/a\n5:memory:/docker/a\n0::/")
+    quiet = {"memory_usage_in_bytes": 400 * MIB, "memory_stat": stat(1, 1) + "\n" + stat(100 * MIB, 20 * MIB, "total_")}
+    group(tmp_path, "memory/docker/a", memory_limit_in_bytes=500 * MIB, **quiet)
+    group(tmp_path, "memory/docker", memory_limit_in_bytes=UNLIMITED_V1, **quiet)
+    assert 220 * MIB == available_memory(tmp_path)
+
+
+def test_a_group_over_its_limit_has_nothing_left(tmp_path):
+    machine(tmp_path, "0::/")
+    group(tmp_path, "", memory_max=MIB, memory_current=2 * MIB, memory_stat=stat(0, 0))
+    assert 0 == available_memory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("400000 100000", 4), ("250000 100000", 2), ("50000 100000", 1)], ids=str
+)
+def test_cores_are_the_whole_ones_of_the_quota_and_at_least_one(tmp_path, quota, cores):
+    """A thread more than the quota pays for is stopped in the middle of a step, and all others wait for it."""
+    machine(tmp_path, "0::/")
+    group(tmp_path, "", cpu_max=quota)
+    assert cores == usable_cores(tmp_path, affinity=8)
+
+
+def test_cores_are_never_more_than_the_affinity_mask_has(tmp_path):
+    machine(tmp_path, "0::/")
+    group(tmp_path, "", cpu_max="800000 100000")
+    assert 2 == usable_cores(tmp_path, affinity=2)
+
+
+def test_the_tightest_quota_on_the_way_to_the_root_decides(tmp_path):
+    machine(tmp_path, "0::/pods/one")
+    group(tmp_path, "pods/one", cpu_max="600000 100000")
+    group(tmp_path, "pods", cpu_max="300000 100000")
+    assert 3 == usable_cores(tmp_path, affinity=8)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(-1, 8), (300000, 3)])
+def test_quotas_of_version_1_are_read_too(tmp_path, quota, cores):
+    machine(tmp_path, "9:cpu,cpuacct:/docker/a\n0::/")
+    group(tmp_path, "cpu,cpuacct/docker/a", cpu_cfs_quota_us=quota, cpu_cfs_period_us=100000)
+    assert cores == usable_cores(tmp_path, affinity=8)
+
+
+def test_a_machine_without_control_groups_is_all_there_is(tmp_path):
+    root = machine(tmp_path, "")
+    (root / "proc/self/cgroup").unlink()
+    assert (1000 * MIB, 8) == (available_memory(root), usable_cores(root, affinity=8))
