@@ -129,6 +129,11 @@ class DecodingParams:
                 limits = f"strings of 1 to {MAX_STOP_CHARACTERS} characters"
                 raise InvalidRequest(f"bad_words must hold {limits}; got {describe(text)}", "bad_words")
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether the tokens of the text so far change the scores."""
+        return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
+
 
 NO_CHANGE = DecodingParams()
 

@@ -9,8 +9,9 @@ Shapes: R rows · V vocabulary.
 """
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,7 +23,40 @@ from model.transfer import column, integers
 
 LARGEST = 1e9
 """A penalty makes no score larger: a division by next to nothing would make it infinite."""
+UNSCORED, EXCLUDED = -1, -2
+"""Instead of a token: the row's scores are not finite; they are, but its parameters leave no token to draw."""
 _MASK = (1 << 64) - 1
+
+
+class History:
+    """What the penalties look at: the tokens of a request's text, each once, and how often the output has each of its own.
+
+    Kept up as the output grows, so that a step does not read a long text again.
+    """
+
+    def __init__(self) -> None:
+        self.seen = array("q")
+        """Ids that stand in the prompt or the output."""
+        self.drawn = array("q")
+        """Ids that stand in the output, and how often, in the same order."""
+        self.counts = array("q")
+        self._known: set[int] = set()
+        self._places: dict[int, int] = {}
+        self._num_read = (0, 0)
+
+    def follow(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Take in what has come since the last call, of the same two sequences."""
+        new = output[self._num_read[1] :]
+        unseen = [token for token in dict.fromkeys([*prompt[self._num_read[0] :], *new]) if token not in self._known]
+        self._num_read = len(prompt), len(output)
+        self._known.update(unseen)
+        self.seen.extend(unseen)
+        for token in new:
+            place = self._places.setdefault(token, len(self.drawn))
+            if place == len(self.drawn):
+                self.drawn.append(token)
+                self.counts.append(0)
+            self.counts[place] += 1
 
 
 @dataclass(slots=True)  # freezing it would cost each request two microseconds a step
@@ -43,6 +77,13 @@ class Draw:
     """What the penalties look at."""
     mask: NDArray[np.bool_] | None = None
     """Tokens that a grammar allows, bool [V]."""
+    history: History | None = field(default=None, compare=False)
+    """Of prompt and output, as far as an earlier draw has followed them; None: not at all."""
+
+    @property
+    def excludes(self) -> bool:
+        """Whether its parameters may leave no token."""
+        return bool(self.banned) or self.decoding is not NO_CHANGE or self.mask is not None
 
 
 BestTokens = Callable[[Tensor, Sequence[float], Sequence[int]], Tensor]
@@ -52,7 +93,7 @@ BestTokens = Callable[[Tensor, Sequence[float], Sequence[int]], Tensor]
 def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
     """The token of the largest score; where the temperature is above 0, of the largest score / temperature + Gumbel noise.
 
-    -1 where a row holds NaN, or no token is left.
+    UNSCORED where a row has no finite score.
     """
     noisy = [row for row, temperature in enumerate(temperatures) if temperature > 0]
     if noisy:
@@ -61,11 +102,11 @@ def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence
         noise_RV = gumbel_noise([keys[row] for row in noisy], scores_RV.shape[1], scores_RV.device)
         scores_RV = scores_RV.index_copy(0, picked, some_RV + noise_RV)
     best_R, tokens_R = scores_RV.max(dim=-1)
-    return tokens_R.masked_fill(~best_R.isfinite(), -1)
+    return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
 
 
 def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
-    """Token ids int64 [R]; -1 where a row holds NaN, or no token is left. `best` is `best_tokens` or the same, faster."""
+    """Token ids int64 [R], or UNSCORED or EXCLUDED. `best` is `best_tokens` or the same, faster."""
     scores_RV = logits_RV.float()
     changed = [row for row, draw in enumerate(draws) if draw.banned or draw.decoding is not NO_CHANGE]
     if changed and scores_RV is logits_RV:
@@ -80,7 +121,18 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tok
         scores_RV = scores_RV.index_copy(0, picked, limit_scores(scores_RV[picked], [draws[row].params for row in limited]))
         temperatures = [1.0 if draw.params.limits else draw.params.temperature for draw in draws]
     keys = [row_key(draw.seed, draw.choice, draw.position) if draw.params.temperature > 0 else 0 for draw in draws]
-    return best(scores_RV, temperatures, keys)
+    return _blamed(best(scores_RV, temperatures, keys), logits_RV, draws)
+
+
+def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The tokens, with EXCLUDED where it was not the model that left none to draw."""
+    rows = [row for row, draw in enumerate(draws) if draw.excludes]
+    if not rows:
+        return tokens_R
+    picked = integers(rows, tokens_R.device)
+    some_N = tokens_R[picked]
+    finite_N = logits_RV[picked].amax(dim=-1).isfinite()
+    return tokens_R.index_copy(0, picked, some_N.masked_fill((some_N < 0) & finite_N, EXCLUDED))
 
 
 def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
@@ -101,17 +153,24 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
         scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
         scores_V[list(decoding.logit_bias)] += torch.tensor(list(decoding.logit_bias.values()), device=device)
-    if decoding.repetition_penalty != 1:
-        seen = torch.tensor([*draw.prompt, *draw.output], dtype=torch.int64, device=device).unique()
-        scores = scores_V[seen]
-        penalized = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
-        scores_V[seen] = torch.where(scores.isfinite(), penalized.clamp(-LARGEST, LARGEST), scores)
-    if draw.output and (decoding.frequency_penalty or decoding.presence_penalty):
-        tokens, counts = torch.tensor(draw.output, device=device).unique(return_counts=True)
-        scores_V[tokens] -= decoding.frequency_penalty * counts + decoding.presence_penalty
+    if decoding.penalizes:
+        _penalize(scores_V, draw)
     if draw.banned:
         known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
         scores_V[known] = -math.inf
+
+
+def _penalize(scores_V: Tensor, draw: Draw) -> None:
+    decoding, device, history = draw.decoding, scores_V.device, draw.history or History()
+    history.follow(draw.prompt, draw.output)
+    if decoding.repetition_penalty != 1 and history.seen:
+        seen = integers(history.seen, device)
+        scores = scores_V[seen]
+        penalized = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
+        scores_V[seen] = torch.where(scores.isfinite(), penalized.clamp(-LARGEST, LARGEST), scores)
+    if history.drawn and (decoding.frequency_penalty or decoding.presence_penalty):
+        counts = integers(history.counts, device)
+        scores_V[integers(history.drawn, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
 
 
 def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:

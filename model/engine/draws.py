@@ -10,7 +10,7 @@ from model.engine.plan import Scheduled
 from model.engine.request import Request
 from model.errors import EngineFailed
 from model.mask import Grammar, look_ahead
-from model.sampling import Draw, completing, sample
+from model.sampling import EXCLUDED, Draw, History, completing, sample
 from model.transfer import integers
 
 NEXT_BEST = 2
@@ -41,10 +41,11 @@ def draws_of(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], lis
     return drawing, draws, rows, errors
 
 
-def draws_first(request: Request) -> bool:
-    """Whether a token may be drawn from all, and looked at afterwards: the mask then changes nothing if it allows the token.
+def can_sample_unmasked(request: Request) -> bool:
+    """Whether its token may be drawn without the grammar's mask and checked afterwards: one that passes is what the mask gives.
 
-    Greedy and drawn alike, since the noise of a token is its own; but not where the others' scores decide which are kept.
+    So it is for greedy and drawn tokens, since each token's noise is its own, but not where the scores of other tokens decide
+    which are kept (top-k, top-p, min-p).
     """
     return not request.sampling.limits
 
@@ -86,7 +87,8 @@ def keep_to_grammars(
         fitting |= _drawn_under_masks({row: grammars[row] for row in wrong}, scores_WV, drawing, draws, errors, draw)
     if not fitting:
         return tokens_R
-    return tokens_R.index_copy(0, integers(fitting, device), integers(fitting.values(), device))
+    tokens = [token if token >= 0 else EXCLUDED for token in fitting.values()]  # their scores were finite: they drew once
+    return tokens_R.index_copy(0, integers(fitting, device), integers(tokens, device))
 
 
 def _drawn_under_masks(
@@ -116,6 +118,8 @@ def _draw(request: Request, ahead: int = 0) -> Draw:
     """How a request draws its next token, or the one so many places later."""
     early = request.stop_token_ids if len(request.output) < request.min_tokens else ()
     banned = (*early, *completing(request.bad_words, request.output))
-    mask = None if request.grammar is None or draws_first(request) else request.grammar.mask()
+    mask = None if request.grammar is None or can_sample_unmasked(request) else request.grammar.mask()
     place = (request.sampling, request.seed, request.choice, request.num_tokens + ahead)
-    return Draw(*place, banned, request.decoding, request.prompt, request.output, mask)
+    if request.decoding.penalizes and request.history is None:
+        request.history = History()
+    return Draw(*place, banned, request.decoding, request.prompt, request.output, mask, request.history)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.transformer import Decoder
-from model.params import NO_CHANGE, SamplingParams
+from model.params import SamplingParams
 from model.sampling import Draw, sample
 
 if TYPE_CHECKING:  # triton is not there on every machine
@@ -39,7 +39,7 @@ class Decoded(NamedTuple):
     hidden_TE: Tensor
     logits_TV: Tensor
     greedy_T: Tensor
-    """int64: the best token; -1 where the scores are not finite."""
+    """int64: the best token; UNSCORED where the scores are not finite."""
 
 
 def batch_sizes(max_batch_requests: int) -> list[int]:
@@ -51,8 +51,7 @@ def batch_sizes(max_batch_requests: int) -> list[int]:
 
 def takes_the_best(draw: Draw) -> bool:
     """Whether `Decoded.greedy_T` is what `sample` would return for this row."""
-    unchanged = not draw.banned and draw.decoding is NO_CHANGE and draw.mask is None
-    return unchanged and draw.params.temperature <= 0
+    return not draw.excludes and draw.params.temperature <= 0
 
 
 class CudaRecorder:

@@ -10,6 +10,7 @@ from model.params import NO_CHANGE, DecodingParams, SamplingParams
 if TYPE_CHECKING:
     from model.engine.lookup import Lookup
     from model.mask import Grammar
+    from model.sampling import History
 
 
 class FinishReason(StrEnum):
@@ -90,6 +91,8 @@ class Request:
     parent: str | int | None = None
     lookup: "Lookup | None" = None
     """What guesses at its next tokens, once it was asked for a guess."""
+    history: "History | None" = None
+    """What its penalties look at, once it has drawn under them."""
     num_cached: int = 0
     """Tokens that were found in the prefix cache when the request was first scheduled."""
     finish_reason: FinishReason | None = None

@@ -15,12 +15,13 @@ from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request, TokenLogprob
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
-from model.sampling import Draw, logprobs, sample
+from model.sampling import EXCLUDED, UNSCORED, Draw, logprobs, sample
 from model.transfer import integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
 
+FAULTS = {UNSCORED: NO_SCORE, EXCLUDED: NO_TOKEN_LEFT}
 SCORED_AT_ONCE = 256
 """Prompt tokens whose logits live at the same time: a vocabulary of 128k makes that 128 MiB."""
 
@@ -47,20 +48,14 @@ class PendingStep:
             self.ready.synchronize()  # and not the steps that were handed over since
         tokens = [] if self.tokens_R is None else self.tokens_R.tolist()
         pairs = list(zip((request.request_id for request in self.drawing), tokens, strict=True))
-        failed = {self.drawing[row].request_id: self._why(row) for row, token in enumerate(tokens) if token < 0}
         firsts, more = _kept(pairs, self.drafts) if self.drafts else (pairs, {})
         return StepResult(
             tokens={name: token for name, token in firsts if token >= 0},
-            errors={**{name: failed[name] for name, token in firsts if token < 0}, **self.errors},
+            errors={**{name: FAULTS[token] for name, token in firsts if token < 0}, **self.errors},
             logprobs=self._logprobs(tokens),
             prompt_logprobs=self.prompt_logprobs,
             more=more,
         )
-
-    def _why(self, row: int) -> str:
-        """What kept a row from drawing: the model, or what was asked for."""
-        assert self.logits_RV is not None
-        return NO_TOKEN_LEFT if bool(self.logits_RV[row].max().isfinite()) else NO_SCORE
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, TokenLogprob]:
         rows = [row for row, request in enumerate(self.drawing) if request.logprobs is not None and tokens[row] >= 0]

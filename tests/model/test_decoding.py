@@ -7,7 +7,8 @@ import torch
 
 from model.errors import InvalidRequest
 from model.params import MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_CHARACTERS, NO_CHANGE, DecodingParams, SamplingParams
-from model.sampling import Draw, change_scores, completing, logprobs, sample
+from model.sampling import EXCLUDED, UNSCORED, Draw, History, change_scores, completing, logprobs, sample
+from tests.model.engine.machines import Counted
 
 GREEDY = SamplingParams(temperature=0)
 SCORES = [2.0, -1.0, 0.5, 0.0, -4.0, 3.0]
@@ -195,11 +196,38 @@ def test_one_allowed_token_is_drawn_however_unlikely(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_row_with_no_token_left_is_minus_one_and_its_neighbours_draw(temperature):
+def test_a_row_with_no_token_left_says_so_and_its_neighbours_draw(temperature):
     sampling = SamplingParams(temperature=temperature, top_k=1)
     lost = {"allowed_token_ids": (0, 2), "banned": (2, 0)}
     draws = [draw(sampling=sampling), draw(sampling=sampling, **lost), draw(sampling=sampling)]
-    assert [5, -1, 5] == sample(torch.tensor([SCORES] * 3), draws).tolist()
+    assert [5, EXCLUDED, 5] == sample(torch.tensor([SCORES] * 3), draws).tolist()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_row_that_is_not_finite_is_the_models_fault_whatever_the_parameters_leave(bad, temperature):
+    lost = {"allowed_token_ids": (0, 2), "banned": (2, 0)}
+    changes = [{"logit_bias": {1: 3}}, {"banned": (3,)}, {"allowed_token_ids": (2,)}, lost]
+    draws = [draw(sampling=SamplingParams(temperature=temperature), **change) for change in changes]
+    scores = torch.tensor([SCORES] * 4)
+    scores[:, 2] = bad
+    assert [UNSCORED] * 4 == sample(scores, draws).tolist()
+
+
+# Penalties of a long text
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+def test_a_penalty_reads_each_token_of_a_text_once_however_many_steps_there_are(penalty):
+    prompt, output, history = Counted([0, 1, 1] * 50), Counted(), History()
+    decoding = DecodingParams(**{penalty: 1.5})
+    for position, token in enumerate([3, 4, 3, 5, 3, 1]):
+        row, whole = torch.tensor(SCORES), torch.tensor(SCORES)
+        change_scores(row, Draw(GREEDY, 0, 0, position, (), decoding, prompt, output, history=history))
+        change_scores(whole, Draw(GREEDY, 0, 0, position, (), decoding, prompt.copy(), output.copy()))
+        assert whole.tolist() == row.tolist()
+        output.append(token)
+    assert (150, 5) == (prompt.num_read, output.num_read)
 
 
 def test_the_changes_come_before_the_filters_of_sampling():

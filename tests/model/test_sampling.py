@@ -6,7 +6,19 @@ import pytest
 import torch
 
 from model.params import SEED_HIGH, SEED_LOW, SamplingParams
-from model.sampling import Draw, _mix, apply_min_p, apply_temperature, apply_top_k, apply_top_p, gumbel_noise, row_key, sample
+from model.sampling import (
+    EXCLUDED,
+    UNSCORED,
+    Draw,
+    _mix,
+    apply_min_p,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    gumbel_noise,
+    row_key,
+    sample,
+)
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -150,7 +162,7 @@ def test_a_row_is_drawn_as_if_it_were_alone():
     scores, draws = mixed_rows()
     together = sample(scores.clone(), draws).tolist()
     assert together == [int(sample(scores[row : row + 1].clone(), [one])) for row, one in enumerate(draws)]
-    assert {7, 20, 30} == {row for row, token in enumerate(together) if token == -1}
+    assert {7, 20, 30} == {row for row, token in enumerate(together) if token == UNSCORED}
 
 
 def test_the_order_of_rows_does_not_matter():
@@ -199,18 +211,18 @@ def test_the_largest_noise_does_not_beat_a_score_that_is_out_of_reach():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_a_row_that_is_not_finite_gives_minus_one_and_its_neighbours_their_tokens(bad, temperature):
+def test_a_row_that_is_not_finite_says_so_and_its_neighbours_their_tokens(bad, temperature):
     draws = [draw(at, temperature=temperature) for at in range(3)]
     scores = HALVES.repeat(3, 1)
     clean = sample(scores.clone(), draws).tolist()
     scores[1, 2] = bad
-    assert [clean[0], -1, clean[2]] == sample(scores, draws).tolist()
+    assert [clean[0], UNSCORED, clean[2]] == sample(scores, draws).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_a_row_with_nothing_left_gives_minus_one_and_its_neighbours_their_tokens(temperature):
+def test_a_row_with_nothing_left_says_so_and_its_neighbours_get_their_tokens(temperature):
     draws = [draw(0, temperature=temperature), draw(1, banned=(0, 1, 2, 3), temperature=temperature), draw(2, temperature=0)]
-    assert -1 == sample(HALVES.repeat(3, 1), draws).tolist()[1]
+    assert EXCLUDED == sample(HALVES.repeat(3, 1), draws).tolist()[1]
     assert 1 == sample(HALVES.repeat(3, 1), draws).tolist()[2]
 
 

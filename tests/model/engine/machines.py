@@ -23,6 +23,21 @@ from model.params import SamplingParams
 FAKE_VOCAB = 16
 
 
+class Counted(list):
+    """A text that counts how many of its tokens were read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, where):
+        found = super().__getitem__(where)
+        self.num_read += len(found) if isinstance(where, slice) else 1
+        return found
+
+
 class Clock:
     """Time that stands still until it is told."""
 

@@ -1,11 +1,15 @@
 """A request under a grammar draws what it would draw under its masks, whether the mask is worked out before or only after."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 
 from model.engine import draws
 from model.mask import GrammarFailed
 from model.params import SamplingParams
+from model.sampling import EXCLUDED, Draw, sample
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, tiny_engine
 
@@ -49,7 +53,7 @@ def told(grammars, **sampling):
 def test_drawing_first_and_looking_afterwards_draws_the_same(sampling, monkeypatch):
     first = [Multiples(), None, Multiples(), None, Multiples()]
     found = told(first, **sampling)
-    monkeypatch.setattr(draws, "draws_first", lambda request: False)
+    monkeypatch.setattr(draws, "can_sample_unmasked", lambda request: False)
     masked = [Multiples(), None, Multiples(), None, Multiples()]
     assert found == told(masked, **sampling)
     assert sum(each.masks for each in first if each) < sum(each.masks for each in masked if each) == 36
@@ -67,3 +71,14 @@ def test_a_grammar_that_fails_ends_its_own_request_alone():
     found = told([Multiples(last=0), None, Multiples()], temperature=0)
     assert ["error", "length", "length"] == [str(found[name][1]) for name in ("r0", "r1", "r2")]
     assert found["r1"] == told([None, None], temperature=0)["r1"]
+
+
+@pytest.mark.parametrize("finite", [1, 2, 4])
+def test_a_grammar_that_allows_none_of_the_finite_scores_is_to_blame_and_not_the_model(finite):
+    """However many tokens are tried one by one before the mask is worked out."""
+    scores = torch.full((1, VOCAB), -math.inf)
+    scores[0, 1 : 3 * finite : 3] = 1.0
+    request = ask("a", [1], grammar=Multiples())
+    greedy = Draw(SamplingParams(temperature=0), 0, 0, 1)
+    tokens = draws.keep_to_grammars(sample(scores, [greedy]), scores, [request], [greedy], {})
+    assert [EXCLUDED] == tokens.tolist()

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from model.engine.graphs import CudaRecorder, DecodeGraphs, batch_sizes, takes_the_best
+from model.engine.plan import Plan, Scheduled
+from model.engine.request import NO_SCORE, NO_TOKEN_LEFT
+from model.engine.runner import ModelRunner
 from model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
 from model.params import DecodingParams, SamplingParams
 from model.sampling import Draw, sample
@@ -163,6 +166,19 @@ def test_the_best_token_is_taken_only_where_it_is_what_would_be_sampled(machine,
     if best:
         done = machine.graphs.run(rows_of(6, 3), integers([21, 22]))
         assert sample(done.logits_TV, [draw, draw]).tolist() == done.greedy_T.tolist()
+
+
+@pytest.mark.parametrize("banned", [(), tuple(range(CONFIG.vocab_size))], ids=["plain", "all banned"])
+def test_who_is_to_blame_is_known_where_the_token_is_drawn(machine, banned):
+    """The next step writes to the same memory, before anybody has looked at what this one drew."""
+    runner = ModelRunner(machine.net, machine.backend, machine.cache, "cpu", machine.graphs)
+    asked = {"sampling": SamplingParams(), "stop_token_ids": frozenset(banned), "min_tokens": 1 if banned else 0}
+    bad, good = ask("bad", [POISON], **asked), ask("good", [11], **asked)
+    bad.blocks = good.blocks = [1]
+    pending = runner.submit(Plan((Scheduled(bad, 0, 1),)))
+    other = runner.submit(Plan((Scheduled(good, 0, 1),)))
+    assert {"bad": NO_SCORE} == pending.result().errors
+    assert ({"good": NO_TOKEN_LEFT} if banned else {}) == other.result().errors
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")

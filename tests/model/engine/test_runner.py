@@ -10,7 +10,7 @@ from model.net.backends import KVCache, ReferenceBackend
 from model.params import DecodingParams, SamplingParams
 from model.sampling import Draw
 from tests.model.checkpoints import tiny_config, tiny_decoder
-from tests.model.engine.machines import ask
+from tests.model.engine.machines import Counted, ask, run, tiny_engine
 
 CONFIG = tiny_config(tied_head=False)
 POISON = 9
@@ -135,3 +135,14 @@ def test_prompt_and_output_are_one_sequence():
     for start in range(5):
         for count in range(6 - start):
             assert [1, 2, 3, 4, 5][start : start + count] == request.tokens(start, count)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "top_p": 0.9}], ids=str)
+def test_a_step_reads_no_long_text_again(sampling):
+    """Each of its tokens is read once by the step that computes it, and once for the penalty."""
+    engine = tiny_engine(tiny_decoder(CONFIG), num_blocks=200)
+    request = ask("a", [1], 40, sampling=SamplingParams(**sampling), decoding=DecodingParams(repetition_penalty=1.2))
+    request.prompt, request.output = Counted([11, 12, 13] * 20), Counted()
+    run(engine, [request])
+    assert 60 <= request.prompt.num_read <= 2 * 60
+    assert 40 <= request.output.num_read <= 2 * 40
