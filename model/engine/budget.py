@@ -2,14 +2,13 @@
 
 import math
 
-FASTER, SLOWER = 0.5, 0.2
-"""How much of an error the estimates take over: no step is fast by accident, but some are slow by accident."""
-TWICE, SMOOTH = 2.0, 0.02
-"""How many times as long a step may be as without its prompts, up to so many seconds."""
-SLOWEST, STRETCH = 3.6, 1.2
-"""How many times as long a step may be as one that only reads the weights; or as it will be with streams instead of prompts."""
-MOST = math.log(2)
+GAIN_IF_FASTER, GAIN_IF_SLOWER = 0.5, 0.2
+"""Part of an error that the estimates take over: no step is fast by accident, but some are slow by accident."""
+MAX_LOG_ERROR = math.log(2)
 """A step counts as at most twice as slow as was predicted."""
+SHORT_FACTOR, SHORT_SECONDS = 2.0, 0.02
+LONGEST_FACTOR, LASTING_FACTOR = 3.6, 1.2
+"""The bounds of `StepCost.room`: factors of a predicted step's seconds, and seconds."""
 
 
 class StepCost:
@@ -39,23 +38,27 @@ class StepCost:
             return
         parts = self.fixed, self.per_stream * streams, self.per_token * tokens
         predicted = sum(parts)
-        error = min(math.log(seconds / predicted), MOST)
-        step = error * (SLOWER if error > 0 else FASTER) * predicted / sum(part * part for part in parts)
+        error = min(math.log(seconds / predicted), MAX_LOG_ERROR)
+        step = error * (GAIN_IF_SLOWER if error > 0 else GAIN_IF_FASTER) * predicted / sum(part * part for part in parts)
         self.fixed, self.per_stream, self.per_token = (
             value * math.exp(step * part)
             for value, part in zip((self.fixed, self.per_stream, self.per_token), parts, strict=True)
         )
 
     def room(self, streams: int, prompts: int, goal: float) -> float:
-        """Prompt tokens that may go beside so many streams, at least one.
+        """Prompt tokens that may go beside so many streams and waiting prompts; `goal` is in seconds. Unknown costs leave none.
 
-        The longest of four bounds holds: `goal`; `TWICE` the step without prompts, up to `SMOOTH`; `SLOWEST` times a step
-        of nothing, which reads the weights; `STRETCH` times what the step will be for good, when the prompts have become
-        streams, but at most `SLOWEST` times the step without them. Unknown costs leave no room, no costs all.
+        A step may take, in seconds,
+
+            max(goal, min(SHORT_FACTOR * alone, SHORT_SECONDS), LONGEST_FACTOR * fixed,
+                min(LONGEST_FACTOR * alone, LASTING_FACTOR * later))
+
+        where `alone` is the step without prompts, `fixed` one that only reads the weights, and `later` the one with all
+        these prompts as streams. What is more than `alone` is for prompts. Steps that take no time leave endless room.
         """
         if self.per_token == 0:
             return math.inf if self.num_steps else 0
         alone, later = (self.fixed + self.per_stream * count for count in (streams, streams + prompts))
-        short = max(goal, min(TWICE * alone, SMOOTH))
-        longest = max(short, SLOWEST * self.fixed, min(SLOWEST * alone, STRETCH * later))
-        return (longest - alone) / self.per_token
+        short = min(SHORT_FACTOR * alone, SHORT_SECONDS)
+        lasting = min(LONGEST_FACTOR * alone, LASTING_FACTOR * later)
+        return (max(goal, short, LONGEST_FACTOR * self.fixed, lasting) - alone) / self.per_token

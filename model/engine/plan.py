@@ -16,7 +16,7 @@ class Scheduled:
     draft: Sequence[int] = ()
     """A guess at the tokens that are drawn next: computed too, as if they stood there already."""
     follows: bool = False
-    """Its one token is what the step before draws: planned before anybody but the device knows it."""
+    """Its one token is what the step before draws: submitted before that sample has reached the host."""
 
     @property
     def num_rows(self) -> int:

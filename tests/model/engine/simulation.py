@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from model.config import EngineConfig
-from model.engine.budget import SLOWEST, SMOOTH, STRETCH, TWICE
+from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
 from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output, Request
 from model.engine.scheduler import Scheduler
@@ -242,9 +242,9 @@ class Simulation:
             alone = self.machine.alone(plan.num_streams) / self.machine.per_token  # in tokens of a prompt
             later, empty = (self.machine.alone(n) / self.machine.per_token for n in (plan.num_streams + prompts, 0))
             goal = self.config.step_goal / self.machine.per_token
-            smooth = SMOOTH / self.machine.per_token
-            short = max(goal, min(TWICE * alone, smooth))
-            longest = max(short, SLOWEST * empty, min(SLOWEST * alone, STRETCH * later))
+            smooth = SHORT_SECONDS / self.machine.per_token
+            short = max(goal, min(SHORT_FACTOR * alone, smooth))
+            longest = max(short, LONGEST_FACTOR * empty, min(LONGEST_FACTOR * alone, LASTING_FACTOR * later))
             room = short - alone  # more needs to tell an empty step from its streams, which steps of many shapes teach
             assert tokens <= max(least, SLACK * longest - alone + size), "streams wait too long for a step"
             assert tokens > min(left, max(least, room / SLACK - size)) - size or served, "prompts get less than their share"

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from model.engine.budget import SLOWEST, SMOOTH, STRETCH, TWICE, StepCost
+from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS, StepCost
 from model.engine.engine import Engine
 from model.engine.plan import Plan
 from model.engine.scheduler import Scheduler
@@ -64,7 +64,9 @@ def steps_until_first(engine: Engine, name: str, before_each=lambda: None, most:
 def longest_step(fixed: float, per_stream: float, streams: int) -> float:
     """Seconds that a step beside so many streams may take with one prompt, whose cost is known."""
     alone, later = fixed + per_stream * streams, fixed + per_stream * (streams + 1)
-    return max(min(TWICE * alone, SMOOTH), SLOWEST * fixed, min(SLOWEST * alone, STRETCH * later))
+    return max(
+        min(SHORT_FACTOR * alone, SHORT_SECONDS), LONGEST_FACTOR * fixed, min(LONGEST_FACTOR * alone, LASTING_FACTOR * later)
+    )
 
 
 def prompt_tokens(engine: Engine, since: int) -> list[int]:
@@ -83,7 +85,7 @@ def test_a_step_beside_streams_takes_at_most_so_many_times_as_long_and_a_chunk(s
     for at in range(prompts - 1):
         engine.add(ask(f"p{at}", range(600), 1))
     steps_until_first(engine, "long")
-    assert 1.2 * alone < max(engine.runner.seconds[before:]) < SLOWEST * alone + 0.001 * CHUNK + 1e-6
+    assert 1.2 * alone < max(engine.runner.seconds[before:]) < LONGEST_FACTOR * alone + 0.001 * CHUNK + 1e-6
 
 
 @pytest.mark.parametrize("streams", [1, 4, 8, 12, 15])
@@ -178,8 +180,8 @@ def test_many_prompts_get_the_time_that_they_will_take_as_streams():
         engine.add(ask(f"p{at}", range(100), 1))
     engine.step()
     alone, later = 0.004 + 0.004, 0.004 + 0.024
-    others = max(SLOWEST * 0.004, min(TWICE * alone, SMOOTH))
-    assert others + 0.001 * CHUNK < engine.runner.seconds[-1] <= STRETCH * later + 0.001 * CHUNK
+    others = max(LONGEST_FACTOR * 0.004, min(SHORT_FACTOR * alone, SHORT_SECONDS))
+    assert others + 0.001 * CHUNK < engine.runner.seconds[-1] <= LASTING_FACTOR * later + 0.001 * CHUNK
 
 
 def test_without_streams_prompts_lose_nothing():
