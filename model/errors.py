@@ -12,6 +12,7 @@
     ├── Unavailable             loading or draining; try again elsewhere
     ├── DeadlineExceeded        the deadline passed before the first token
     ├── EngineFailed            our bug: the request cannot be finished
+    │   └── DeviceFailed        the device computes nothing more in this process: it must end
     ├── CheckpointError         a model folder that cannot be served; names the file and the tensor
     └── SettingError            a setting with a bad value; names it
 
@@ -73,6 +74,10 @@ class DeadlineExceeded(AttendError):
 
 class EngineFailed(AttendError):
     """The engine could not finish a request through no fault of the caller."""
+
+
+class DeviceFailed(EngineFailed):
+    """The device computes nothing more in this process, as after an illegal access to its memory: another must take over."""
 
 
 class CheckpointError(AttendError):

@@ -79,7 +79,7 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
             torch.set_num_threads(options.num_threads)  # as many as will serve
         check_exact(runner, engine_config.num_blocks, engine_config.max_model_len)
     threads = options.num_threads or torch.get_num_threads()
-    setup = f"{dtype} {device} {backend.name} " + ("deterministic" if options.deterministic else f"{threads}")
+    setup = f"{dtype} {processor(device)} {backend.name} " + ("deterministic" if options.deterministic else f"{threads}")
     info = EngineInfo(
         family=config.family,
         device=device,
@@ -97,24 +97,29 @@ def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
         fingerprint=fingerprint(folder, setup),
     )
     engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, ahead=device == "cuda")
-    warm_up(engine)
 
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         if options.num_threads:
             torch.set_num_threads(options.num_threads)  # counts for the thread that calls it
+        warm_up(engine)  # libraries keep handles and memory for each thread
 
     return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare)
 
 
 def warm_up(engine: Engine) -> None:
-    """Two steps of a short request: the first caller pays for no lazy set-up, and a model that cannot run never serves."""
+    """Two steps of a short request: the first caller pays for no lazy set-up, and a model that cannot run never serves.
+
+    No observer is told of them. Raises EngineFailed.
+    """
+    observer, engine.observer = engine.observer, lambda report: None
     length = min(8, engine.scheduler.config.max_model_len - 2)
     engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
     while engine.has_work:
         for output in engine.step():
             if output.error is not None:
                 raise EngineFailed(f"the model cannot run a first step: {output.error}")
+    engine.observer = observer
 
 
 def choose_device(wanted: str) -> str:
@@ -150,9 +155,16 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
     )
 
 
+def processor(device: str) -> str:
+    """What computes, and what its kernels were made for: other ones sum in another order."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()} CUDA {torch.version.cuda}"
+    return f"{device} {torch.backends.cpu.get_cpu_capability()}"
+
+
 def fingerprint(folder: Path, setup: str) -> str:
-    """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up, machine, versions."""
-    digest = hashlib.sha256(f"{setup} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
+    """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up and version."""
+    digest = hashlib.sha256(f"{setup} {torch.__version__}".encode())
     for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())

@@ -12,6 +12,7 @@ from typing import Protocol
 from model.engine.plan import Plan, StepResult
 from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from model.engine.scheduler import Scheduler
+from model.errors import DeviceFailed
 
 log = logging.getLogger("attend.engine")
 
@@ -109,9 +110,11 @@ class Engine:
             return plan, _Failed(error)
 
     def _result(self, plan: Plan, pending: Pending) -> StepResult:
-        """A step that fails as a whole ends its requests, not the engine."""
+        """A step that fails as a whole ends its requests, not the engine. Raises DeviceFailed, which does."""
         try:
             return pending.result()
+        except DeviceFailed:
+            raise
         except Exception as error:
             log.exception("a step of %d requests failed", len(plan.scheduled))
             reason = f"the step failed: {type(error).__name__}"

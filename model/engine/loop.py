@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from model.engine.engine import Engine
@@ -24,6 +25,7 @@ IDLE_BEAT_SECONDS = 1.0
 """How often the idle step thread shows that it lives."""
 CLOSE_SECONDS = 10.0
 """How long closing waits for the step under way."""
+STOPPED = "the engine has stopped; try another replica"
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +71,9 @@ class AsyncEngine:
         self._pace = Pace()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
-        self._prepare = prepare  # runs first on the step thread
+        self._prepare = prepare  # what the step thread does first
         self._clock = clock
-        self._streams: dict[str, _Stream] = {}  # by request id; touched by the event loop's thread only
+        self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, and read by the step thread
         self._wake = threading.Condition()
         self._commands: list[Callable[[], Output | None]] = []  # guarded by _wake
         self._stopping = False
@@ -79,6 +81,7 @@ class AsyncEngine:
         self._draining = False
         self._beat = clock()
         self._stats = engine.stats()
+        self._prepared: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="attend-engine", daemon=True)
 
     @property
@@ -92,8 +95,9 @@ class AsyncEngine:
         return self._draining
 
     def start(self) -> None:
-        """Start the step thread."""
+        """Start the step thread and wait until it is prepared. Raises what preparing raises."""
         self._thread.start()
+        self._prepared.result()
 
     def stats(self) -> EngineStats:
         """Load: waiting includes the requests that the step thread has not picked up yet."""
@@ -103,7 +107,7 @@ class AsyncEngine:
 
     def heartbeat_age(self) -> float:
         """Seconds since the step thread last came round; it does so once a step, and once a second when idle."""
-        return self._clock() - self._beat if self._thread.is_alive() else float("inf")
+        return float("inf") if self._over or not self._thread.is_alive() else self._clock() - self._beat
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """See `TokenEngine.on_step`."""
@@ -145,7 +149,7 @@ class AsyncEngine:
         if self._draining or self._stopping:
             raise Unavailable("the server is shutting down; try another replica")
         if not self._thread.is_alive():
-            raise EngineFailed("the engine has stopped")
+            raise Unavailable(STOPPED)
         for request in requests:
             check_fits(request, self._engine.scheduler.config.max_model_len)
         if len(requests) > self._capacity:
@@ -159,7 +163,7 @@ class AsyncEngine:
         if not self._command(*(self._adder(request) for request in requests)):
             for request in requests:
                 del self._streams[request.request_id]
-            raise EngineFailed("the engine has stopped")
+            raise Unavailable(STOPPED)
         return stream
 
     def _adder(self, request: Request) -> Callable[[], None]:
@@ -177,6 +181,9 @@ class AsyncEngine:
         """The step thread."""
         try:
             self._prepare()
+            self._beat = self._clock()
+            self._stats = self._engine.stats()
+            self._prepared.set_result(None)
             while not self._stopping:
                 self._iterate()
             self._hand_over([*self._pace.all(), *self._finish()], None)
@@ -185,6 +192,8 @@ class AsyncEngine:
             with self._wake:
                 self._over = True  # whoever comes after the failure was handed over is refused
             self._hand_over([], f"the engine stopped: {type(error).__name__}")
+            if not self._prepared.done():
+                self._prepared.set_exception(error)
 
     def _iterate(self) -> None:
         with self._wake:

@@ -1,6 +1,7 @@
 """Turns a plan into tensors, runs the decoder, draws tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from model.engine.graphs import DecodeGraphs, takes_the_best
 from model.engine.lookup import num_right
 from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request, TokenLogprob
+from model.errors import DeviceFailed
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
@@ -22,8 +24,23 @@ if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
 
 FAULTS = {UNSCORED: NO_SCORE, EXCLUDED: NO_TOKEN_LEFT}
+DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
+"""How the messages of errors of a device begin: torch has a type for some of them only."""
+MEMORY_ERRORS = ("out of memory", "ALLOC_FAILED")
 SCORED_AT_ONCE = 256
 """Prompt tokens whose logits live at the same time: a vocabulary of 128k makes that 128 MiB."""
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise DeviceFailed for an error that every later step would meet too; a lack of memory is the step's own."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not any(name in text for name in DEVICE_ERRORS) or any(name in text for name in MEMORY_ERRORS):
+            raise
+        raise DeviceFailed(f"the device failed: {text}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,7 @@ class PendingStep:
     drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """A request with a draft draws once more after each of its tokens."""
 
+    @device_errors()
     def result(self) -> StepResult:
         """Wait for the device. A row without a finite score is an error of its own request."""
         if self.ready is not None:
@@ -88,6 +106,7 @@ class ModelRunner:
         self._drawn: tuple[list[Request], Tensor] = ([], torch.empty(0))
         """Who drew in the step before, and what: it stays where it was drawn."""
 
+    @device_errors()
     @torch.inference_mode()
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. On a GPU this returns before the device is done, and it may follow a step that is not done either.

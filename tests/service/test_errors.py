@@ -13,7 +13,7 @@ def descendants(kind: type) -> set[type]:
 
 
 OURS = {kind for kind in descendants(AttendError) if kind.__module__ in ("model.errors", "service.errors")}
-INSIDE = {AttendError, EngineFailed, errors.CheckpointError, errors.SettingError}
+INSIDE = {AttendError, EngineFailed, errors.DeviceFailed, errors.CheckpointError, errors.SettingError}
 """What no caller can cause or repair: they are told nothing."""
 
 

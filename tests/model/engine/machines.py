@@ -89,15 +89,16 @@ class FakeRunner:
         self.slots: dict[int, int] = {}
         self.broken: set[str] = set()
         """Requests whose rows have no score."""
-        self.fails = False
+        self.error: Exception | None = None
+        """What each step raises."""
         self.drawn: dict[str, int] = {}
         """What the step before drew."""
         self.plans: list[list[tuple[str, int, int]]] = []
 
     def submit(self, plan: Plan) -> Done:
         self.plans.append([(item.request.request_id, item.start, item.count) for item in plan.scheduled])
-        if self.fails:
-            raise RuntimeError("the device fell over")
+        if self.error is not None:
+            raise self.error
         for item in plan.scheduled:
             known = (
                 [self.drawn.get(item.request.request_id, 0)] if item.follows else item.request.tokens(item.start, item.count)

@@ -1,6 +1,7 @@
 """From a folder to an engine: what is chosen, how large it is, when its fingerprint changes, and what it says."""
 
 import asyncio
+import threading
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -15,12 +16,13 @@ from model.engine.build import (
     choose_device,
     choose_dtype,
     fingerprint,
+    processor,
     size_engine,
 )
 from model.engine.cache import count_blocks, free_memory
 from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
-from model.errors import CheckpointError, SettingError
+from model.errors import CheckpointError, EngineFailed, SettingError
 from model.net.packed import PackedLinear, pack
 from model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
@@ -39,14 +41,15 @@ def sized(memory_blocks: int, **options):
     return size_engine(CONFIG, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory_blocks * BLOCK, **options))
 
 
-def generate(engine, request):
-    async def read():
-        async with aclosing(engine.generate([request])) as stream:
-            return [output async for batch in stream for output in batch]
+async def read(engine, request):
+    async with aclosing(engine.generate([request])) as stream:
+        return told([output async for batch in stream for output in batch])
 
+
+def generate(engine, request):
     engine.start()
     try:
-        return told(asyncio.run(read()))
+        return asyncio.run(read(engine, request))
     finally:
         engine.close()
 
@@ -198,6 +201,21 @@ def test_the_fingerprint_changes_with_dtype_backend_and_threads(folder):
     assert prints[0] == build_engine(folder, OPTIONS).info.fingerprint
 
 
+def test_the_fingerprint_knows_the_gpu_and_its_cuda(folder, monkeypatch):
+    found = set()
+    for name, version in [("H100", "12.8"), ("H200", "12.8"), ("H200", "13.0")]:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        monkeypatch.setattr(torch.version, "cuda", version)
+        found.add(fingerprint(folder, processor("cuda")))
+    assert 3 == len(found)
+
+
+def test_the_fingerprint_knows_the_kind_of_cpu(folder, monkeypatch):
+    before = build_engine(folder, OPTIONS).info.fingerprint
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    assert before != build_engine(folder, OPTIONS).info.fingerprint
+
+
 def test_a_built_engine_says_what_it_is(folder):
     info = build_engine(folder, OPTIONS).info
     theirs = their_model(folder)
@@ -292,3 +310,23 @@ def test_an_answer_with_guesses_is_the_answer_without(folder, temperature):
     plain, guessing = (build_engine(folder, replace(OPTIONS, draft_tokens=most)) for most in (0, 15))
     assert generate(plain, ask("a", **request)) == generate(guessing, ask("a", **request))
     assert plain.stats().num_drafted == 0 < guessing.stats().num_drafted
+
+
+def test_an_engine_warms_up_on_its_step_thread_and_reports_nothing_of_it(folder):
+    engine, threads, reports = build_engine(folder, OPTIONS), [], []
+    submit = engine._engine.runner.submit
+    engine._engine.runner.submit = lambda plan: threads.append(threading.current_thread()) or submit(plan)
+    engine.on_step(reports.append)
+    engine.start()
+    assert [engine._thread] * 2 == threads
+    assert [] == reports
+    tokens, _ = asyncio.run(read(engine, ask("a", [5, 17, 3], 8)))
+    assert len(tokens) == len(reports) > 0
+    engine.close()
+
+
+def test_a_model_that_cannot_run_never_starts(folder):
+    engine = build_engine(folder, OPTIONS)
+    engine._engine.runner.net.logits = lambda hidden: torch.full((len(hidden), VOCAB), torch.nan)
+    with pytest.raises(EngineFailed, match=r"^the model cannot run a first step: the model's scores are not finite$"):
+        engine.start()

@@ -12,7 +12,7 @@ from model.engine.engine import Engine
 from model.engine.loop import AsyncEngine
 from model.engine.request import EngineStats, FinishReason, Output
 from model.engine.scheduler import Scheduler
-from model.errors import ContextTooLong, EngineFailed, InvalidRequest, Overloaded, Unavailable
+from model.errors import ContextTooLong, DeviceFailed, EngineFailed, InvalidRequest, Overloaded, Unavailable
 from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
@@ -252,11 +252,68 @@ def test_a_dead_thread_fails_every_stream(calls):
         assert [(EngineFailed, "the engine stopped: MemoryError")] * calls == [(type(e), str(e)) for e in failures]
         await until(lambda: not engine._thread.is_alive())
         assert float("inf") == engine.heartbeat_age()
-        with pytest.raises(EngineFailed):
+        with pytest.raises(Unavailable):
             await collect(engine, [ask("late")])
 
     with threaded(dies=True) as engine:
         asyncio.run(die(engine))
+
+
+def test_after_a_device_error_the_replica_is_over():
+    """Such an error comes again in every later step of the process, so another process must take over."""
+
+    async def break_the_device(engine):
+        gate(engine).shut()
+        tasks = [await in_flight(engine, name) for name in "abc"]
+        engine._engine.runner.error = DeviceFailed("CUDA error: an illegal memory access was encountered")
+        gate(engine).open()
+        failures = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [(EngineFailed, "the engine stopped: DeviceFailed")] * 3 == [(type(e), str(e)) for e in failures]
+        assert float("inf") == engine.heartbeat_age()
+        with pytest.raises(Unavailable, match="try another replica"):
+            await collect(engine, [ask("late")])
+
+    with threaded(dies=True) as engine:
+        asyncio.run(break_the_device(engine))
+
+
+def test_a_step_without_memory_ends_its_requests_and_the_replica_goes_on():
+    async def run_out(engine):
+        engine._engine.runner.error = RuntimeError("out of memory")
+        failed = await answers(engine, [ask("a"), ask("b")])
+        assert {FinishReason.ERROR} == {reason for _, reason in failed.values()}
+        engine._engine.runner.error = None
+        again = ask("c")
+        assert expected([again]) == await answers(engine, [again])
+        assert engine.heartbeat_age() < float("inf")
+
+    with threaded() as engine:
+        asyncio.run(run_out(engine))
+
+
+def prepared(prepare) -> AsyncEngine:
+    return AsyncEngine(Engine(Scheduler(sizes(), Clock()), FakeRunner(4), Clock()), info(sizes()), prepare=prepare)
+
+
+def test_an_engine_is_prepared_on_its_step_thread_before_it_has_started():
+    """What a library keeps for each thread is then the step thread's."""
+    threads = []
+    engine = prepared(lambda: threads.append(threading.current_thread()))
+    engine.start()
+    assert [engine._thread] == threads
+    engine.close()
+
+
+def test_an_engine_that_cannot_be_prepared_does_not_start():
+    def fail():
+        raise EngineFailed("the model cannot run a first step")
+
+    engine = prepared(fail)
+    with pytest.raises(EngineFailed, match="cannot run a first step"):
+        engine.start()
+    assert float("inf") == engine.heartbeat_age()
+    with pytest.raises(Unavailable):
+        asyncio.run(collect(engine, [ask("a")]))
 
 
 def test_a_stream_opened_while_the_thread_dies_fails_too():
@@ -280,14 +337,14 @@ def test_a_stream_opened_while_the_thread_dies_fails_too():
         finally:
             release.set()
 
-    with threaded(dies=True) as engine, pytest.raises(EngineFailed):
+    with threaded(dies=True) as engine, pytest.raises(Unavailable):
         asyncio.run(arrive(engine))
 
 
 def test_an_engine_not_started_refuses_and_shows_no_life():
     engine = AsyncEngine(Engine(Scheduler(sizes(), Clock()), FakeRunner(4), Clock()), info(sizes()))
     assert float("inf") == engine.heartbeat_age()
-    with pytest.raises(EngineFailed):
+    with pytest.raises(Unavailable):
         asyncio.run(collect(engine, [ask("a")]))
     engine.close()
 

@@ -160,9 +160,9 @@ def test_a_preempted_request_finds_what_is_left_of_its_blocks():
 
 def test_what_a_failed_step_should_have_written_is_not_found():
     machine = engine()
-    machine.runner.fails = True
+    machine.runner.error = RuntimeError("a step fell over")
     run(machine, [ask("a", PROMPT, 1)])
-    machine.runner.fails = False
+    machine.runner.error = None
     request = ask("b", PROMPT, 1)
     assert fake_answer(ask("", PROMPT, 1)) == answers(machine, [request])["b"]
     assert 0 == request.num_cached
@@ -230,7 +230,7 @@ def test_who_shares_what_a_failed_step_should_have_written_computes_it_anew():
     late = ask("late", [*writer.prompt, *writer.output, *[3] * 8], 4)
     machine.add(ask("long", [9] * 60, 2))
     machine.add(late)
-    machine.runner.fails = True
+    machine.runner.error = RuntimeError("a step fell over")
     assert {"writer", "long"} == {output.request_id for output in machine.step()}
-    machine.runner.fails = False
+    machine.runner.error = None
     assert answers(machine, [])["late"] == fake_answer(late)

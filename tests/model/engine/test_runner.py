@@ -5,7 +5,8 @@ import torch
 
 from model.engine.plan import Plan, Scheduled
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
-from model.engine.runner import ModelRunner
+from model.engine.runner import ModelRunner, PendingStep
+from model.errors import DeviceFailed
 from model.net.backends import KVCache, ReferenceBackend
 from model.params import DecodingParams, SamplingParams
 from model.sampling import Draw
@@ -146,3 +147,52 @@ def test_a_step_reads_no_long_text_again(sampling):
     run(engine, [request])
     assert 60 <= request.prompt.num_read <= 2 * 60
     assert 40 <= request.output.num_read <= 2 * 40
+
+
+DEVICE_ERRORS = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+]
+STEP_ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    MemoryError("the native decoder's buffers for this step do not fit into memory"),
+    RuntimeError("index 128 is out of bounds"),
+    ValueError("anything else"),
+]
+
+
+class Broken:
+    """Raises at the first touch, as an event or a tensor of a broken device does."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def synchronize(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", DEVICE_ERRORS, ids=str)
+def test_an_error_of_the_device_is_told_from_one_of_a_step_wherever_it_shows(runner, monkeypatch, error):
+    """It may come late: with the step's numbers."""
+    with pytest.raises(DeviceFailed, match=r"the device failed: (CUDA|cuDNN|Triton)"):
+        PendingStep(ready=Broken(error)).result()
+    monkeypatch.setattr(runner.backend, "forward", lambda *given: Broken(error).synchronize())
+    with pytest.raises(DeviceFailed):
+        runner.submit(mixed_plan())
+
+
+@pytest.mark.parametrize("error", STEP_ERRORS, ids=str)
+def test_other_errors_stay_those_of_a_step(runner, monkeypatch, error):
+    with pytest.raises(type(error)) as raised:
+        PendingStep(ready=Broken(error)).result()
+    assert error is raised.value
+    monkeypatch.setattr(runner.backend, "forward", lambda *given: Broken(error).synchronize())
+    with pytest.raises(type(error)) as raised:
+        runner.submit(mixed_plan())
+    assert error is raised.value
