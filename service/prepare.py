@@ -4,8 +4,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from model.engine.request import EngineInfo, Request
-from model.engine.scheduler import check_fits
+from model.engine.request import EngineInfo, Request, check_fits
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.mask import CompiledGrammar, Grammar

@@ -20,8 +20,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from model.config import EngineConfig
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, TokenLogprob
-from model.engine.scheduler import check_fits
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, TokenLogprob, check_fits
 from model.errors import EngineFailed, Unavailable
 from model.tokenizer import Tokenizer
 from service.generation import GenerationService

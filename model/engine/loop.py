@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from model.engine.engine import Engine
 from model.engine.pace import Pace
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport
-from model.engine.scheduler import check_fits
+from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from model.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
 
 log = logging.getLogger("attend.engine")

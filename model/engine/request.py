@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from model.errors import ContextTooLong, InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -52,6 +53,17 @@ NO_TOKEN_LEFT = (
 """Errors of a request that draws. The second is its own."""
 
 
+@dataclass(slots=True)
+class Lack:
+    """Why a request could not start when it was tried last."""
+
+    num_free: int
+    """So many blocks must be free before it can."""
+    num_known: int
+    """Blocks, from the first on, that the prefix cache knew; `parent` is the number of the last of them."""
+    parent: str | int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One answer to one prompt. The caller fills the first part; the rest belongs to the scheduler."""
@@ -93,6 +105,7 @@ class Request:
     """What guesses at its next tokens, once it was asked for a guess."""
     history: "History | None" = None
     """What its penalties look at, once it has drawn under them."""
+    lack: Lack | None = None
     num_cached: int = 0
     """Tokens that were found in the prefix cache when the request was first scheduled."""
     finish_reason: FinishReason | None = None
@@ -129,6 +142,22 @@ class Request:
         scheduled = now if self.scheduled_at is None else self.scheduled_at
         first = now if self.first_token_at is None else self.first_token_at
         return Times(scheduled - self.arrived_at, first - scheduled, now - first, self.num_cached)
+
+
+def check_fits(request: Request, limit: int) -> None:
+    """Refuse what can never run to its end: no prompt, an answer that is there already, more than `limit` tokens."""
+    if not request.prompt:
+        raise InvalidRequest("prompt must hold at least one token", "prompt")
+    if request.output and len(request.output) >= request.max_tokens:
+        text = f"resume_token_ids must hold fewer tokens than the answer may have, which is {request.max_tokens}"
+        raise InvalidRequest(f"{text}; got {len(request.output)}", "resume_token_ids")
+    if request.max_total_tokens > limit:
+        field_name = "prompt" if len(request.prompt) >= limit else "max_tokens"
+        raise ContextTooLong(
+            f"{field_name}: this model's maximum context length is {limit} tokens, but the request asks for "
+            f"{request.max_total_tokens}: {len(request.prompt)} in the prompt and {request.max_tokens} in max_tokens",
+            field_name,
+        )
 
 
 class Output(NamedTuple):

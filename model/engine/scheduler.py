@@ -26,24 +26,8 @@ from model.engine.blocks import BlockPool, Parent
 from model.engine.budget import StepCost
 from model.engine.lookup import Lookup
 from model.engine.plan import Plan, Scheduled, StepResult
-from model.engine.request import FinishReason, Output, Request, TokenLogprob
-from model.errors import ContextTooLong, EngineFailed, InvalidRequest
-
-
-def check_fits(request: Request, limit: int) -> None:
-    """Refuse what can never run to its end: no prompt, an answer that is there already, more than `limit` tokens."""
-    if not request.prompt:
-        raise InvalidRequest("prompt must hold at least one token", "prompt")
-    if request.output and len(request.output) >= request.max_tokens:
-        text = f"resume_token_ids must hold fewer tokens than the answer may have, which is {request.max_tokens}"
-        raise InvalidRequest(f"{text}; got {len(request.output)}", "resume_token_ids")
-    if request.max_total_tokens > limit:
-        field_name = "prompt" if len(request.prompt) >= limit else "max_tokens"
-        raise ContextTooLong(
-            f"{field_name}: this model's maximum context length is {limit} tokens, but the request asks for "
-            f"{request.max_total_tokens}: {len(request.prompt)} in the prompt and {request.max_tokens} in max_tokens",
-            field_name,
-        )
+from model.engine.request import FinishReason, Lack, Output, Request, TokenLogprob, check_fits
+from model.errors import EngineFailed
 
 
 class Scheduler:
@@ -61,9 +45,7 @@ class Scheduler:
         self.num_drafted = 0
         self.num_accepted = 0
         """Tokens of drafts, and those of them that were drawn."""
-        self._known_before = (
-            self.pool.next_number
-        )  # blocks that became known in the step under way have this number or a later one
+        self._known_before = self.pool.next_number  # what becomes known in the step under way has this number or a later one
         self._clock = clock
         self._cost = StepCost(max(config.chunk_size, config.block_size))
         self._planned_at = 0.0
@@ -222,13 +204,30 @@ class Scheduler:
         admitted = []
         while self._waiting and len(self._running) < self.config.max_batch_requests:
             request = self._waiting[0]
-            self._skip_known(request)
-            if not self._grow(request, request.num_tokens):
-                self._give_back(request)
+            if self._lacks_blocks(request) or not self._fits_now(request):
                 break
             self._running.append(self._waiting.popleft())
             admitted.append(request)
         return admitted
+
+    def _fits_now(self, request: Request) -> bool:
+        """Take all blocks of a waiting request, known ones as far as there are any; or none, and note what it lacks."""
+        before = self.pool.num_free
+        self._skip_known(request)
+        if self._grow(request, request.num_tokens):
+            request.lack = None
+            return True
+        missing = -(-request.num_tokens // self.config.block_size) - len(request.blocks)
+        request.lack = Lack(before + missing - self.pool.num_free, request.num_known, self._parent(request))
+        self._give_back(request)
+        return False
+
+    def _lacks_blocks(self, request: Request) -> bool:
+        """Whether it would fail again, for all that has become known since. A no may be wrong: then it is tried in vain."""
+        lack = request.lack
+        while lack is not None and (found := self._find(request, lack.num_known, lack.parent)) is not None:
+            lack.num_free, lack.num_known, lack.parent = lack.num_free - 1, lack.num_known + 1, found[1]
+        return lack is not None and self.pool.num_free < lack.num_free
 
     def _room(self, streams: int, prompts: int, left: int) -> int:
         """Tokens of prompts that the step computes: all that is left of the budget where nobody waits for a next token."""
@@ -294,20 +293,22 @@ class Scheduler:
             request.num_known = at + 1
 
     def _skip_known(self, request: Request) -> None:
-        """Share the known blocks that go on from what is computed, all but the last token's: one must be computed."""
-        size = self.config.block_size
-        if not self._looks_up(request) or request.num_computed % size:
-            return
-        for at in range(request.num_computed // size, (request.num_tokens - 1) // size):
-            found = self.pool.find(self._parent(request), request.tokens(at * size, size))
-            if found is None:
-                return
+        """Share the known blocks that go on from what is computed."""
+        at, inside = divmod(request.num_computed, self.config.block_size)
+        while not inside and (found := self._find(request, at, self._parent(request))) is not None:
             block, request.parent = found
             self.pool.share([block])
             self.pool.free(request.blocks[at : at + 1])
             request.blocks[at : at + 1] = [block]
-            request.num_known = at + 1
-            request.num_computed += size
+            at += 1
+            request.num_known, request.num_computed = at, at * self.config.block_size
+
+    def _find(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
+        """The known block that holds block `at` of its text, and its number. None for the last token: it must be computed."""
+        size = self.config.block_size
+        if not self._looks_up(request) or at >= (request.num_tokens - 1) // size:
+            return None
+        return self.pool.find(parent, request.tokens(at * size, size))
 
     def _looks_up(self, request: Request) -> bool:
         """Scores of a prompt come from computing it."""

@@ -190,6 +190,70 @@ def test_a_waiting_request_holds_none_of_the_blocks_it_has_found():
     assert 1 == machine.stats().num_waiting
 
 
+# A request that waits.
+
+LONG = tuple(range(200))  # 50 blocks
+
+
+def step(machine) -> None:
+    machine.step()
+    machine.scheduler.check_integrity()
+
+
+def waiting(kind: str):
+    """An engine, and a long request that waits in it: one whose prompt the cache knows, or one that was preempted."""
+    machine, request = engine(num_blocks=67, max_model_len=264), ask("long", LONG, 60)
+    if kind == "known":
+        run(machine, [ask("before", LONG, 1)])
+        machine.add(ask("large", range(500, 580), 60))
+        step(machine)
+        machine.add(request)
+    else:
+        machine.add(ask("old", [7], 150))
+        machine.add(request)
+        while not request.num_preemptions:
+            step(machine)
+    step(machine)
+    return machine, request
+
+
+@pytest.mark.parametrize("kind", ["known", "preempted"])
+def test_what_a_step_costs_does_not_depend_on_the_length_of_a_request_that_waits(kind):
+    machine, request = waiting(kind)
+    seen, find = [], machine.scheduler.pool.find
+    machine.scheduler.pool.find = lambda parent, tokens: seen.append(tokens) or find(parent, tokens)
+    for _ in range(20):
+        step(machine)
+    assert not request.blocks
+    assert len(seen) <= 20
+
+
+@pytest.mark.parametrize("kind", ["known", "preempted"])
+def test_a_request_that_waited_gets_its_own_tokens_whatever_was_lost_meanwhile(kind):
+    """The other's growth takes known blocks: what is found at the admission counts, not what was found before."""
+    machine, request = waiting(kind)
+    before = machine.stats().num_prefix_hits
+    while machine.has_work:
+        step(machine)
+    assert fake_answer(ask("", LONG, 60))[0] == request.output
+    assert kind == "preempted" or 0 < machine.stats().num_prefix_hits - before == request.num_cached < 196
+
+
+def test_a_request_that_waits_starts_once_the_blocks_it_shares_have_become_known():
+    """Answers to one prompt that fits the cache once: they run side by side as soon as the first has computed it."""
+    machine = engine(num_blocks=70, max_model_len=264, max_batch_tokens=40)
+    requests = [ask(f"r{at}", LONG, 8, choice=at) for at in range(4)]
+    for request in requests:
+        machine.add(request)
+    most = 0
+    while machine.has_work:
+        step(machine)
+        most = max(most, machine.stats().num_running)
+    assert 4 == most
+    assert [196] * 3 == [request.num_cached for request in requests[1:]]
+    assert [fake_answer(ask("", LONG, 8, choice=at))[0] for at in range(4)] == [request.output for request in requests]
+
+
 def test_nothing_is_looked_up_where_it_is_switched_off():
     machine = fake_engine(prefix_caching=False)
     requests = [ask(name, PROMPT, 1) for name in "ab"]
