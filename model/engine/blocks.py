@@ -83,6 +83,10 @@ class BlockPool:
         self.forget(blocks)
         return blocks
 
+    def check_all_free(self) -> None:
+        """No block is held, and none is lost: told by counting, since an engine that goes idle checks it each time."""
+        assert not self._holders and len(self._free) == self.num_blocks, "blocks are lost or doubled"
+
     def check_integrity(self, held: Iterable[int]) -> None:
         """Every block is free or held, as often as requests say they hold it, and what is known is known both ways."""
         held = Counter(held)

@@ -81,7 +81,7 @@ class Engine:
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
         if not self.has_work:
-            self.scheduler.check_integrity()
+            self.scheduler.pool.check_all_free()
         return outputs
 
     def _ended(self) -> int:

@@ -1,6 +1,7 @@
 """The engine over a real decoder: whatever shares, splits or interrupts its steps, a request gets the tokens it gets alone."""
 
 import random
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -231,6 +232,21 @@ def test_going_idle_checks_the_books():
     engine.scheduler.pool._free.popitem()
     with pytest.raises(AssertionError, match="lost or doubled"):
         engine.step()
+
+
+class Uncounted(OrderedDict):
+    """Blocks that nobody may go through one by one."""
+
+    def __iter__(self):
+        raise AssertionError("a step went through all blocks of the pool")
+
+
+def test_going_idle_costs_the_same_however_large_the_pool_is():
+    engine = fake_engine()
+    engine.scheduler.pool._free = Uncounted(engine.scheduler.pool._free)
+    engine.add(ask("a", max_tokens=1))
+    engine.step()
+    assert not engine.has_work
 
 
 def test_every_token_of_the_vocabulary_can_be_read_and_drawn(net):
