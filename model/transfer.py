@@ -12,15 +12,16 @@ from torch import Tensor
 
 def integers(values: Iterable[int], device: str | torch.device = "cpu") -> Tensor:
     """An int64 tensor of at least one value: several times faster than `torch.tensor`, which a step calls often."""
-    return _there(torch.frombuffer(array("q", values), dtype=torch.int64), device)
+    return there(torch.frombuffer(array("q", values), dtype=torch.int64), device)
 
 
 def column(values: Sequence[float], like: Tensor) -> Tensor:
     """[R, 1] of the type and on the device of another tensor."""
-    return _there(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
+    return there(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
 
 
-def _there(tensor: Tensor, device: str | torch.device) -> Tensor:
+def there(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor that was made here, on a device; itself where that is the CPU."""
     if torch.device(device).type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

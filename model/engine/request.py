@@ -1,5 +1,6 @@
 """What goes into the engine and what comes out: plain records, and the protocol that the service talks to."""
 
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,7 +98,8 @@ class Request:
     """Of the prompt's tokens from the second on, as far as they are computed."""
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
-    blocks: list[int] = field(default_factory=list)
+    blocks: "array[int]" = field(default_factory=lambda: array("q"))
+    """int64: a step copies them as they lie in memory."""
     num_known: int = 0
     """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
     parent: str | int | None = None

@@ -18,6 +18,7 @@ its blocks, and it advances in every second step until it is a stream, which can
 """
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -299,7 +300,7 @@ class Scheduler:
             block, request.parent = found
             self.pool.share([block])
             self.pool.free(request.blocks[at : at + 1])
-            request.blocks[at : at + 1] = [block]
+            request.blocks[at : at + 1] = array("q", [block])
             at += 1
             request.num_known, request.num_computed = at, at * self.config.block_size
 
@@ -345,7 +346,7 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         """A request without blocks has computed nothing."""
         self.pool.free(request.blocks)
-        request.blocks.clear()
+        del request.blocks[:]
         request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> Output:

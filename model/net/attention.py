@@ -29,8 +29,8 @@ PLAIN = AttentionVariant()
 def causal_mask(query_positions_T: Tensor, num_keys: int, window: int | None = None) -> Tensor:
     """True where a query may look: at itself and at what came before, `window` keys at most. Returns bool [T, S]."""
     keys_S = torch.arange(num_keys, device=query_positions_T.device)
-    behind_TS = query_positions_T[:, None] - keys_S[None, :]
-    return behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
+    past_TS = keys_S[None, :] <= query_positions_T[:, None]
+    return past_TS if window is None else past_TS & (keys_S[None, :] > query_positions_T[:, None] - window)
 
 
 def attention_scores(q: Tensor, k: Tensor, variant: AttentionVariant = PLAIN) -> Tensor:

@@ -8,19 +8,26 @@ Shapes: T tokens of this step · R requests · S key slots · B blocks · H quer
 
 import math
 import mmap
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask
-from model.transfer import integers
+from model.transfer import integers, there
+
+LEAST_KEYS = 64
+"""Rows with fewer keys are computed together, whatever their lengths are."""
+GATHERED = 1 << 14
+"""Slots that the torch backend gathers at once for rows of one token, where the longest of them does not need more."""
 
 
 @dataclass(slots=True)  # freezing it would cost each request a microsecond a step
@@ -85,19 +92,30 @@ class BatchLayout:
         """`rows` must have those with one token first; tokens lie in the order of the rows."""
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"
+        num_tokens = sum(row.count for row in rows)
         widest = max(-(-(row.start + row.count) // block_size) for row in rows)
-        slots: list[int] = []
-        positions: list[int] = []
-        table: list[int] = []
-        for row in rows:
-            reach = range(row.start, row.start + row.count)
-            positions += reach
-            slots += [row.blocks[position // block_size] * block_size + position % block_size for position in reach]
-            table += row.blocks[:widest]
-            table += [0] * (widest - len(row.blocks))
-        numbers = integers([*slots, *positions, *table], device)
-        slots_T, positions_T, table_N = numbers.split([len(slots), len(positions), len(table)])
-        return cls(rows, slots_T, positions_T, table_N.view(len(rows), widest), block_size, num_single)
+        numbers = np.empty(2 * num_tokens + len(rows) * widest, dtype=np.int64)  # one piece, which goes to the device at once
+        slots_T, positions_T, table_N = numbers[:num_tokens], numbers[num_tokens:][:num_tokens], numbers[2 * num_tokens :]
+        positions_T[:num_single] = [row.start for row in rows[:num_single]]
+        slots_T[:num_single] = [
+            row.blocks[row.start // block_size] * block_size + row.start % block_size for row in rows[:num_single]
+        ]
+        begin = num_single
+        for row in rows[num_single:]:
+            reach_T = np.arange(row.start, row.start + row.count)
+            positions_T[begin : begin + row.count] = reach_T
+            blocks_T = np.asarray(row.blocks)[reach_T // block_size]
+            slots_T[begin : begin + row.count] = blocks_T * block_size + reach_T % block_size
+            begin += row.count
+        for blocks_B, row in zip(table_N.reshape(len(rows), widest), rows, strict=True):
+            known = min(widest, len(row.blocks))
+            blocks_B[:known] = (
+                np.frombuffer(row.blocks, np.int64, known) if isinstance(row.blocks, array) else row.blocks[:known]
+            )
+            if known < widest:
+                blocks_B[known:] = 0
+        slots, positions, table = there(torch.from_numpy(numbers), device).split([num_tokens, num_tokens, len(table_N)])
+        return cls(rows, slots, positions, table.view(len(rows), widest), block_size, num_single)
 
     def slots_of(self, rows: slice, num_keys: int) -> Tensor:
         """int64 [R, S]: the slots of the first `num_keys` tokens of each chosen request."""
@@ -117,16 +135,32 @@ class BatchLayout:
             self._reads[window] = Reads(self._single(firsts[: self.num_single]), self._longer(firsts, window))
         return self._reads[window]
 
-    def _single(self, firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        num_keys = max((row.start + 1 - first for row, first in zip(self.rows, firsts, strict=False)), default=0)
-        first_R1 = torch.tensor(firsts, dtype=torch.int64, device=self.positions_T.device)[:, None]
-        keys_RS = first_R1 + torch.arange(num_keys, device=first_R1.device)
-        mask_RS = keys_RS <= self.positions_T[: self.num_single, None]
+    def _single(self, firsts: Sequence[int]) -> "list[Group]":
+        """Rows of about the same length side by side: the longest of a group has at most twice the keys of the shortest, or
+        LEAST_KEYS. So no row costs more than twice what it costs alone, whoever is in the batch.
+        """
+        alike: dict[int, list[int]] = {}
+        lengths = [row.start + 1 - first for row, first in zip(self.rows, firsts, strict=False)]
+        for at, length in enumerate(lengths):
+            alike.setdefault((max(length, LEAST_KEYS) - 1).bit_length(), []).append(at)
+        groups = []
+        for rows in alike.values():
+            most = max(1, GATHERED // max(lengths[at] for at in rows))
+            groups += [self._group(rows[begin : begin + most], firsts, lengths) for begin in range(0, len(rows), most)]
+        return groups
+
+    def _group(self, rows: Sequence[int], firsts: Sequence[int], lengths: Sequence[int]) -> "Group":
+        device = self.positions_T.device
+        rows_N = integers(rows, device)
+        first_N1 = integers([firsts[at] for at in rows], device)[:, None]
+        keys_NS = first_N1 + torch.arange(max(lengths[at] for at in rows), device=device)
+        mask_NS = keys_NS <= self.positions_T[rows_N][:, None]
         # a shorter request reads its own first slot instead: what others left there, NaN even, is never touched
-        keys_RS = torch.where(mask_RS, keys_RS, first_R1)
-        blocks_RS = self.block_table_RB[: self.num_single].gather(1, keys_RS // self.block_size)
-        slots_RS = blocks_RS * self.block_size + keys_RS % self.block_size
-        return slots_RS.flatten(), mask_RS[:, None, None, :]
+        keys_NS = torch.where(mask_NS, keys_NS, first_N1)
+        slots_NS = (
+            self.block_table_RB[rows_N[:, None], keys_NS // self.block_size] * self.block_size + keys_NS % self.block_size
+        )
+        return Group(rows_N, slots_NS.flatten(), mask_NS[:, None, None, :])
 
     def _longer(self, firsts: Sequence[int], window: int | None) -> list[tuple[slice, Tensor, Tensor]]:
         parts, begin = [], self.num_single
@@ -139,11 +173,22 @@ class BatchLayout:
         return parts
 
 
+class Group(NamedTuple):
+    """Rows of one token that are computed together."""
+
+    rows_N: Tensor
+    """int64: their places in the step, which are those of their tokens too."""
+    slots: Tensor
+    """int64 [N * S]: what they read."""
+    mask: Tensor
+    """bool [N, 1, 1, S]: what they may see of it."""
+
+
 class Reads(NamedTuple):
     """The slots that a step's queries read under one window, none before the first that a row's first query sees."""
 
-    single: tuple[Tensor, Tensor]
-    """For the rows of one token: the slots they read, flat [R * S], and what they may see, bool [R, 1, 1, S]."""
+    single: list[Group]
+    """For the rows of one token."""
     longer: list[tuple[slice, Tensor, Tensor]]
     """For each other row: its tokens in T, the slots it reads [S], and what each token may see, bool [T, S]."""
 
@@ -206,7 +251,7 @@ class ReferenceBackend:
 
 @dataclass
 class TorchBackend:
-    """Gather the pages, then torch's fused attention: all rows of one token at once, the others one by one."""
+    """Gather the pages, then torch's fused attention: rows of one token in groups of like length, the others one by one."""
 
     variants: Sequence[AttentionVariant] | None = None
     """One for each layer; None: the plain equation in all of them."""
@@ -221,12 +266,11 @@ class TorchBackend:
         variant = variant_of(self.variants, layer)
         reads = layout.reads(variant.window)
         out_THD = torch.empty_like(q_THD)
-        if layout.num_single:
-            slots, mask = reads.single
-            single = slice(layout.num_single)
-            pages = (cached.index_select(0, slots).unflatten(0, (layout.num_single, -1)) for cached in (keys, values))
+        for rows_N, slots, mask in reads.single:
+            pages = (cached.index_select(0, slots).unflatten(0, (len(rows_N), -1)) for cached in (keys, values))
             k, v = (page.transpose(1, 2) for page in pages)
-            out_THD[single] = fused(q_THD[single, None].transpose(1, 2), k, v, mask, variant)[:, :, 0]
+            q = q_THD.index_select(0, rows_N)[:, None].transpose(1, 2)
+            out_THD.index_copy_(0, rows_N, fused(q, k, v, mask, variant)[:, :, 0])
         for tokens, slots_S, mask_TS in reads.longer:
             q, k, v = (
                 x.transpose(0, 1)[None] for x in (q_THD[tokens], keys.index_select(0, slots_S), values.index_select(0, slots_S))

@@ -35,6 +35,17 @@ def free(scheduler: Scheduler) -> bool:
     return scheduler.pool.num_free == scheduler.config.num_blocks
 
 
+def test_a_requests_blocks_are_one_piece_of_memory_that_a_step_copies_at_once():
+    scheduler, runner = machine(num_blocks=9, block_size=1, max_model_len=9, prefix_caching=True)
+    requests = [ask("old", [1, 2], 7), ask("young", [1, 2, 3], 6)]
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.num_running + scheduler.num_waiting:
+        step(scheduler, runner)
+        assert all("q" == memoryview(request.blocks).format for request in requests)
+    assert requests[1].num_preemptions
+
+
 @pytest.mark.parametrize("name", ["request", "blocks", "scheduler"])
 def test_the_scheduler_is_plain_python(name):
     """Imported into a fresh interpreter, it brings no tensor and no network library with it."""

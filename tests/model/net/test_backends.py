@@ -1,11 +1,13 @@
 """The paged cache and the layout of a step. What backends compute is in `laws/`."""
 
+from array import array
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.net.backends import BatchLayout, KVCache, Row
+from model.net.backends import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
 from tests.model.checkpoints import tiny_config
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
@@ -55,9 +57,68 @@ def test_a_token_lies_in_its_requests_blocks_one_after_the_other():
 def test_what_is_read_under_a_window_is_no_more_than_the_window(window):
     """Also in memory: old tokens of a long text are not gathered."""
     reads = BatchLayout.build([Row([3, 7], 5, 1), Row([5], 0, 1), Row([2, 9, 4], 8, 2)], 4, "cpu").reads(window)
-    slots, mask = reads.single
+    [group] = reads.single
     [(_, longer, _)] = reads.longer
     keys = 6 if window is None else 3
-    assert (2 * keys, (2, 1, 1, keys)) == (len(slots), tuple(mask.shape))
+    assert (2 * keys, (2, 1, 1, keys)) == (len(group.slots), tuple(group.mask.shape))
     assert (10 if window is None else 4) == len(longer)
-    assert [5 * 4] * keys == slots[keys:].tolist()
+    assert [5 * 4] * keys == group.slots[keys:].tolist()
+
+
+class Pages(array):
+    """The blocks of a request, and how often one of them was looked at by itself."""
+
+    num_read = 0
+
+    def __iter__(self):
+        self.num_read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, where):
+        self.num_read += 1
+        return super().__getitem__(where)
+
+
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_layout_looks_at_the_blocks_of_a_long_past_as_a_whole(tokens):
+    """They are copied as they lie in memory, and not made into numbers one by one in each step."""
+    pages, past = Pages("q", range(4000, 0, -1)), 4000 * 8 - tokens
+    layout = BatchLayout.build([Row(pages, past, tokens)], 8, "cpu")
+    assert [*range(4000, 0, -1)] == layout.block_table_RB[0].tolist()
+    assert pages.num_read <= 3
+    assert [pages[at // 8] * 8 + at % 8 for at in range(past, past + tokens)] == layout.slots_T.tolist()
+
+
+def decodes(*lengths):
+    """Rows of one token at the end of so many, each in blocks of its own."""
+    free = count(1)
+    return [Row([next(free) for _ in range(-(-length // 32))], length - 1, 1) for length in lengths]
+
+
+def gathered(*lengths, window=None):
+    """How many slots the torch backend reads for each row, and the most for a group of rows."""
+    rows = decodes(*lengths)
+    groups = BatchLayout.build(rows, 32, "cpu").reads(window).single
+    slots = {row: len(group.slots) // len(group.rows_N) for group in groups for row in group.rows_N.tolist()}
+    assert sorted(slots) == [*range(len(rows))], "a row is computed twice, or never"
+    return [slots[row] for row in range(len(rows))], max(len(group.slots) for group in groups)
+
+
+def test_a_short_row_costs_beside_a_long_one_what_it_costs_alone():
+    short = [40, 64, 65, 700, 701]
+    alone, _ = gathered(*short)
+    assert alone == gathered(*short, 16384)[0][:5]
+    assert alone == gathered(16384, *short, 9000)[0][1:6]
+
+
+@pytest.mark.parametrize("window", [None, 50, 500])
+def test_no_row_costs_more_than_twice_its_keys_whoever_is_beside_it(window):
+    lengths = [1 + 37 * at % 3001 for at in range(200)]
+    slots, _ = gathered(*lengths, window=window)
+    wanted = [min(length, window or length) for length in lengths]
+    assert all(real <= read <= max(2 * real, LEAST_KEYS) for real, read in zip(wanted, slots, strict=True))
+
+
+def test_what_is_gathered_at_once_is_bounded_by_the_longest_row_and_not_by_the_batch():
+    assert gathered(*[2000] * 64)[1] <= GATHERED
+    assert 2 * GATHERED == gathered(*[2 * GATHERED] * 3, 5)[1]
