@@ -22,18 +22,19 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
-from model.mask import SHOWN, CompiledGrammar, GrammarFailed, Matcher, reason
+from model.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from model.params import describe
 
 if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
 
+Value = TypeVar("Value")
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 MAX_TEXT_BYTES = 64 << 10
@@ -41,6 +42,9 @@ MAX_CHOICES = 1000
 MAX_CHOICE_CHARACTERS = 1000
 MAX_CACHED_GRAMMARS = 128
 MAX_CACHED_BYTES = 64 << 20
+MAX_REFUSED_GRAMMARS = 1024
+MAX_REFUSED_BYTES = 8 << 20
+"""Specs that were refused are remembered with the reason: the next caller is told at once, without a child process."""
 
 _PROBE_CPU_SECONDS = 1  # compiling a schema of 64 KB takes 0.04 s, and Python's start 0.1 s
 _PROBE_WALL_SECONDS = 10.0  # the machine is too busy, whatever the grammar
@@ -105,6 +109,32 @@ def choices(text: str) -> list[str]:
     return values
 
 
+class _Recent(Generic[Value]):
+    """What was made of the specs that were asked for last, up to so many of them, and about so many bytes. Not thread-safe."""
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._entries: OrderedDict[GrammarSpec, tuple[Value, int]] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, spec: GrammarSpec) -> Value | None:
+        if spec not in self._entries:
+            return None
+        self._entries.move_to_end(spec)
+        return self._entries[spec][0]
+
+    def keep(self, spec: GrammarSpec, value: Value, size_bytes: int) -> None:
+        _, replaced = self._entries.pop(spec, (None, 0))
+        self._entries[spec] = (value, size_bytes)
+        self.size_bytes += size_bytes - replaced
+        while len(self) > self._max_entries or self.size_bytes > self._max_bytes:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self.size_bytes -= dropped
+
+
 class GrammarCompiler:
     """Compiles specs for one tokenizer. Safe to call from several threads; never from the step thread:
     a new spec takes 0.1 to 0.3 s.
@@ -125,9 +155,8 @@ class GrammarCompiler:
         self._size = min(tokenizer.size, vocab_size)
         self._vocab_size = vocab_size
         self._ends = tuple(token for token in eos_token_ids if 0 <= token < self._size)
-        self._max_entries, self._max_bytes = max_entries, max_bytes
-        self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
-        self._cached_bytes = 0
+        self._compiled = _Recent[CompiledGrammar](max_entries, max_bytes)
+        self._refused = _Recent[str](MAX_REFUSED_GRAMMARS, MAX_REFUSED_BYTES)
         self._lock = threading.Lock()
         self._probes = threading.BoundedSemaphore(_MAX_PROBES)
         self._vocabulary_lock = threading.Lock()
@@ -137,23 +166,39 @@ class GrammarCompiler:
     @property
     def cached(self) -> tuple[int, int]:
         """Grammars in the cache, and about how many bytes they hold."""
-        return len(self._cache), self._cached_bytes
+        return len(self._compiled), self._compiled.size_bytes
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar of `spec`, from the cache if it is there. InvalidRequest names the field and what is wrong with it."""
+        found = self._find(spec)
+        if found is None:
+            vocabulary = self._load_vocabulary(spec.kind)
+            with self._probes:
+                found = self._find(spec) or self._make(spec, vocabulary)  # while this thread waited, another may have made it
+        found.refresh()
+        return found
+
+    def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         with self._lock:
-            found = self._cache.get(spec)
-            if found is not None:
-                self._cache.move_to_end(spec)
-                self.hits += 1
-                return found
+            found, refused = self._compiled.get(spec), self._refused.get(spec)
+            self.hits += found is not None or refused is not None
+        if refused is not None:
+            raise InvalidRequest(refused, spec.kind)
+        return found
+
+    def _make(self, spec: GrammarSpec, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
+        """The grammar of a spec that is new, kept for the next caller; or why there is none."""
+        with self._lock:
             self.misses += 1
-        vocabulary = self._load_vocabulary(spec.kind)
-        with self._probes:
-            source = _probed(spec)
-        compiled = self._compile(spec.kind, vocabulary, source)
-        self._keep(spec, compiled)
-        return compiled
+        try:
+            made = self._compile(spec.kind, vocabulary, _probed(spec))
+        except InvalidRequest as error:
+            with self._lock:
+                self._refused.keep(spec, str(error), len(spec.text.encode()) + 4 * SHOWN)
+            raise
+        with self._lock:
+            self._compiled.keep(spec, made, made.size_bytes)
+        return made
 
     def _load_vocabulary(self, field: str) -> llguidance.LLTokenizer:
         """The library's form of the tokenizer, made on first use: 0.2 s for 49152 tokens."""
@@ -172,25 +217,19 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _compile(self, field: str, vocabulary: llguidance.LLTokenizer, source: str) -> CompiledGrammar:
+        def build() -> llguidance.LLMatcher:
+            raw = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
+            if raw.is_error():
+                raise InvalidRequest(f"{field}: {reason(raw)}", field)
+            return raw
 
-        raw = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
-        if raw.is_error():
-            raise InvalidRequest(f"{field}: {reason(raw)}", field)
-        first = Matcher(raw, self._ends, self._size, self._vocab_size)
+        shape = Shape(self._ends, self._size, self._vocab_size)
+        compiled = CompiledGrammar(build, shape, (64 << 10) + 128 * len(source))  # measured: 7 MB for a schema of 64 KB
         try:
-            first.mask()  # states built for it are shared by all copies
+            compiled.start().mask()  # the states built for it are shared by all copies
         except GrammarFailed as error:
             raise InvalidRequest(f"{field}: {error}", field) from error
-        return CompiledGrammar(first, (64 << 10) + 128 * len(source))  # measured: 7 MB for a schema of 64 KB
-
-    def _keep(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
-        with self._lock:
-            replaced = self._cache.pop(spec, None)
-            self._cached_bytes += compiled.size_bytes - (replaced.size_bytes if replaced else 0)
-            self._cache[spec] = compiled
-            while len(self._cache) > self._max_entries or self._cached_bytes > self._max_bytes:
-                _, dropped = self._cache.popitem(last=False)
-                self._cached_bytes -= dropped.size_bytes
+        return compiled
 
 
 def _limits() -> llguidance.LLParserLimits:
@@ -200,7 +239,7 @@ def _limits() -> llguidance.LLParserLimits:
         step_max_items=5000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
-        max_lexer_states=20_000,  # 1 to 2 kB each
+        max_lexer_states=20_000,  # of all answers together, 0.3 to 2 kB each; States are renewed when they are used up
         max_grammar_size=100_000,
         verbose_errors=False,
     )

@@ -6,9 +6,11 @@ Matchers are llguidance's; a mask is a row of booleans over the vocabulary.
 import os
 import re
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import llguidance
 
@@ -20,6 +22,14 @@ if TYPE_CHECKING:  # numpy takes longer to import than the child process of mode
 
 SHOWN = 300
 """Characters of the library's explanation that a message repeats."""
+MAX_RENEW_SECONDS = 0.05
+"""Of processor time: a grammar that takes longer to compile is not compiled again in a step of the engine."""
+MAX_REPLAY_SECONDS = 0.1
+"""Of processor time, in which an answer's tokens are taken again: 1 us each, far more only where a grammar is ambiguous."""
+REPLAYED_AT_ONCE = 256
+MIN_USES = 256
+"""New states that last for fewer masks and tokens are of no help. A schema of long strings needs ten states a mask."""
+TOO_COMPLEX = "structured output: the grammar is too complex to be followed any further"
 
 
 class GrammarFailed(EngineFailed):
@@ -50,15 +60,21 @@ class Grammar(Protocol):
 
 
 class Matcher:
-    """`Grammar` over llguidance. Its first error is its last: every later call raises it again."""
+    """`Grammar` over llguidance. Its first error is its last: every later call raises it again.
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: tuple[int, ...], size: int, vocab_size: int) -> None:
+    Copies share the states of their lexer, and the library counts them against one limit. Where they are used up, by this
+    answer or by others, the matcher takes its tokens again on states of its grammar that are new.
+    """
+
+    def __init__(self, grammar: "CompiledGrammar", states: "States", matcher: llguidance.LLMatcher, taken: list[int]) -> None:
+        self._grammar = grammar
+        self._states = states
         self._matcher = matcher
-        self._ends = ends
-        self._size = size
-        self._vocab_size = vocab_size
+        self._taken = taken
         self._ready: NDArray[np.bool_] | None = None
         """The tokens that fit here, where `look_ahead` has found them."""
+        self._failed = ""
+        """Why there were no new states."""
 
     @property
     def finished(self) -> bool:
@@ -67,31 +83,63 @@ class Matcher:
 
     def mask(self) -> "NDArray[np.bool_]":
         """See `Grammar.mask`. GrammarFailed if no token fits: a limit was hit, or the grammar has a dead end here."""
-        allowed = unpack(self._matcher.compute_bitmask(), self._vocab_size) if self._ready is None else self._ready
+        shape = self._grammar.shape
+        self._states.uses += 1
+        allowed = unpack(self._matcher.compute_bitmask(), shape.vocab_size) if self._ready is None else self._ready
+        if self._matcher.is_error() and self._renewed():
+            allowed = unpack(self._matcher.compute_bitmask(), shape.vocab_size)
         self._check()
-        allowed[self._size :] = False
-        allowed[list(self._ends)] = self._matcher.is_accepting()
+        allowed[shape.size :] = False
+        allowed[list(shape.ends)] = self._matcher.is_accepting()
         if not allowed.any():
             raise GrammarFailed("structured output: the grammar allows no token here")
         return allowed
 
     def allows(self, token_id: int) -> bool:
-        """See `Grammar.allows`."""
-        if token_id in self._ends:
-            return self._matcher.is_accepting()
-        return token_id < self._size and self._matcher.validate_tokens([token_id]) == 1
+        """See `Grammar.allows`. False where a limit was hit: `mask` then says so."""
+        if self._failed:
+            return False
+        return self._allows(token_id) or (self._renewed() and self._allows(token_id))
 
     def advance(self, token_id: int) -> None:
         """See `Grammar.advance`. GrammarFailed if the token does not fit."""
         self._ready = None
-        self._matcher.consume_token(token_id)
+        self._states.uses += 1
+        if not self._matcher.consume_token(token_id) and self._renewed():
+            self._matcher.consume_token(token_id)
         self._check()
+        self._taken.append(token_id)
 
     def copy(self) -> "Matcher":
         """See `Grammar.copy`."""
-        return Matcher(self._matcher.deep_copy(), self._ends, self._size, self._vocab_size)
+        other = Matcher(self._grammar, self._states, self._matcher.deep_copy(), [*self._taken])
+        other._failed = self._failed
+        return other
+
+    def _allows(self, token_id: int) -> bool:
+        if token_id in self._grammar.shape.ends:
+            return self._matcher.is_accepting()
+        return token_id < self._grammar.shape.size and self._matcher.validate_tokens([token_id]) == 1
+
+    def _renewed(self) -> bool:
+        """Whether the states were used up, so that what the library said is void, and the matcher now has others."""
+        if self._failed or not self._states.used_up():
+            return False
+        try:
+            self._states = self._grammar.renewed(self._states)
+            self._matcher, self._ready = self._states.start(), None
+            limit = time.thread_time() + MAX_REPLAY_SECONDS
+            for begin in range(0, len(self._taken), REPLAYED_AT_ONCE):
+                self._matcher.consume_tokens(self._taken[begin : begin + REPLAYED_AT_ONCE])
+                if time.thread_time() > limit:
+                    raise GrammarFailed(TOO_COMPLEX)
+        except GrammarFailed as error:
+            self._failed = str(error)
+        return not self._failed
 
     def _check(self) -> None:
+        if self._failed:
+            raise GrammarFailed(self._failed)
         if self._matcher.is_error():
             raise GrammarFailed(f"structured output: {reason(self._matcher)}")
 
@@ -100,10 +148,10 @@ def look_ahead(grammars: Iterable[Grammar]) -> None:
     """Work out the masks of several answers side by side, on threads of their own; `mask` then has them at hand."""
     import numpy as np
 
-    matchers = [each for each in grammars if isinstance(each, Matcher) and not each._matcher.is_error()]
+    matchers = [each for each in grammars if isinstance(each, Matcher) and not each._matcher.is_error() and not each._failed]
     if len(matchers) < 2:
         return
-    size = matchers[0]._vocab_size
+    size = matchers[0]._grammar.shape.vocab_size
     bits = np.zeros((len(matchers), -(-size // 32)), dtype=np.int32)
     places = [(each._matcher, row) for row, each in enumerate(matchers)]
     _executor().unsafe_compute_mask_ptr(places, bits.ctypes.data, bits.shape[1] * 4, len(matchers))
@@ -124,19 +172,78 @@ def unpack(bits: bytes, size: int) -> "NDArray[np.bool_]":
     return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=size, bitorder="little").view(np.bool_)
 
 
-class CompiledGrammar:
-    """A grammar bound to a vocabulary; any number of answers may follow it at once."""
+class Shape(NamedTuple):
+    """Of the vocabulary that grammars are bound to."""
 
-    def __init__(self, first: Matcher, size_bytes: int) -> None:
-        self._first = first
-        self._lock = threading.Lock()  # the library refuses to copy what another thread is copying
+    ends: tuple[int, ...]
+    """The tokens that end an answer."""
+    size: int
+    """Token ids that the tokenizer knows."""
+    vocab_size: int
+    """Scores that the model gives."""
+
+
+@dataclass(slots=True)
+class States:
+    """The lexer's states that all copies of one matcher share."""
+
+    first: llguidance.LLMatcher
+    """Before the first token. It has no mask: a copy would hold it too, whatever became of the states."""
+    uses: int = 0
+    """How many masks were worked out, and tokens taken, with them."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """The library refuses to copy what another thread is copying."""
+
+    def start(self) -> llguidance.LLMatcher:
+        """A copy before the first token."""
+        with self.lock:
+            return self.first.deep_copy()
+
+    def used_up(self) -> bool:
+        """Whether there can be no more of them. Any mask fails then; tokens are refused as if they did not fit."""
+        first = self.start()
+        first.compute_bitmask()
+        return first.is_error()
+
+
+class CompiledGrammar:
+    """A grammar bound to a vocabulary; any number of answers may follow it at once. `build` compiles it."""
+
+    def __init__(self, build: Callable[[], llguidance.LLMatcher], shape: Shape, size_bytes: int) -> None:
+        self._build = build
+        self._lock = threading.Lock()
+        started = time.thread_time()
+        self._states = States(build())
+        self.seconds = time.thread_time() - started
+        """Processor time that compiling it takes."""
+        self.shape = shape
         self.size_bytes = size_bytes
         """About what it holds in memory."""
 
     def start(self) -> Grammar:
         """A matcher before the first token."""
+        states = self._states
+        return Matcher(self, states, states.start(), [])
+
+    def refresh(self) -> None:
+        """New states where those at hand are used up. Compiles the grammar: never from the step thread."""
+        spent = self._states
+        if spent.used_up():
+            made = States(self._build())
+            with self._lock:
+                self._states = made if self._states is spent else self._states
+
+    def renewed(self, spent: States) -> States:
+        """Other states than those, which are used up; the first to ask has the grammar compiled again, in the step thread.
+
+        GrammarFailed for a grammar that takes long to compile, or whose states are used up in no time.
+        """
         with self._lock:
-            return self._first.copy()
+            if self._states is spent:
+                if self.seconds > MAX_RENEW_SECONDS or spent.uses < MIN_USES:
+                    raise GrammarFailed(TOO_COMPLEX)
+                self._states = States(self._build())
+            return self._states
 
 
 def reason(matcher: llguidance.LLMatcher) -> str:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import EngineFailed, InvalidRequest, NotSupported
+from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from model.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
+from model.grammar import _probed as probed
 from model.mask import CompiledGrammar, Grammar, GrammarFailed, look_ahead, unpack
 from model.tokenizer import Tokenizer
 
@@ -497,3 +498,171 @@ def test_a_token_may_follow_exactly_if_the_grammar_goes_on_after_it(name):
         if token == END:
             break
         grammar.advance(token)
+
+
+LONG_FORM = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 4000} for name in "abc"},
+    "required": list("abc"),
+    "additionalProperties": False,
+}
+
+
+def follow(grammar: Grammar, tokens: list[int]) -> None:
+    """Take tokens as an answer does whose every mask is worked out. GrammarFailed where the grammar cannot go on."""
+    for token in tokens:
+        assert grammar.mask()[token]
+        grammar.advance(token)
+    assert grammar.mask()[END]
+
+
+def long_answer(length: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return tokens_of(json.dumps({name: "".join(draw.choices("abcdefgh éß日", k=length)) for name in "abc"}, ensure_ascii=False))
+
+
+def test_however_many_answers_follow_a_grammar_and_however_long_none_uses_up_what_the_next_one_needs():
+    """Copies of a matcher share the states that the library counts: two of these answers alone have more than it allows."""
+    grammar = compiler().compile(GrammarSpec("json_schema", json.dumps(LONG_FORM)))
+    for length, seed in ((3900, 1), (3900, 2), (5, 3), (5, 4)):
+        follow(grammar.start(), long_answer(length, seed))
+
+
+def test_answers_that_use_up_each_others_states_in_the_middle_go_on_where_they_were():
+    """Their masks and what may follow are those of an answer that has all states to itself."""
+    spec, fresh = GrammarSpec("json_schema", json.dumps(LONG_FORM)), GrammarCompiler(shipped(), shipped().size, (END,))
+    texts = [long_answer(1500, seed) for seed in range(4)]
+    together = [compiler().compile(spec).start() for _ in texts]
+    states = {id(each._states) for each in together}
+    for at in range(min(map(len, texts))):
+        look_ahead(together)
+        for grammar, tokens in zip(together, texts, strict=True):
+            assert grammar.allows(tokens[at])
+            assert grammar.mask()[tokens[at]]
+            grammar.advance(tokens[at])
+    assert len(states) == 1 and states != {id(each._states) for each in together}
+    for grammar, tokens in zip(together, texts, strict=True):
+        alone = fresh.compile(spec).start()
+        for token in tokens[: at + 1]:
+            alone.advance(token)
+        assert np.array_equal(grammar.mask()[: shipped().size], alone.mask())
+
+
+def spend(grammar: Grammar) -> None:
+    """Use up the states that an answer shares with the others of its grammar."""
+    states = grammar._states
+    for seed in range(20):
+        other = states.start()
+        for token in long_answer(3900, seed):
+            other.compute_bitmask()
+            if not other.consume_token(token):
+                break
+    assert states.used_up()
+    states.uses += 10_000
+
+
+def own_compiler() -> GrammarCompiler:
+    return GrammarCompiler(shipped(), shipped().size, (END,))
+
+
+def test_what_may_follow_is_the_same_although_the_states_are_used_up():
+    """The library says no to tokens that fit then, and a draw would take that for the grammar's word."""
+    spec, tokens = GrammarSpec("json_schema", json.dumps(LONG_FORM)), long_answer(50, 1)[:20]
+    grammar, alone = own_compiler().compile(spec).start(), own_compiler().compile(spec).start()
+    for each in (grammar, alone):
+        for token in tokens:
+            each.advance(token)
+    spend(grammar)
+    lies = [token for token in range(0, shipped().size, 7) if grammar._allows(token) != alone.allows(token)]
+    assert lies
+    for token in (*lies, *range(0, shipped().size, 101), END):
+        assert grammar.allows(token) == alone.allows(token)
+
+
+@pytest.mark.parametrize("worn", ["slow", "hungry"])
+def test_a_grammar_that_cannot_be_renewed_in_a_step_fails_its_answer_and_is_new_for_the_next(worn, monkeypatch):
+    """Because it takes long to compile, or because new states would not last."""
+    maker, spec = own_compiler(), GrammarSpec("json_schema", json.dumps(LONG_FORM))
+    compiled = maker.compile(spec)
+    grammar, other = compiled.start(), compiled.start()
+    spend(grammar)
+    if worn == "slow":
+        compiled.seconds = 1.0
+    else:
+        grammar._states.uses = 3
+    for each in (grammar, other):
+        assert not any(each.allows(token) for token in range(0, shipped().size, 7))
+        with pytest.raises(GrammarFailed, match="too complex"):
+            each.mask()
+    assert maker.compile(spec) is compiled
+    follow(compiled.start(), long_answer(5, 1))
+
+
+def test_an_answer_whose_tokens_take_too_long_to_take_again_fails(monkeypatch):
+    compiled = own_compiler().compile(GrammarSpec("json_schema", json.dumps(LONG_FORM)))
+    grammar, other = compiled.start(), compiled.start()
+    for token in long_answer(200, 1)[:300]:
+        grammar.advance(token)
+    spend(grammar)
+    monkeypatch.setattr("model.mask.MAX_REPLAY_SECONDS", -1.0)
+    with pytest.raises(GrammarFailed, match="too complex"):
+        grammar.mask()
+    assert other.mask().any()
+
+
+@pytest.mark.parametrize(
+    "spec", [GrammarSpec("regex", "ab(c"), GrammarSpec(*BOMBS["least common multiple"])], ids=["wrong", "slow"]
+)
+def test_a_spec_that_was_refused_is_refused_again_without_another_child_process(spec, monkeypatch):
+    maker, children = own_compiler(), []
+    monkeypatch.setattr("model.grammar._probed", lambda spec: children.append(spec) or probed(spec))
+    messages = []
+    for _ in range(3):
+        with pytest.raises(InvalidRequest) as caught:
+            maker.compile(spec)
+        assert caught.value.field == spec.kind
+        messages.append(str(caught.value))
+    assert len(set(messages)) == 1 == len(children)
+
+
+def test_what_is_the_servers_fault_is_not_remembered_of_a_spec(monkeypatch):
+    faults = [Overloaded("busy"), EngineFailed("no child")]
+
+    def fail(spec):
+        if faults:
+            raise faults.pop()
+        return probed(spec)
+
+    monkeypatch.setattr("model.grammar._probed", fail)
+    maker = own_compiler()
+    for fault in (EngineFailed, Overloaded):
+        with pytest.raises(fault):
+            maker.compile(GrammarSpec("regex", "ab"))
+    assert accepts(maker.compile(GrammarSpec("regex", "ab")).start(), "ab")
+
+
+def test_refused_specs_are_remembered_within_bounds(monkeypatch):
+    monkeypatch.setattr("model.grammar.MAX_REFUSED_GRAMMARS", 2)
+    maker, children = own_compiler(), []
+
+    def fail(spec):
+        children.append(spec.text)
+        raise InvalidRequest("regex: no", "regex")
+
+    monkeypatch.setattr("model.grammar._probed", fail)
+    for text in ("a", "b", "c", "c", "b", "a"):
+        with pytest.raises(InvalidRequest):
+            maker.compile(GrammarSpec("regex", text))
+    assert children == ["a", "b", "c", "a"]
+
+
+def test_callers_of_one_new_spec_share_one_child_process(monkeypatch):
+    maker, children = own_compiler(), []
+    monkeypatch.setattr("model.grammar._probed", lambda spec: children.append(spec) or probed(spec))
+    maker._probes = threading.BoundedSemaphore(1)
+    threads = [threading.Thread(target=maker.compile, args=(GrammarSpec("regex", "x+"),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(children) == 1
