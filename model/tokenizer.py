@@ -23,7 +23,7 @@ _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 BYTE_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 """How byte-level tokenizers write a byte (GPT-2): as itself where it can be printed, else as a letter from U+0100 on."""
-FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How the others write a byte that no token of theirs covers."""
 
 
@@ -38,6 +38,9 @@ class Tokenizer:
         self._alone = {skip: _Alone(raw, skip) for skip in (False, True)} if isinstance(raw.decoder, decoders.ByteLevel) else {}
         self.facts = facts or {}
         """tokenizer_config.json, where there is one."""
+        self._special = {token for token, added in raw.get_added_tokens_decoder().items() if added.special}
+        self._fallback = _fallback_bytes(raw)
+        self._of_byte = {byte: token for token, byte in self._fallback.items()}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -49,6 +52,8 @@ class Tokenizer:
             raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        raw.no_truncation()  # a file may be saved with both, as its maker's last batch had them
+        raw.no_padding()
         facts = _read_facts(folder)
         token = facts.get("bos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -58,6 +63,11 @@ class Tokenizer:
     def longest(self) -> int:
         """Bytes of the longest token: no text has fewer tokens than its bytes divided by this."""
         return max(len(token.encode()) for token in self.raw.get_vocab(with_added_tokens=True))
+
+    @property
+    def has_byte_tokens(self) -> bool:
+        """Whether there is a token for each byte, for characters that have none."""
+        return bool(self._fallback)
 
     @property
     def size(self) -> int:
@@ -70,10 +80,33 @@ class Tokenizer:
         return self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
+        """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD, and no others."""
+        text = self.decode_as_is(token_ids, skip_special_tokens=skip_special_tokens)
+        if not self._fallback or REPLACEMENT not in text:
+            return text
+        utf8, sound = _utf8_decoder(), []
+        for token in token_ids:
+            if not self.says_nothing(token, skip_special_tokens=skip_special_tokens):
+                sound += self.sound(token, utf8)
+        return self.decode_as_is([*sound, *self.sound(None, utf8)], skip_special_tokens=skip_special_tokens)
+
+    def decode_as_is(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """`decode` by the library alone: of byte tokens in a row, one that fits nowhere makes every one of them U+FFFD."""
         if len(token_ids) > LONG:  # as in encode: the batch releases the GIL
             return self.raw.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def says_nothing(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether a text is the same without a token: one that is unknown, or special and skipped."""
+        return (skip_special_tokens and token_id in self._special) or self.raw.id_to_token(token_id) is None
+
+    def sound(self, token_id: int | None, utf8: codecs.IncrementalDecoder) -> list[int]:
+        """The tokens for the next one, None for the end: a byte token waits in `utf8` until its character is whole, and bytes
+        that are no character become the bytes of U+FFFD. Other tokenizers' tokens stay as they are."""
+        byte = None if token_id is None else self._fallback.get(token_id)
+        text = utf8.decode(b"", True) if byte is None else utf8.decode(bytes([byte]))
+        spelled = [self._of_byte[each] for each in text.encode()]
+        return spelled if byte is not None or token_id is None else [*spelled, token_id]
 
     def alone(self, *, skip_special_tokens: bool) -> dict[int, str | None] | None:
         """By token id, what the token says between whole characters, whatever stands before it: for tokenizers whose text is
@@ -124,6 +157,19 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
+def _fallback_bytes(raw: RawTokenizer) -> dict[int, int]:
+    """The byte of each token that stands for one, in a tokenizer that has such a token for every byte."""
+    if raw.decoder is None or b'"ByteFallback"' not in raw.decoder.__getstate__():
+        return {}
+    found = {token: FALLBACK_BYTE.fullmatch(word) for word, token in raw.get_vocab(with_added_tokens=True).items()}
+    table = {token: int(match[1], 16) for token, match in found.items() if match is not None}
+    return table if len(set(table.values())) == 256 else {}
+
+
+def _utf8_decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
 class _Alone(dict[int, str | None]):
     """See `Tokenizer.alone`; filled as tokens are asked for."""
 
@@ -142,15 +188,16 @@ class StreamDecoder:
 
     A UTF-8 character can span tokens. Where a text is its tokens' bytes joined (`Tokenizer.alone`), a token is looked up, and
     only such characters are put together from bytes. Elsewhere a token's text can depend on the one before it (a leading
-    space): the last tokens are decoded again with each new one, and a trailing U+FFFD is held back while it may still become
-    a character.
+    space): the last tokens are decoded again with each new one. Byte tokens wait until their character is whole; with
+    decoders that have neither, a trailing U+FFFD is held back while it may still become a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._alone = tokenizer.alone(skip_special_tokens=skip_special_tokens)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = _utf8_decoder()
+        self._patience = 0 if tokenizer.has_byte_tokens else PATIENCE
         self._unfinished = False  # whether `_utf8` holds the beginning of a character
         self._tokens: list[int] = []
         self._context = 0  # tokens before this index are settled and only give context
@@ -169,12 +216,19 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """What was held back, at the end of the stream."""
-        return self._utf8.decode(b"", True) if self._alone is not None else self._decode()[len(self._sent) :]
+        if self._alone is not None:
+            return self._utf8.decode(b"", True)
+        self._tokens += self._tokenizer.sound(None, self._utf8)
+        return self._decode()[len(self._sent) :]
 
     def _decode_again(self, token_id: int) -> str:
-        self._tokens.append(token_id)
+        if self._tokenizer.says_nothing(token_id, skip_special_tokens=self._skip):
+            return ""
+        self._tokens += self._tokenizer.sound(token_id, self._utf8)
+        if len(self._tokens) == self._context:
+            return ""
         text = self._decode()
-        held = text.endswith(REPLACEMENT) and len(self._tokens) - self._context < PATIENCE
+        held = text.endswith(REPLACEMENT) and len(self._tokens) - self._context < self._patience
         piece = "" if held else text[len(self._sent) :]
         if piece:
             self._tokens = self._tokens[self._context :]
@@ -183,4 +237,4 @@ class StreamDecoder:
         return piece
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)
+        return self._tokenizer.decode_as_is(self._tokens, skip_special_tokens=self._skip)

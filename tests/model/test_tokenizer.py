@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from model.errors import CheckpointError
 from model.tokenizer import StreamDecoder, Tokenizer
@@ -210,3 +211,94 @@ def test_a_token_that_is_no_whole_character_shows_its_bytes_and_a_word_its_space
     assert " hi" == BYTE_FALLBACK.text_of(BYTE_FALLBACK.raw.token_to_id("▁hi"))
     assert "a" == BYTE_LEVEL.text_of(BYTE_LEVEL.encode("a")[0])
     assert END_OF_TEXT == BYTE_LEVEL.text_of(END)
+
+
+# Of the byte-fallback tokenizer: ids 1 to 256 are the bytes, the words follow.
+SPELLED = st.binary(max_size=24) | st.text(alphabet="é日😀\ufffd a", max_size=8).map(str.encode)
+PARTS = st.one_of(
+    SPELLED.map(lambda raw: [1 + byte for byte in raw]), st.lists(st.integers(257, BYTE_FALLBACK.size + 2), max_size=3)
+)
+
+
+def with_an_end(tokenizer: Tokenizer) -> Tokenizer:
+    raw = RawTokenizer.from_str(tokenizer.raw.to_str())
+    raw.add_special_tokens(["</s>"])
+    return Tokenizer(raw)
+
+
+FALLBACK_WITH_END = with_an_end(BYTE_FALLBACK)
+FALLBACK_END = FALLBACK_WITH_END.raw.token_to_id("</s>")
+
+
+@law
+@given(parts=st.lists(PARTS | st.just([FALLBACK_END]), max_size=6), skip=st.booleans())
+def test_byte_tokens_in_any_order_stream_as_decoded(parts, skip):
+    """Whole characters, parts of them, bytes that are none, words and special tokens between them, at the start and the end."""
+    assert_stream_is_text(FALLBACK_WITH_END, [token for part in parts for token in part], skip)
+
+
+@law
+@given(raw=st.binary(max_size=24))
+def test_byte_tokens_say_what_their_bytes_say(raw):
+    """As with a byte-level tokenizer; the library itself makes U+FFFD of whole characters that stand beside half of one."""
+    ids = [BYTE_FALLBACK.raw.token_to_id("h"), *(1 + byte for byte in raw)]
+    assert "h" + raw.decode(errors="replace") == BYTE_FALLBACK.decode(ids)
+
+
+def test_a_character_of_byte_tokens_is_sent_with_its_last_byte():
+    pieces = assert_stream_is_text(BYTE_FALLBACK, [1 + byte for byte in "€".encode() + b"\xe2"])
+    assert ["", "", "€", "", "\ufffd"] == pieces
+
+
+@law
+@given(text=st.text(max_size=20), skip=st.booleans())
+def test_valid_text_is_decoded_as_the_library_does(text, skip):
+    ids = BYTE_FALLBACK.encode(text)
+    assert BYTE_FALLBACK.raw.decode(ids, skip_special_tokens=skip) == BYTE_FALLBACK.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE, FALLBACK_WITH_END], ids=["byte-level", "metaspace", "fallback"])
+def test_a_token_costs_the_same_however_many_were_skipped_before_it(tokenizer, monkeypatch):
+    """Special tokens, and ids without a token: none of them is decoded again."""
+    end = tokenizer.size - 1 if tokenizer is FALLBACK_WITH_END else END if tokenizer is BYTE_LEVEL else 0
+    longest, decode = [0], Tokenizer.decode_as_is
+    monkeypatch.setattr(
+        Tokenizer, "decode_as_is", lambda self, ids, **how: longest.append(len(ids)) or decode(self, ids, **how)
+    )
+    stream = StreamDecoder(tokenizer)
+    for token in [*tokenizer.encode("hi"), *[end, tokenizer.size + 5] * 500, *tokenizer.encode("hi")]:
+        stream.push(token)
+    assert max(longest) < 16
+
+
+def ending(name: str, start: int, end: int):
+    """A post-processor that adds a start, or an end as well."""
+    specials = [("<s>", start), ("</s>", end)]
+    both = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=specials)
+    first = processors.TemplateProcessing(single="<s> $A", special_tokens=specials[:1])
+    return {"both": both, "start": processors.Sequence([processors.ByteLevel(), first])}[name]
+
+
+ASKED = ["the cat sat on the mat", " hi é", "hi <|x|> hi", "hi<|x|>hi  <|y|>\n", "<s>hi</s>", "", "  ", "日本 😀", "<s><s> the"]
+
+
+@pytest.mark.parametrize("added", ["none", "both", "start"])
+@pytest.mark.parametrize("kind", [BYTE_LEVEL, METASPACE, BYTE_FALLBACK], ids=["byte-level", "metaspace", "fallback"])
+def test_a_file_gives_the_tokens_that_transformers_gives(kind, added, tmp_path):
+    """Saved with truncation and padding, with tokens that swallow the spaces around them, with start and end tokens."""
+    raw = RawTokenizer.from_str(kind.raw.to_str())
+    raw.add_special_tokens([AddedToken("<s>", normalized=False), AddedToken("</s>", normalized=False)])
+    raw.add_special_tokens([AddedToken("<|x|>", lstrip=True, rstrip=True, normalized=False)])
+    raw.add_tokens([AddedToken("<|y|>", lstrip=True, single_word=True)])
+    if added != "none":
+        raw.post_processor = ending(added, raw.token_to_id("<s>"), raw.token_to_id("</s>"))
+    raw.enable_truncation(5)
+    raw.enable_padding(length=9)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = Tokenizer.load(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for text in ASKED:
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert theirs.encode(text, add_special_tokens=special) == ids
+            shown = theirs.decode(ids, skip_special_tokens=special, clean_up_tokenization_spaces=False)
+            assert shown == ours.decode(ids, skip_special_tokens=special)
