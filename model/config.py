@@ -23,6 +23,15 @@ class RopeScaling:
     high_freq_factor: float
     original_positions: int
 
+    def __post_init__(self) -> None:
+        values = (self.factor, self.low_freq_factor, self.high_freq_factor, self.original_positions)
+        sound = all(type(value) in (int, float) and 0 < value < math.inf for value in values)
+        if not (sound and self.factor >= 1 and self.low_freq_factor < self.high_freq_factor):
+            raise CheckpointError(
+                "config.json: rope scaling needs a factor of 1 or more, and low_freq_factor below high_freq_factor, "
+                f"and all of them above 0; got {self}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionVariant:

@@ -102,20 +102,32 @@ def stop_tokens(raw: Raw) -> tuple[int, ...]:
     return tuple(values)
 
 
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 def rope(raw: Raw) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) from either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
-    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    values = raw.get(key) or {}
+    """(theta, scaling) as `transformers` reads them: from `rope_scaling`, or else from `rope_parameters`, never from both.
+
+    Every key in there must be understood; one that stands beside them holds where they lack it.
+    """
+    name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    values = raw.get(name) or {}
     if not isinstance(values, dict):
-        raise CheckpointError(f"config.json: {key} must be an object; got {values!r}")
+        raise CheckpointError(f"config.json: {name} must be an object; got {values!r}")
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise CheckpointError(f"config.json: {name}: rope_type {kind!r} is not supported; known: default, llama3")
+    refuse(values, "partial_rotary_factor", None, 1.0)
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(LLAMA3 if kind == "llama3" else ())}
+    if strangers := sorted(map(str, values.keys() - known)):
+        raise CheckpointError(f"config.json: {name} has {', '.join(strangers)}, which rope_type {kind!r} does not know")
     theta = number(values, "rope_theta", number(raw, "rope_theta", 10000.0))
-    kind = values.get("rope_type") or values.get("type") or "default"
     if kind == "default":
         return theta, None
-    if kind != "llama3":
-        raise CheckpointError(f"config.json: rope_type {kind!r} is not supported; known: default, llama3")
-    numbers = [number({key: need(values, key)}, key, 1.0) for key in ("factor", "low_freq_factor", "high_freq_factor")]
-    return theta, RopeScaling(*numbers, size(values, "original_max_position_embeddings"))
+    numbers = [number({key: need(values, key)}, key, 1.0) for key in LLAMA3[:3]]
+    positions = size(values, LLAMA3[3])
+    refuse(raw, LLAMA3[3], None, positions)
+    return theta, RopeScaling(*numbers, positions)
 
 
 def sliding(raw: Raw) -> tuple[int | None, tuple[int, ...] | None]:

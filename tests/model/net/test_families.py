@@ -1,14 +1,23 @@
 """Our decoder against `transformers`, family by family; and the config.json of models that cannot be served."""
 
+import copy
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model.errors import CheckpointError
 from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from model.net.checkpoint import load, read_config, save
 from model.net.families import FAMILIES
+from model.net.layers import rotary_table
 from model.net.transformer import Decoder
 from model.train.loss import hidden_states
 from tests.model.checkpoints import (
@@ -122,6 +131,13 @@ def test_an_unknown_family_is_refused_by_name(llama, kind):
 
 
 REFUSED = {
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "full_attention": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
+    "partial_rotary_factor inside": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "factor": {
+        "rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 0}
+        | {"original_max_position_embeddings": 32}
+    },
     "rope_type": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
     "rope_type of old": {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}},
     "(hidden_act|activation).*mish": {"hidden_act": "mish"},
@@ -142,7 +158,87 @@ REFUSED = {
 @pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=REFUSED)
 def test_arithmetic_that_is_not_built_is_refused_by_key(llama, named, changes):
     edit_config(llama, **changes)
-    assert_refused(llama, named.removesuffix(" of old"))
+    assert_refused(llama, named.removesuffix(" of old").removesuffix(" inside"))
+
+
+GOOD_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ROPE_VALUES = {
+    "rope_type": ["default", "llama3", "linear", "dynamic", "yarn", None],
+    "type": ["default", "llama3", "yarn"],
+    "rope_theta": [500.0, 1000000, 0],
+    "factor": [8.0, 1, 0, 0.5, -2.0, math.inf],
+    "low_freq_factor": [1.0, 0, 4.0],
+    "high_freq_factor": [4.0, 1.0],
+    "original_max_position_embeddings": [64, 0, 64.5],
+    "partial_rotary_factor": [0.5, 1.0],
+    "attention_factor": [1.0],
+    "mrope_section": [[1, 1, 2]],
+    "full_attention": [{"rope_type": "default", "rope_theta": 1e6}],
+}
+GIVEN_ROPE = st.none() | st.builds(
+    lambda base, changes: {**base, **changes},
+    st.sampled_from([{}, GOOD_ROPE]),
+    st.lists(st.sampled_from(sorted(ROPE_VALUES)), max_size=2, unique=True).flatmap(
+        lambda keys: st.fixed_dictionaries({key: st.sampled_from(ROPE_VALUES[key]) for key in keys})
+    ),
+)
+ROPE_BESIDE = st.fixed_dictionaries(
+    {},
+    optional={
+        "rope_theta": st.sampled_from([700.0, 20000]),
+        "partial_rotary_factor": st.sampled_from([0.5, 1.0]),
+        "original_max_position_embeddings": st.sampled_from([64, 32]),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> dict[str, Any]:
+    folder = write_checkpoint("llama", tmp_path_factory.mktemp("plain"))
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return {key: value for key, value in raw.items() if not key.startswith("rope")}
+
+
+@settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parameters=GIVEN_ROPE, scaling=GIVEN_ROPE, beside=ROPE_BESIDE, kind=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"])
+)
+def test_angles_are_those_of_transformers_or_the_config_is_refused(plain, parameters, scaling, beside, kind):
+    """Whatever is written into `rope_parameters`, `rope_scaling`, and beside them."""
+    given_keys = {"rope_parameters": parameters, "rope_scaling": scaling, "model_type": kind, "sliding_window": None}
+    raw = plain | beside | {key: value for key, value in given_keys.items() if value is not None}
+    try:
+        ours = FAMILIES[kind].read(raw)
+    except CheckpointError:
+        return
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
+    rotary = LlamaRotaryEmbedding(config)
+    theirs = rotary(torch.zeros(1), torch.arange(POSITIONS)[None])
+    for mine, table in zip(rotary_table(ours), theirs, strict=True):
+        torch.testing.assert_close(mine, table[0], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("base", [{}, GOOD_ROPE], ids=["default", "llama3"])
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.text(min_size=1, max_size=12), value=st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
+def test_a_key_of_rope_that_is_not_understood_is_refused(plain, base, name, key, value):
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *GOOD_ROPE}
+    assume(key not in known)
+    with pytest.raises(CheckpointError, match=name):
+        FAMILIES["llama"].read(plain | {name: {"rope_type": "default", **base, key: value}})
+
+
+def test_what_is_read_with_rope_is_accepted_often_enough_to_compare(plain):
+    for values in ({"rope_theta": 500.0}, GOOD_ROPE, {"type": "default"}):
+        for name in ("rope_parameters", "rope_scaling"):
+            FAMILIES["llama"].read(plain | {name: values})
 
 
 LLAMA_KEYS = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
