@@ -22,6 +22,7 @@ NEEDS = {
     "native": "it needs a bfloat16 Llama, Mistral or Qwen on a CPU, and blocks of 32",
     "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 16 of them to a key/value head",
 }
+OTHER_NEEDS = "this model asks for something that it does not compute"
 ABSENT = {"native": "it was not built: make setup", "triton": "triton is not installed"}
 
 
@@ -31,7 +32,7 @@ def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device:
         kind = _kind_of(name)
         if kind is not None and kind.supports(config, dtype, device, block_size):
             return kind(config.attention_variants)
-    raise SettingError(f"backend is {wanted}, but {(ABSENT if kind is None else NEEDS)[wanted]}")
+    raise SettingError(f"backend is {wanted}, but {(ABSENT if kind is None else NEEDS).get(wanted, OTHER_NEEDS)}")
 
 
 def _kind_of(name: str) -> BackendKind | None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask
+from model.net.features import ALL, features
 from model.transfer import integers, there
 
 LEAST_KEYS = 64
@@ -233,7 +234,7 @@ class ReferenceBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        return True
+        return features(config) <= ALL
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         keys, values = write(layer, k_TKD, v_TKD, cache, layout)
@@ -259,7 +260,7 @@ class TorchBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        return True
+        return features(config) <= ALL
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         keys, values = write(layer, k_TKD, v_TKD, cache, layout)

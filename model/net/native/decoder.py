@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
+from model.net.features import LLAMA, features
 from model.net.native.library import load, variant
 from model.net.transformer import Decoder
 
@@ -36,13 +37,11 @@ class NativeBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Whether the native decoder carries out this kind of model. Sizes that it reads in whole tiles must be whole ones."""
-        kind = config.positions == "rotary" and config.norm == "rmsnorm" and config.gated_mlp and config.activation == "silu"
-        plain = not config.post_norm and not config.scale_embedding
-        heads = (
-            config.head_size % 32 == 0 and config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
-        )
-        return kind and plain and heads and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
+        """Whether the native decoder computes all that this model asks for. Sizes read in whole tiles must be whole ones."""
+        group = config.num_heads // config.num_kv_heads
+        heads = config.head_size % 32 == 0 and config.head_size <= MAX_HEAD and group <= MAX_GROUP
+        fits = heads and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
+        return fits and features(config) <= LLAMA
 
     def __init__(self, variants: Sequence[AttentionVariant]) -> None:
         self._library = native()

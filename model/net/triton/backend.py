@@ -16,6 +16,7 @@ from triton import cdiv, next_power_of_2
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, variant_of
+from model.net.features import ALL, features
 from model.net.triton import kernels
 from model.transfer import integers
 
@@ -217,10 +218,13 @@ class TritonBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two."""
+        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two.
+
+        `decoder.supports` says whether the rest of the model is computed by Triton too, or by `Decoder`.
+        """
         group = config.num_heads // config.num_kv_heads
         fits = group <= MAX_GROUP and config.head_size <= MAX_HEAD and block_size == next_power_of_2(block_size)
-        return fits and (device.startswith("cuda") or INTERPRETED)
+        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= ALL
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         """See `AttentionBackend.forward`."""

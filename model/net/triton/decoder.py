@@ -11,6 +11,7 @@ from triton import cdiv, next_power_of_2
 
 from model.config import ModelConfig
 from model.net.backends import Paged
+from model.net.features import LLAMA, features
 from model.net.layers import GatedMLP
 from model.net.transformer import Decoder
 from model.net.triton import fused
@@ -21,9 +22,8 @@ GATED_AT_ONCE = 1024
 
 
 def supports(config: ModelConfig) -> bool:
-    """Whether the fused kernels carry out this kind of decoder: Llama's, Qwen2's and Qwen3's."""
-    kind = config.positions == "rotary" and config.norm == "rmsnorm" and config.gated_mlp and config.activation == "silu"
-    return kind and not config.post_norm and not config.scale_embedding
+    """Whether the fused kernels compute all that this model asks for."""
+    return features(config) <= LLAMA
 
 
 class TritonDecoder:

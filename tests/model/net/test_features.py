@@ -1,0 +1,65 @@
+"""A model is computed only by those who know all that it asks for."""
+
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+import torch
+
+from model.config import Activation, ModelConfig, Norm, Positions, RopeScaling
+from model.net import features as table
+from model.net.backends import ReferenceBackend, TorchBackend
+from model.net.features import ALL, ATTENTION, CHOICES, LLAMA, SIZES, SWITCHES, features
+from model.net.native.decoder import NativeBackend
+from tests.model.checkpoints import tiny_config
+
+FAMILY_OF_ALL = {"norm": get_args(Norm), "positions": get_args(Positions), "activation": get_args(Activation)}
+FAMILY_OF_ALL["gated_mlp"] = (True, False)
+BACKENDS = {"reference": ReferenceBackend, "torch": TorchBackend, "native": NativeBackend}
+
+
+def serves(kind: str, config: ModelConfig) -> bool:
+    return BACKENDS[kind].supports(config, torch.bfloat16, "cpu", 32)
+
+
+def test_every_field_of_a_model_stands_in_one_table():
+    """A field that is new stands in none, until somebody says who computes it."""
+    assert sorted(field.name for field in fields(ModelConfig)) == sorted([*SIZES, *CHOICES, *SWITCHES])
+
+
+def test_every_feature_that_there_is_has_somebody_who_computes_it():
+    chosen = {f"{name}={value}" for name in CHOICES for value in FAMILY_OF_ALL[name]}
+    assert chosen | set(SWITCHES.values()) == ALL
+    assert ATTENTION < LLAMA < ALL
+
+
+ON = {
+    "post_norm": True,
+    "scale_embedding": True,
+    "qkv_bias": True,
+    "linear_bias": True,
+    "qk_norm": True,
+    "rope_scaling": RopeScaling(2.0, 1.0, 4.0, 32),
+    "sliding_window": 7,
+    "softcap": 5.0,
+    "attention_scale": 0.5,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), ON.items(), ids=ON)
+def test_a_switch_asks_for_its_feature_and_for_no_other(name, value):
+    asked = features(tiny_config(**{name: value})) - features(tiny_config())
+    assert asked == {SWITCHES[name]}
+
+
+def test_all_switches_are_tried():
+    assert set(ON) == set(SWITCHES) - {"window_layers"}  # which says nothing without a window
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_nobody_computes_a_feature_that_he_does_not_list(kind, monkeypatch):
+    """As if a family had brought a switch that a table names and no backend has heard of."""
+    config = tiny_config(head_size=32, rope_theta=5.0)
+    assert serves(kind, config)
+    monkeypatch.setattr(table, "SWITCHES", SWITCHES | {"rope_theta": "brand new"})
+    assert not serves(kind, config)
