@@ -21,8 +21,7 @@ from model.net.families import FAMILIES, Family, family_of, part_sizes, stop_tok
 from model.net.transformer import Decoder
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-"""What weights may be stored in, under safetensors' names."""
-"""What weights are stored in; an eight-bit float needs scales that are not read."""
+"""What weights may be stored in, under safetensors' names; an eight-bit float needs scales that are not read."""
 
 SHOWN = 5
 """At most so many bad tensors are named in one message."""
@@ -38,12 +37,12 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def load(folder: Path, dtype: torch.dtype, device: str) -> Decoder:
-    """The decoder of a folder, in inference mode on `device`. Raises CheckpointError."""
+def load(folder: Path, dtype: torch.dtype, device: str, context: int | None = None) -> Decoder:
+    """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError."""
     config = read_config(folder)
     family = family_of(_read_json(folder, "config.json"))
     with torch.device("meta"):
-        net = Decoder(config)
+        net = Decoder(config, context)
     with _Weights(folder) as weights:
         tensors = dict(_our_tensors(net, family, weights, dtype, device))
         weights.check(family, tied=config.tied_head)
@@ -60,7 +59,7 @@ def inspect(folder: Path) -> ModelConfig:
     config = read_config(folder)
     family = family_of(_read_json(folder, "config.json"))
     with torch.device("meta"):
-        net = Decoder(config)
+        net = Decoder(config, context=0)
     with _Weights(folder) as weights:
         for ours, parameter in net.named_parameters():
             for name, shape in _their_shapes(net.config, family, ours, parameter):

@@ -52,10 +52,10 @@ def rotary_frequencies(head_size: int, theta: float, scaling: RopeScaling | None
     return keep * frequencies + (1 - keep) * frequencies / scaling.factor
 
 
-def rotary_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin for every position, float32 [P, D], each angle twice (once for each half of a head)."""
+def rotary_table(config: ModelConfig, num_positions: int) -> tuple[Tensor, Tensor]:
+    """cos and sin for the first positions, float32 [P, D], each angle twice (once for each half of a head)."""
     frequencies = rotary_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
-    positions = torch.arange(config.max_positions, dtype=torch.float32, device="cpu")
+    positions = torch.arange(num_positions, dtype=torch.float32, device="cpu")
     angles_PD = torch.outer(positions, frequencies).repeat(1, 2)
     return angles_PD.cos(), angles_PD.sin()
 

@@ -42,7 +42,7 @@ class PostNormBlock(PreNormBlock):
 class Embedding(nn.Module):
     """Token vectors, plus position vectors where positions are added rather than rotated in."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, context: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
@@ -50,7 +50,7 @@ class Embedding(nn.Module):
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         elif config.positions == "sinusoidal":
-            table = sinusoidal_table(config.max_positions, config.hidden_size)
+            table = sinusoidal_table(context, config.hidden_size)
             self.register_buffer("sinusoids", table, persistent=False)
         self.added = {"rotary": self._nothing, "learned": self._learned, "sinusoidal": self._sinusoidal}[config.positions]
 
@@ -69,13 +69,17 @@ class Embedding(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids and positions in, hidden states out; `logits` turns chosen hidden states into scores."""
+    """Token ids and positions in, hidden states out; `logits` turns chosen hidden states into scores.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Tables of positions are made for `context` positions, or for all that the model knows: a million of them take 1 GB.
+    """
+
+    def __init__(self, config: ModelConfig, context: int | None = None) -> None:
         super().__init__()
+        context = config.max_positions if context is None else context
         block = PostNormBlock if config.post_norm else PreNormBlock
         self.config = config
-        self.embedding = Embedding(config)
+        self.embedding = Embedding(config, context)
         self.blocks = nn.ModuleList(block(config) for _ in range(config.num_layers))
         self.norm = nn.Identity() if config.post_norm else make_norm(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -83,9 +87,17 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.tokens.weight
         self.rotate = self._rotation if config.positions == "rotary" else self._no_rotation
         if config.positions == "rotary":
-            cos, sin = rotary_table(config)
+            cos, sin = rotary_table(config, context)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
+
+    def reach(self, context: int) -> None:
+        """Make the tables of positions anew, for so many positions."""
+        if self.config.positions == "rotary":
+            self.cos, self.sin = (table.to(self.cos.device) for table in rotary_table(self.config, context))
+        elif self.config.positions == "sinusoidal":
+            table = sinusoidal_table(context, self.config.hidden_size)
+            self.embedding.sinusoids = table.to(self.embedding.sinusoids.device)
 
     def _rotation(self, positions_T: Tensor) -> Rotation:
         dtype = self.embedding.tokens.weight.dtype  # cast once here, not again in each layer
@@ -95,7 +107,7 @@ class Decoder(nn.Module):
         return None
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        """Hidden states [T, E] of `tokens_T` (int64) standing at `positions_T` (int64, < max_positions)."""
+        """Hidden states [T, E] of `tokens_T` (int64) standing at `positions_T` (int64, below `context`)."""
         x_TE = self.embedding(tokens_T, positions_T)
         rotation = self.rotate(positions_T)
         for layer, block in enumerate(self.blocks):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import model.engine.choice
+import model.net.transformer
 from model.engine.build import (
     EngineOptions,
     build_engine,
@@ -23,6 +24,7 @@ from model.engine.cache import count_blocks, free_memory
 from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
+from model.net.checkpoint import load
 from model.net.packed import PackedLinear, pack
 from model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
@@ -330,3 +332,22 @@ def test_a_model_that_cannot_run_never_starts(folder):
     engine._engine.runner.net.logits = lambda hidden: torch.full((len(hidden), VOCAB), torch.nan)
     with pytest.raises(EngineFailed, match=r"^the model cannot run a first step: the model's scores are not finite$"):
         engine.start()
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [({"max_model_len": 48}, 48), ({"kv_cache_memory": 5 * BLOCK}, 64)],
+    ids=["asked for", "what the cache holds"],
+)
+def test_tables_of_positions_are_as_long_as_the_context_that_is_served(tmp_path, monkeypatch, asked, served):
+    """A model that knows a million positions serves a short context without a gigabyte of angles, at any moment."""
+    folder, made, make = write_checkpoint("llama", tmp_path), [], model.net.transformer.rotary_table
+    whole = load(folder, torch.float32, "cpu")
+    edit_config(folder, max_position_embeddings=1_000_000)
+    monkeypatch.setattr(
+        model.net.transformer, "rotary_table", lambda config, length: made.append(length) or make(config, length)
+    )
+    engine = build_engine(folder, replace(OPTIONS, **asked))
+    net = engine._engine.runner.net
+    assert served == engine.info.max_model_len == max(made) == len(net.cos) == len(net.sin)
+    assert torch.equal(net.cos, whole.cos[:served])

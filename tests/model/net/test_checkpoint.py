@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -293,3 +294,29 @@ def test_inspection_finds_what_loading_finds(folder, problem):
     assert messages[0] == messages[1]
     assert BAD_TENSORS[problem][1] in messages[0]
     assert "tensor stranger is unexpected" in messages[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_matrix_that_lies_the_wrong_way_is_named_with_both_shapes(tmp_path, kind):
+    """Every one that is not square, whether its family stores [out, in] or [in, out]; by loading and by inspection."""
+    folder = write_checkpoint(kind, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    oblong = {name: tensor for name, tensor in tensors.items() if tensor.dim() == 2 and len(set(tensor.shape)) == 2}
+    assert len(oblong) > 4
+    for name, tensor in oblong.items():
+        save_file(tensors | {name: tensor.t().contiguous()}, folder / "model.safetensors", metadata={"format": "pt"})
+        said = re.escape(f"tensor {name} has shape {list(tensor.t().shape)}, expected {list(tensor.shape)}")
+        for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+            with pytest.raises(CheckpointError, match=said):
+                check(folder)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+def test_tables_of_positions_reach_as_far_as_they_are_told_to(tmp_path, positions):
+    save(tiny_decoder(tiny_config(positions=positions)), tmp_path, torch.float32)
+    whole, short = load(tmp_path, torch.float32, "cpu"), load(tmp_path, torch.float32, "cpu", context=3)
+    for context in (3, 0, len(TOKENS)):
+        short.reach(context)
+        pairs = list(zip(whole.buffers(), short.buffers(), strict=True))
+        assert pairs and all(torch.equal(long[:context], table) for long, table in pairs)
+    assert torch.equal(logits(whole), logits(short))
