@@ -1,5 +1,7 @@
 """From an answer's tokens to its text: whole characters, stop strings, and what may be shown already."""
 
+from functools import lru_cache
+
 from model.params import StopRules
 from model.tokenizer import StreamDecoder, Tokenizer
 
@@ -14,6 +16,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stops: StopRules, *, skip_special_tokens: bool) -> None:
         self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stops = stops
+        self._searches = [StopSearch(stop) for stop in stops.stop]
         self._held = ""
         self._num_tokens = 0
 
@@ -21,30 +24,63 @@ class TextStream:
         """The text that can be shown after one more token, and the stop string that ended the answer with it."""
         self._num_tokens += 1
         piece = self._decoder.push(token_id)
-        return self._show(piece, last=False) if self._stops.stop else (piece, None)
+        return self._show(piece, last=False) if self._searches else (piece, None)
 
     def finish(self) -> tuple[str, str | None]:
         """What was held back, at the end of the answer."""
         piece = self._decoder.flush()
-        return self._show(piece, last=True) if self._stops.stop else (piece, None)
+        return self._show(piece, last=True) if self._searches else (piece, None)
 
     def _show(self, piece: str, *, last: bool) -> tuple[str, str | None]:
+        ends = [(search.feed(piece), search.stop) for search in self._searches]
         text = self._held + piece
         if self._num_tokens > self._stops.min_tokens:
-            # What is held holds no whole stop string, but for one that came within min_tokens and is text for good.
-            found = [(text.find(stop, max(0, len(self._held) + 1 - len(stop))), stop) for stop in self._stops.stop]
-            at, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
-            if stop:
+            found = [(len(self._held) + end - len(stop), stop) for end, stop in ends if end]
+            if found:
+                at, stop = min(found)
                 return text[: at + len(stop) if self._stops.include_stop else at], stop
-        keep = 0 if last else longest_overlap(text, self._stops.stop)
+        keep = 0 if last else max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
 
-def longest_overlap(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that is a proper beginning of a stop string."""
-    longest = max(map(len, stops), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(len(stop) > length and stop.startswith(text[-length:]) for stop in stops):
-            return length
-    return 0
+class StopSearch:
+    """Looks for one stop string in a text that comes in pieces (Knuth, Morris and Pratt 1977).
+
+    A character costs about the same whatever the text and the stop string: at most 13 comparisons for 256 characters.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        """Characters at the end of the text so far that are a beginning of the stop string, and not all of it."""
+        self._next, self._rest = _fallbacks(stop)
+
+    def feed(self, piece: str) -> int:
+        """Take a piece in. Where the stop string first ends in it, as a count of the piece's characters; 0 for nowhere."""
+        stop, matched, first = self.stop, self.matched, 0
+        if not matched and stop[0] not in piece:
+            return 0
+        for count, character in enumerate(piece, start=1):
+            while matched >= 0 and stop[matched] != character:
+                matched = self._next[matched]
+            matched += 1
+            if matched == len(stop):
+                first, matched = first or count, self._rest
+        self.matched = matched
+        return first
+
+
+@lru_cache(1024)
+def _fallbacks(stop: str) -> tuple[list[int], int]:
+    """Where the search goes on after a mismatch at each place of a stop string, -1 for the next character; and after all of it.
+
+    It goes on after the longest shorter match that the same character does not refuse again.
+    """
+    after, border = [-1], 0
+    for at in range(1, len(stop)):
+        after.append(after[border] if stop[at] == stop[border] else border)
+        while border >= 0 and stop[at] != stop[border]:
+            border = after[border]
+        border += 1
+    return after, border

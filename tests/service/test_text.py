@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.params import StopRules
-from service.text import TextStream, longest_overlap
+from service.text import StopSearch, TextStream
 from tests.fakes import END, byte_tokenizer
 
 law = settings(max_examples=200, derandomize=True, deadline=None)
@@ -133,8 +133,38 @@ def test_an_unfinished_character_is_shown_at_the_end_as_a_replacement():
 
 
 @law
-@given(st.text("ab", max_size=8), stop_strings)
-def test_longest_overlap_is_the_longest_end_that_begins_a_stop_string(text, stop):
-    beginnings = {one[:length] for one in stop for length in range(1, len(one))}
-    lengths = [length for length in range(1, len(text) + 1) if text[-length:] in beginnings]
-    assert longest_overlap(text, stop) == max(lengths, default=0)
+@given(st.lists(st.text("ab", max_size=5), max_size=4), st.text("ab", min_size=1, max_size=6))
+def test_a_search_knows_the_longest_end_of_the_text_that_begins_its_stop_string_and_where_it_first_ends(pieces, stop):
+    search, text = StopSearch(stop), ""
+    for piece in pieces:
+        ends = [end for end in range(1, len(piece) + 1) if (text + piece[:end]).endswith(stop)]
+        assert search.feed(piece) == next(iter(ends), 0)
+        text += piece
+        assert search.matched == max(length for length in range(len(stop)) if text.endswith(stop[:length]))
+
+
+class Counted(str):
+    """A stop string that counts how often one of its characters is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at):
+        Counted.looks += 1
+        return super().__getitem__(at)
+
+
+def fibonacci_word(length: int) -> str:
+    """The text on which this search has to go back most often."""
+    shorter, longer = "a", "ab"
+    while len(longer) < length:
+        shorter, longer = longer, longer + shorter
+    return longer[:length]
+
+
+@pytest.mark.parametrize("stop", ["a" * 255 + "b", fibonacci_word(256), "ab" * 127 + "aa", "x" * 256])
+def test_no_character_costs_more_than_thirteen_looks_at_a_stop_string_however_long_and_periodic_it_is(stop):
+    search = StopSearch(Counted(stop))
+    for character in (stop[:-1] + "c") * 3 + "".join(stop[:end] + "c" for end in range(255)):
+        Counted.looks = 0
+        search.feed(character)
+        assert Counted.looks <= 1 + 13
