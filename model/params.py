@@ -19,6 +19,8 @@ MAX_PROMPT_SCORES = 1 << 20
 SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object", type(None): "null"}
 _SHOWN = 64
+_AT_ONCE = 4096
+"""Values that are looked at in one call, which no other thread can interrupt: some 0.1 ms."""
 
 
 def describe(value: Any) -> str:
@@ -59,12 +61,14 @@ def at_most(name: str, values: Collection[Any], limit: int, what: str) -> None:
 
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> tuple[int, ...]:
     """`values` if each is a token id of the served model."""
-    if values and {*map(type, values)} == {int} and min(values) >= 0 and max(values) < vocab_size:
-        return tuple(values)
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
-            known = f"token ids of the vocabulary, integers from 0 to {vocab_size - 1}"
-            raise InvalidRequest(f"{name} must hold {known}; got {describe(value)}", name)
+    for start in range(0, len(values), _AT_ONCE):
+        part = values[start : start + _AT_ONCE]
+        if {*map(type, part)} == {int} and min(part) >= 0 and max(part) < vocab_size:
+            continue
+        for value in part:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+                known = f"token ids of the vocabulary, integers from 0 to {vocab_size - 1}"
+                raise InvalidRequest(f"{name} must hold {known}; got {describe(value)}", name)
     return tuple(values)
 
 

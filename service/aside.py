@@ -1,18 +1,20 @@
-"""Work beside the event loop. What takes long stands back behind the engine's steps.
+"""Work beside the event loop, in which callers take turns. What takes long stands back behind the engine's steps.
 
-A thread of the event loop's own pool runs at once, beside the engine's threads: right for a prompt of some thousand characters.
-A text of a MiB, or a large schema, would take a core from every stream for a second: it runs on one thread that the
-operating system lets run when nothing else wants to (SCHED_IDLE).
+A prompt of some thousand characters is worked on at once, by threads beside the engine's. A text of a MiB, or a large schema,
+would take a core from every stream for a second: it runs on one thread that the operating system lets run when nothing else
+wants to (SCHED_IDLE).
+
+An `owner` is the name of an API key, or None where no keys are set: then all callers are one.
 """
 
 import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from threading import BoundedSemaphore
-from typing import TypeVar
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from model.errors import Overloaded
 
@@ -22,6 +24,69 @@ LARGE = 64 << 10
 """Characters, tokens or bytes; about 20 ms of one core."""
 MOST_LARGE = 64
 """Large texts at a time; they wait for each other."""
+THREADS = 4
+"""For work that is not large. The tokenizer lets go of the interpreter; a chat template does not."""
+
+
+class Places:
+    """Places that callers hold for a while, at most `most` at a time. For one event loop.
+
+    An API key that holds some may take more as long as it has no more than a third of what is then left free: a quarter of all
+    where it is alone, and less the more keys there are, so that a place is left for the next one (Choudhury and Hahne 1998,
+    dynamic thresholds).
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self.most = most
+        self._what = what
+        self._held: Counter[str | None] = Counter()
+
+    @contextlib.contextmanager
+    def hold(self, owner: str | None, amount: int = 1) -> Iterator[None]:
+        """Hold `amount` places, 1 to `most`, in a block. Raises Overloaded where they are not free, or not for this owner."""
+        taken, held = self._held.total(), self._held[owner]
+        free = self.most - taken - amount
+        if free < 0:
+            raise Overloaded(f"{taken} {self._what} already")
+        if owner is not None and held and 3 * (held + amount) > free:
+            raise Overloaded(f"{held} {self._what} already for API key {owner!r}")
+        self._held[owner] += amount
+        try:
+            yield
+        finally:
+            self._held[owner] -= amount
+            if not self._held[owner]:
+                del self._held[owner]
+
+
+class TurnPool:
+    """Threads that take one piece of work of each owner in turn: who brings many waits for his own, and nobody else does."""
+
+    def __init__(self, threads: int, name: str, initializer: Callable[[], None] | None = None) -> None:
+        self._threads = ThreadPoolExecutor(threads, name, initializer)
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str | None, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+
+    def submit(self, owner: str | None, work: Callable[[], T]) -> Future[T]:
+        """The result of `work` to be. Work that is cancelled before its turn is never begun."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append((future, work))
+        self._threads.submit(self._next)  # one for each piece of work, though not for this one
+        return future
+
+    def _next(self) -> None:
+        with self._lock:
+            owner, pieces = self._waiting.popitem(last=False)
+            future, work = pieces.popleft()
+            if pieces:
+                self._waiting[owner] = pieces  # behind all others
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+        del future, work, pieces  # the error's traceback holds this frame
 
 
 def _stand_back() -> None:
@@ -29,21 +94,17 @@ def _stand_back() -> None:
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
-_patient = ThreadPoolExecutor(1, "attend-aside", _stand_back)
-_large = BoundedSemaphore(MOST_LARGE)
+_quick = TurnPool(THREADS, "attend-quick")
+_patient = TurnPool(1, "attend-aside", _stand_back)
+_large = Places(MOST_LARGE, "long texts are waiting")
 
 
-async def aside(work: Callable[[], T], size: int, pool: Executor | None = None) -> T:
+async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, owner: str | None = None) -> T:
     """The result of `work`, whose input has `size` characters, tokens or bytes; in `pool` unless that is large.
 
-    Raises Overloaded where MOST_LARGE large ones are waiting.
+    Raises Overloaded where too many large ones are waiting.
     """
-    loop = asyncio.get_running_loop()
     if size <= LARGE:
-        return await loop.run_in_executor(pool, work)
-    if not _large.acquire(blocking=False):
-        raise Overloaded(f"{MOST_LARGE} long texts are waiting already")
-    try:
-        return await loop.run_in_executor(_patient, work)
-    finally:
-        _large.release()
+        return await asyncio.wrap_future((pool or _quick).submit(owner, work))
+    with _large.hold(owner):
+        return await asyncio.wrap_future(_patient.submit(owner, work))

@@ -9,17 +9,20 @@ from dataclasses import replace
 from functools import partial
 
 from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
-from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Overloaded, Unavailable
-from model.params import token_ids
+from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
+from model.params import MAX_PROMPT_SCORES, token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
-from service.aside import aside
-from service.keys import Lease
+from service.aside import Places, aside
 from service.metrics import RequestRecord
 from service.prepare import Preparation
+from service.quota import Key, Lease, name_of
 from service.records import Chunk, Command
 
 log = logging.getLogger("attend.service")
+
+MOST_SCORES = 2 * MAX_PROMPT_SCORES
+"""Log probabilities of prompt tokens in all calls at a time: a GB of memory, most of it their JSON."""
 
 
 class GenerationService:
@@ -43,8 +46,9 @@ class GenerationService:
         self._request_timeout = request_timeout
         self._deadline_default_ms = deadline_default_ms
         self._clock = clock
-        self._num_preparing = 0
-        self._most_preparing = engine.info.max_batch_requests + engine.info.max_queued_requests
+        most = engine.info.max_batch_requests + engine.info.max_queued_requests
+        self._preparing = Places(most, "requests are being prepared")
+        self._scores = Places(MOST_SCORES, "log probabilities of prompt tokens are being computed")
 
     async def generate(self, command: Command, record: RequestRecord) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of what came together. Closing the iterator aborts.
@@ -55,11 +59,15 @@ class GenerationService:
             self.check_model(command.model)
             seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
             deadline = asyncio.get_running_loop().time() + seconds
+            lease = stack.enter_context(_admitted(command.key, command.num_answers, self._least(command)))
             answers = await self._prepared(command, deadline)
-            lease = stack.enter_context(_admitted(command, answers))
-            lease.used(0)  # until something is made, nothing is taken
-            unfinished = dict(answers)
             requests = [answer.request for answer in answers.values()]
+            if lease is not None:
+                lease.reserve(sum(request.max_total_tokens for request in requests))
+            if command.prompt_logprobs is not None:
+                each = command.prompt_logprobs + 1
+                stack.enter_context(self._scores.hold(command.owner, each * sum(len(request.prompt) for request in requests)))
+            unfinished = dict(answers)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
                 async with aclosing(self.engine.generate(requests)) as outputs:
@@ -67,8 +75,8 @@ class GenerationService:
                         chunks = self._advance(answers, unfinished, batch, record)
                         if chunks:
                             record.delivered(chunks, command.n)
-                            if command.key is not None:
-                                lease.used(lease.tokens + sum(map(_taken, chunks)))
+                            if lease is not None:
+                                lease.use(sum(map(_taken, chunks)))
                             yield chunks
                         if not unfinished:
                             break
@@ -77,33 +85,40 @@ class GenerationService:
 
     async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
         """The answers that are to be made. A text that takes long, or a grammar, must not hold a place for ever."""
-        if self._num_preparing >= self._most_preparing:
-            raise Overloaded(f"{self._num_preparing} requests are being prepared already")
-        self._num_preparing += 1
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self.preparation.answers(command)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the first token") from error
-        finally:
-            self._num_preparing -= 1
+        with self._preparing.hold(command.owner):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self.preparation.answers(command)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed before the first token") from error
+
+    def _least(self, command: Command) -> int:
+        """Tokens that a call will reserve at least, as far as that is known before its texts are tokenized."""
+        most, keep = command.stops.max_tokens, command.truncate_prompt_tokens
+        if most is None:  # prompt and answer fill the context
+            return command.num_answers * self.engine.info.max_model_len
+        sizes = [len(prompt) if isinstance(prompt, tuple) else 1 for prompt in command.prompts]
+        return command.n * sum(most + min(size, keep or size) for size in sizes)
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless `name` is the served model, or empty."""
         if name and name != self.model_name:
             raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {self.model_name!r}")
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, made beside the event loop where that takes long."""
-        return await aside(partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, key: Key | None = None) -> list[int]:
+        """Token ids of a text, made beside the event loop. Counts as an answer of `key` while it lasts."""
+        with _admitted(key):
+            encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            return await aside(encode, len(text), owner=name_of(key))
 
-    async def detokenize(self, tokens: Sequence[int], name: str = "tokens") -> str:
-        """The text of token ids, special tokens included; an error calls them `name`. Made beside the event loop too."""
+    async def detokenize(self, tokens: Sequence[int], name: str = "tokens", key: Key | None = None) -> str:
+        """The text of token ids, special tokens included; an error calls them `name`. Made as in `tokenize`."""
 
         def text() -> str:
             return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
 
-        return await aside(text, len(tokens))
+        with _admitted(key):
+            return await aside(text, len(tokens), owner=name_of(key))
 
     def _advance(
         self, answers: dict[str, Answer], unfinished: dict[str, Answer], outputs: list[Output], record: RequestRecord
@@ -149,12 +164,9 @@ class GenerationService:
             self.engine.abort(request.request_id, FinishReason.DEADLINE)
 
 
-def _admitted(command: Command, answers: dict[str, Answer]) -> AbstractContextManager[Lease]:
-    """The place of a call under its key's limits; RateLimited where there is none."""
-    most = sum(answer.request.max_total_tokens for answer in answers.values())
-    if command.key is None:
-        return nullcontext(Lease(most))
-    return command.key.admit(most)
+def _admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
+    """The places of a call under its key's limits, where there is a key. See `Key.admit`."""
+    return nullcontext() if key is None else key.admit(answers, tokens)
 
 
 def _taken(chunk: Chunk) -> int:

@@ -1,4 +1,4 @@
-"""API keys: a file of their hashes, the ring that knows a caller by it, and what each caller may take.
+"""API keys: a file of their hashes, and the ring that knows a caller by it.
 
 The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N}}`;
 a limit that is null or absent does not hold. A key is 256 random bits, so one round of SHA-256 cannot be searched.
@@ -11,22 +11,22 @@ import hashlib
 import hmac
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from stat import S_IMODE
 from threading import Lock
 from typing import Any
 
-from model.errors import InvalidRequest, RateLimited, SettingError, Unauthenticated
+from model.errors import SettingError, Unauthenticated
 from model.params import describe
+from service.quota import LIMITS, Clock, Key, Limits
 
 log = logging.getLogger("attend.keys")
 
@@ -35,21 +35,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SECRET_BYTES = 32
 MAX_LIMIT = 10**9
-WINDOW_SECONDS = 60.0
 CHECK_SECONDS = 1.0
-Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one key may take of one replica; None is no limit."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent: int | None = None
-
-
-LIMITS = tuple(limit.name for limit in fields(Limits))
+COMPLAIN_SECONDS = 60.0
+"""How often a file that stays bad is complained of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +78,13 @@ def read_name(name: str) -> str:
 def read_keys(text: bytes) -> dict[str, Entry]:
     """The keys of a file's text. Raises SettingError naming the key and the field."""
     try:
-        document = json.loads(text.decode("utf-8"), object_pairs_hook=_without_doubles)
+        written = json.loads(text.decode("utf-8"), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
         # ValueError is bad JSON, bad UTF-8 and an endless number alike. Its text may quote the file, so it is not repeated.
         raise SettingError("not JSON") from error
-    if not isinstance(document, dict):
+    if not isinstance(written, dict):
         raise SettingError("not a JSON object of names")
-    entries = {read_name(name): _entry(name, value) for name, value in document.items()}
+    entries = {read_name(name): _entry(name, value) for name, value in written.items()}
     owners: dict[bytes, str] = {}
     for name, entry in entries.items():
         if owners.setdefault(entry.digest, name) != name:
@@ -135,23 +123,34 @@ def load_keys(path: Path) -> dict[str, Entry]:
 
 
 def write_keys(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Replace the file whole, readable by its owner only: a reader sees the old file or the new one.
+    """Replace the file whole: a reader sees the old file or the new one. Owner, group and mode stay those of the old file,
+    since the server may run as another user than who edits; a new file is readable by its owner only.
 
-    Raises SettingError naming the file.
+    Raises SettingError naming the file, also where its owner cannot be kept.
     """
     target = path.resolve()  # a link stays a link
-    document = {name: {"sha256": entry.digest.hex(), **asdict(entry.limits)} for name, entry in entries.items()}
+    written = {name: {"sha256": entry.digest.hex(), **asdict(entry.limits)} for name, entry in entries.items()}
     with _naming(path):
         handle, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # mode 0600
         try:
             with open(handle, "w", encoding="utf-8") as file:
-                file.write(json.dumps(document, indent=2) + "\n")
+                _own_as(target, handle)
+                file.write(json.dumps(written, indent=2) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, target)
         except BaseException:
             os.unlink(fresh)
             raise
+
+
+def _own_as(path: Path, handle: int) -> None:
+    """Give an open file the owner, group and mode of the file at `path`, where there is one."""
+    with suppress(FileNotFoundError):
+        known, fresh = path.stat(), os.fstat(handle)
+        if (known.st_uid, known.st_gid) != (fresh.st_uid, fresh.st_gid):
+            os.fchown(handle, known.st_uid, known.st_gid)
+        os.fchmod(handle, S_IMODE(known.st_mode))
 
 
 @contextmanager
@@ -189,135 +188,14 @@ def _naming(path: Path) -> Iterator[None]:
         raise SettingError(f"the API key file {str(path)!r} cannot be used: {error.strerror or error}") from error
 
 
-# What a caller has taken
-
-
-@dataclass(slots=True, eq=False)
-class _Charge:
-    leaves: float
-    amount: int
-
-
-class _Window:
-    """What was taken in the last minute. Each charge leaves a minute after it was made, so no minute ever holds more than
-    the limit; a token bucket would let twice as much through around its edge."""
-
-    def __init__(self) -> None:
-        self.charges: deque[_Charge] = deque()
-        self.spent = 0
-
-    def wait(self, amount: int, limit: int | None, now: float) -> float:
-        """Seconds until `amount` fits; 0 where it fits now. `amount` is at most the limit."""
-        while self.charges and self.charges[0].leaves <= now:
-            gone = self.charges.popleft()
-            self.spent -= gone.amount
-            gone.amount = 0
-        if limit is None:
-            return 0.0
-        excess, leaves = self.spent + amount - limit, now
-        for charge in self.charges:
-            if excess <= 0:
-                break
-            excess, leaves = excess - charge.amount, charge.leaves
-        return leaves - now
-
-    def take(self, amount: int, now: float) -> _Charge:
-        """Charge `amount`, to be settled later."""
-        charge = _Charge(now + WINDOW_SECONDS, amount)
-        self.charges.append(charge)
-        self.spent += amount
-        return charge
-
-    def settle(self, charge: _Charge, used: int) -> None:
-        """Give back what a charge did not use; one that has left the window has nothing to give."""
-        back = max(0, charge.amount - used)
-        charge.amount -= back
-        self.spent -= back
-
-
-class _Usage:
-    """What one name has taken; it outlives a change of its key or its limits."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()  # a route's dependency may run in a worker thread
-        self.requests = _Window()
-        self.tokens = _Window()
-        self.running = 0
-
-
-class Lease:
-    """One admitted call. `tokens` is what it is charged for when it ends: all that it reserved, until `used` says less."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-
-    def used(self, tokens: int) -> None:
-        """How many tokens the call has taken so far; the last word counts, up to what was reserved."""
-        assert tokens >= 0
-        self.tokens = tokens
-
-
-class Key:
-    """A known caller. `name` is fit for logs; the key itself is not kept."""
-
-    def __init__(self, name: str, limits: Limits, usage: _Usage, clock: Clock) -> None:
-        self.name = name
-        self.limits = limits
-        self._usage = usage
-        self._clock = clock
-
-    @contextmanager
-    def admit(self, tokens: int) -> Iterator[Lease]:
-        """Hold the key's share of this replica for one call, which may take up to `tokens` (prompt and max_tokens).
-
-        Entering raises RateLimited where a limit of this minute is reached, and InvalidRequest where the call is larger than
-        a whole minute's tokens; both take nothing. Leaving, by whatever way, ends the call and gives back the tokens that
-        `Lease.used` does not claim. Tokens count in the minute in which the call was admitted.
-        """
-        assert tokens >= 0
-        usage = self._usage
-        with usage.lock:
-            now = self._clock()
-            self._check(tokens, now)
-            usage.requests.take(1, now)
-            charge = usage.tokens.take(tokens, now)
-            usage.running += 1
-        lease = Lease(tokens)
-        try:
-            yield lease
-        finally:
-            with usage.lock:
-                usage.running -= 1
-                usage.tokens.settle(charge, lease.tokens)
-
-    def _check(self, tokens: int, now: float) -> None:
-        limits, usage = self.limits, self._usage
-        most = limits.tokens_per_minute
-        if most is not None and tokens > most:
-            whose = f"the tokens_per_minute of API key {self.name!r}"
-            raise InvalidRequest(f"prompt plus max_tokens must be at most {most}, {whose}; got {tokens}", "max_tokens")
-        full = limits.concurrent is not None and usage.running >= limits.concurrent
-        waits = {
-            "concurrent": 1.0 if full else 0.0,
-            "requests_per_minute": usage.requests.wait(1, limits.requests_per_minute, now),
-            "tokens_per_minute": usage.tokens.wait(tokens, most, now),
-        }
-        limit = max(waits, key=waits.__getitem__)
-        if waits[limit] > 0:
-            seconds = max(1, math.ceil(waits[limit]))
-            raise RateLimited(
-                f"API key {self.name!r} has reached its limit {limit} = {getattr(limits, limit)}; try again in {seconds} s",
-                retry_after=seconds,
-            )
-
-
 # Who calls
 
 
 class KeyRing:
     """The keys of a file, which may change while the server runs. Raises SettingError if the file is bad at the start.
 
-    The file is looked at no more than once a second. One that became bad leaves the last good keys in force.
+    The file is looked at no more than once a second. One that became bad leaves the last good keys in force here, but stops the
+    start of a new replica: so the log says it again every minute, and `file_ok` is false.
     """
 
     def __init__(self, path: str | Path, clock: Clock = time.monotonic) -> None:
@@ -326,8 +204,13 @@ class KeyRing:
         self._lock = Lock()
         self._seen: tuple[int, int, int] | None = None
         self._complaint = ""
+        self._complains_again = 0.0
         self._keys: dict[bytes, Key] = {}
-        self._load()
+        try:
+            self._load()
+        except SettingError as error:
+            log.error("this replica cannot start: %s", error)
+            raise
         self._next_look = clock() + CHECK_SECONDS
 
     def authenticate(self, authorization: bytes | str | None) -> Key:
@@ -348,6 +231,17 @@ class KeyRing:
             raise Unauthenticated("the API key is not known to this server")
         return found
 
+    @property
+    def file_ok(self) -> bool:
+        """Whether the keys in force are those of the file: a replica can start with it."""
+        self._look()
+        return not self._complaint
+
+    @property
+    def file_time(self) -> float:
+        """When the file that the keys in force were read from was last changed, in seconds since 1970."""
+        return 0.0 if self._seen is None else self._seen[0] / 1e9
+
     def _look(self) -> None:
         """Read the file again where it has changed."""
         with self._lock:
@@ -359,9 +253,12 @@ class KeyRing:
                 self._load()
                 self._complaint = ""
             except SettingError as error:
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
-                    log.error("the keys that were read before stay in force: %s", error)
+                self._complain(str(error), now)
+
+    def _complain(self, fault: str, now: float) -> None:
+        if fault != self._complaint or now >= self._complains_again:
+            self._complaint, self._complains_again = fault, now + COMPLAIN_SECONDS
+            log.error("the keys that were read before stay in force, and no replica can start: %s", fault)
 
     def _load(self) -> None:
         with _naming(self.path):
@@ -372,8 +269,6 @@ class KeyRing:
                     return
                 entries = read_keys(file.read())
             self._seen = seen  # only of a good file: a bad one is read until it is good
-        usages = {key.name: key._usage for key in self._keys.values()}
+        usages = {key.name: key.usage for key in self._keys.values()}
         # One assignment, so that a reader in another thread sees the old keys or the new ones.
-        self._keys = {
-            entry.digest: Key(name, entry.limits, usages.get(name) or _Usage(), self._clock) for name, entry in entries.items()
-        }
+        self._keys = {entry.digest: Key(name, entry.limits, usages.get(name), self._clock) for name, entry in entries.items()}

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from model.errors import SettingError
-from service.keys import LIMITS, MAX_LIMIT, Entry, Limits, digest_of, editing, load_keys, new_secret, read_limit, read_name
+from service.keys import MAX_LIMIT, Entry, digest_of, editing, load_keys, new_secret, read_limit, read_name
+from service.quota import LIMITS, Limits
 
 app = typer.Typer(
     help="Give, list and take away API keys. A running server follows within a second or two.",
@@ -28,7 +29,7 @@ TokensOption = Annotated[
     str, typer.Option("--tokens-per-minute", help="Prompt and answer, likewise; default: no limit.", metavar="N")
 ]
 ConcurrentOption = Annotated[
-    str, typer.Option("--concurrent", help="Requests at the same time, likewise; default: no limit.", metavar="N")
+    str, typer.Option("--concurrent", help="Answers being made at the same time, likewise; default: no limit.", metavar="N")
 ]
 
 

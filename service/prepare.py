@@ -1,30 +1,58 @@
 """From a command to the answers that are to be made: tokens, checks against the model, engine requests."""
 
 import secrets
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 from model.engine.request import EngineInfo, Request, check_fits
 from model.errors import ContextTooLong, EngineFailed, InvalidRequest
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.mask import CompiledGrammar, Grammar
-from model.params import MAX_PROMPT_SCORES, token_ids
+from model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
-from service.aside import aside
-from service.records import Command, Prompt
+from service.aside import TurnPool, aside
+from service.records import ChatPrompt, Command, Prompt
 from service.text import TextStream
 
-INLINE_CHARACTERS = 4096
-"""Longer prompts are tokenized in a thread, so that the event loop goes on serving streams."""
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 1024
+"""What takes longer than tokenizing so many characters, a millisecond at most, is done in a thread, so that the event loop goes
+on serving streams. Other work is counted in characters too, by the time it takes."""
+IDS_A_CHARACTER = 8
+"""Token ids that are checked in the time of a character."""
+CHARACTERS_AN_ANSWER = 32
+"""Making a request and its answer."""
+CHARACTERS_A_RESUMED_TOKEN = 8
+"""Its text, and its way through a grammar."""
 COMPILES = 8
 """Compiling a grammar takes so many times longer than tokenizing a text of its length: a tenth of a second and more."""
-_compiling = ThreadPoolExecutor(2, "attend-grammar")
+_compiling = TurnPool(2, "attend-grammar")
 """Threads of their own: each waits for a child process, and short texts would wait with them."""
 SLACK = 4
 """A prompt with so many times more characters than its context could hold is refused before it costs anything."""
 SEED_BITS = 48
 """Server-chosen seeds survive a JSON reader that keeps numbers as doubles."""
+
+
+class _Text(NamedTuple):
+    """A prompt to tokenize."""
+
+    text: str
+    add_special_tokens: bool
+
+
+@dataclass(slots=True)
+class _Read:
+    """What the texts of a command are in tokens."""
+
+    prompts: list[list[int]]
+    echoes: list[str]
+    """What each answer begins with, by prompt; empty without echo."""
+    bad_words: list[list[int]]
 
 
 class Preparation:
@@ -34,50 +62,73 @@ class Preparation:
         self.info = info
         self.tokenizer = tokenizer
         self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        self._most_characters = SLACK * info.max_model_len * tokenizer.longest
 
     async def answers(self, command: Command) -> dict[str, Answer]:
-        """The answers to make, by the ids of their engine requests. Raises InvalidRequest with the field named."""
+        """The answers to make, by the ids of their engine requests. Raises InvalidRequest with the field named.
+
+        Whatever may take longer than a millisecond is done beside the event loop.
+        """
+        prompts = [await self._written(prompt, command) for prompt in command.prompts]
+        read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
+        grammar = None if command.grammar is None else await self.compiled(command.grammar, command.owner)
+        return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
+
+    async def compiled(self, spec: GrammarSpec, owner: str | None = None) -> CompiledGrammar:
+        """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
+        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, owner)
+
+    async def _written(self, prompt: Prompt, command: Command) -> _Text | tuple[int, ...]:
+        """A prompt as text or tokens. One that cannot fit is refused before it costs anything."""
+        limit = self.info.max_model_len
+        if isinstance(prompt, tuple):
+            if len(prompt) > limit and command.truncate_prompt_tokens is None:
+                size = f"{limit} tokens, which a prompt of {len(prompt)} exceeds"
+                raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
+            return prompt
+        if isinstance(prompt, ChatPrompt):
+            text = _Text(await aside(prompt.write, 1, owner=command.owner), False)  # the template writes its own
+        else:
+            text = _Text(prompt, True)
+        if len(text.text) > self._most_characters:
+            size = f"{limit} tokens, which {len(text.text)} characters cannot fit"
+            raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
+        return text
+
+    def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _Read:
+        """Tokenize and check all that a command says in words or tokens. May run in any thread."""
         self._check_ids(command)
+        whole = [self._tokens(prompt) for prompt in prompts]
+        kept = [self._truncated(tokens, command) for tokens in whole]
+        if command.prompt_logprobs is not None:
+            self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, kept)))
+        echoes = [self._echo(*each) for each in zip(prompts, whole, kept, strict=True)] if command.echo else []
+        return _Read(kept, echoes, self._bad_words(command.decoding.bad_words))
+
+    def _made(self, command: Command, read: _Read, grammar: CompiledGrammar | None) -> dict[str, Answer]:
+        """The answers, and their engine requests. May run in any thread."""
         given = command.sampling.seed
         seed = secrets.randbits(SEED_BITS) if given is None else given
-        whole = [await self._tokens(prompt) for prompt in command.prompts]
-        prompts = [self._truncated(tokens, command) for tokens in whole]
-        if command.prompt_logprobs is not None:
-            self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, prompts)))
-        echoes = [self._echo(*each) for each in zip(command.prompts, whole, prompts, strict=True)] if command.echo else []
-        grammar = None if command.grammar is None else await self.compiled(command.grammar)
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
+        ends = self._ends(command)
         answers = {}
-        for index in range(command.n * len(prompts)):
+        for index in range(command.num_answers):
             place = index // command.n
-            request = self._request(f"{unique}-{index}", prompts[place], command, seed, index)
+            request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
+            request.stop_token_ids, request.bad_words = ends, read.bad_words
             check_fits(request, self.info.max_model_len)
             request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
             text = TextStream(self.tokenizer, command.stops, skip_special_tokens=command.skip_special_tokens)
-            echo = echoes[place] if command.echo else ""
+            echo = read.echoes[place] if command.echo else ""
             answer = Answer(index, request, command.stops, text, self.info.eos_token_ids, echo)
             answer.resume()
             answers[request.request_id] = answer
         return answers
 
-    async def tokens(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, made beside the event loop where that takes long."""
-        limit = self.info.max_model_len
-        if len(text) > SLACK * limit * self.tokenizer.longest:
-            size = f"{limit} tokens, which {len(text)} characters cannot fit"
-            raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
-        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        tokens = await aside(encode, len(text)) if len(text) > INLINE_CHARACTERS else encode()
-        if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
-            raise InvalidRequest(f"prompt has the token {max(tokens)}, which this model does not know", "prompt")
-        return tokens
-
-    async def compiled(self, spec: GrammarSpec) -> CompiledGrammar:
-        """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
-        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling)
-
     def _check_ids(self, command: Command) -> None:
         size, decoding = self.info.vocab_size, command.decoding
+        at_most("allowed_token_ids", decoding.allowed_token_ids, size, "token ids, as many as the vocabulary has")
+        at_most("resume_token_ids", command.resume_token_ids, self.info.max_model_len, "token ids, as many as the context")
         token_ids("stop_token_ids", command.stops.stop_token_ids, size)
         token_ids("allowed_token_ids", decoding.allowed_token_ids, size)
         token_ids("logit_bias", tuple(decoding.logit_bias), size)
@@ -89,9 +140,12 @@ class Preparation:
             wanted = f"prompt_logprobs may ask for at most {MAX_PROMPT_SCORES} log probabilities of prompt tokens in all"
             raise InvalidRequest(f"{wanted}; got {each} for each of {tokens} tokens", "prompt_logprobs")
 
-    async def _tokens(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return await self.tokens(prompt) or self._start_of_text()
+    def _tokens(self, prompt: _Text | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, _Text):
+            tokens = self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+            if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
+                raise InvalidRequest(f"prompt has the token {max(tokens)}, which this model does not know", "prompt")
+            return tokens or self._start_of_text()
         if not prompt:
             raise InvalidRequest("prompt must hold at least one token id; got an empty list", "prompt")
         return list(token_ids("prompt", prompt, self.info.vocab_size))
@@ -99,9 +153,10 @@ class Preparation:
     def _truncated(self, tokens: list[int], command: Command) -> list[int]:
         return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]
 
-    def _echo(self, prompt: Prompt, whole: list[int], kept: list[int]) -> str:
-        as_given = isinstance(prompt, str) and len(kept) == len(whole)
-        return prompt if as_given and isinstance(prompt, str) else self.tokenizer.decode(kept, skip_special_tokens=False)
+    def _echo(self, prompt: _Text | tuple[int, ...], whole: list[int], kept: list[int]) -> str:
+        if isinstance(prompt, _Text) and len(kept) == len(whole):
+            return prompt.text  # as it was given
+        return self.tokenizer.decode(kept, skip_special_tokens=False)
 
     def _start_of_text(self) -> list[int]:
         for token in (self.tokenizer.bos_token_id, self.info.bos_token_id, *self.info.eos_token_ids):
@@ -109,11 +164,14 @@ class Preparation:
                 return [token]
         raise InvalidRequest("prompt is empty, and this model has no start-of-text token to begin from", "prompt")
 
+    def _ends(self, command: Command) -> frozenset[int]:
+        """The tokens that end an answer."""
+        goes_on = command.stops.ignore_eos and command.grammar is None  # nothing follows the end of a grammar
+        return frozenset((*command.stops.stop_token_ids, *(() if goes_on else self.info.eos_token_ids)))
+
     def _request(self, request_id: str, prompt: list[int], command: Command, seed: int, choice: int) -> Request:
         stops = command.stops
         left = max(1, self.info.max_model_len - len(prompt))
-        goes_on = stops.ignore_eos and command.grammar is None  # nothing follows the end of a grammar
-        end = () if goes_on else self.info.eos_token_ids
         return Request(
             request_id=request_id,
             prompt=prompt,
@@ -121,10 +179,8 @@ class Preparation:
             sampling=command.sampling,
             seed=seed,
             choice=choice,
-            stop_token_ids=frozenset((*stops.stop_token_ids, *end)),
             min_tokens=stops.min_tokens,
             decoding=command.decoding,
-            bad_words=self._bad_words(command.decoding.bad_words),
             logprobs=command.logprobs,
             prompt_logprobs=command.prompt_logprobs,
             cache_salt=command.cache_salt,
@@ -139,6 +195,26 @@ class Preparation:
             for spelling in dict.fromkeys(spellings)
             if (tokens := self.tokenizer.encode(spelling, add_special_tokens=False))
         ]
+
+
+async def _run(work: Callable[[], T], size: int, owner: str | None) -> T:
+    """The result of `work`, made here where it takes no longer than INLINE_CHARACTERS."""
+    return work() if size <= INLINE_CHARACTERS else await aside(work, size, owner=owner)
+
+
+def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:
+    """How long `Preparation._read` takes, in characters."""
+    decoding, texts = command.decoding, sum(len(prompt.text) for prompt in prompts if isinstance(prompt, _Text))
+    of_prompts = sum(len(prompt) for prompt in prompts if not isinstance(prompt, _Text))
+    others = len(decoding.allowed_token_ids) + len(command.resume_token_ids) + len(command.stops.stop_token_ids)
+    ids = others + len(decoding.logit_bias) + of_prompts * (IDS_A_CHARACTER if command.echo else 1)
+    return texts + ids // IDS_A_CHARACTER + 2 * sum(map(len, decoding.bad_words)) + CHARACTERS_AN_ANSWER * len(prompts)
+
+
+def _making(command: Command) -> int:
+    """How long `Preparation._made` takes, in characters."""
+    resumed = CHARACTERS_A_RESUMED_TOKEN * len(command.resume_token_ids)
+    return CHARACTERS_AN_ANSWER * command.num_answers + resumed + sum(map(len, command.stops.stop))
 
 
 def _started(compiled: CompiledGrammar, received: tuple[int, ...]) -> Grammar:

@@ -1,7 +1,7 @@
 """What passes between a transport and the service: no word of HTTP or of protobuf."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,22 @@ from model.params import (
     describe,
     integer,
 )
-from service.keys import Key
+from service.quota import Key, name_of
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_SALT = 128
-Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt that a chat template is to write, its special tokens included. `write` may take seconds."""
+
+    write: Callable[[], str]
+
+
+Prompt = str | tuple[int, ...] | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,16 @@ class Command:
         if self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to make."""
+        return self.n * len(self.prompts)
+
+    @property
+    def owner(self) -> str | None:
+        """The name of the caller's key, by which callers take turns."""
+        return name_of(self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
 from service.grpc_api.convert import Responses, to_command, to_response
 from service.grpc_api.register import Malformed
-from service.keys import Key, KeyRing
+from service.keys import KeyRing
 from service.metrics import Metrics
+from service.quota import Key
 from service.records import REQUEST_ID, Command, whole
 
 log = logging.getLogger("attend.grpc")
@@ -95,11 +96,11 @@ class GrpcMethods:
     async def Tokenize(self, request: pb.TokenizeRequest | Malformed, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
-            self._key(grpc_context)
+            key = self._key(grpc_context, charged=True)
             ask = decoded(request, pb.TokenizeRequest)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
-            tokens = await self.service.tokenize(ask.text, add_special_tokens=special)
+            tokens = await self.service.tokenize(ask.text, add_special_tokens=special, key=key)
             return pb.TokenizeResponse(token_ids=tokens, max_model_len=self.service.engine.info.max_model_len)
         except Exception as error:
             _refuse(error, "", grpc_context)
@@ -108,10 +109,10 @@ class GrpcMethods:
     async def Detokenize(self, request: pb.DetokenizeRequest | Malformed, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
-            self._key(grpc_context)
+            key = self._key(grpc_context, charged=True)
             ask = decoded(request, pb.DetokenizeRequest)
             self.service.check_model(ask.model)
-            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids"))
+            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key))
         except Exception as error:
             _refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()
@@ -178,15 +179,21 @@ class GrpcMethods:
 
     def _command(self, request: pb.GenerateRequest | Malformed, request_id: str, context: Context) -> Command:
         """What a caller asks for, after a look at the caller's API key."""
-        key = self._key(context)
+        key = self._key(context, charged=True)
         return replace(to_command(decoded(request, pb.GenerateRequest), request_id), key=key)
 
-    def _key(self, context: Context) -> Key | None:
-        """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none."""
+    def _key(self, context: Context, *, charged: bool = False) -> Key | None:
+        """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none.
+
+        A call that has work to do is charged here, before anything is read of it.
+        """
         if self.keys is None:
             return None
         given = [value for name, value in context.invocation_metadata() if name == "authorization"]
-        return self.keys.authenticate(given[0] if len(given) == 1 else None)
+        key = self.keys.authenticate(given[0] if len(given) == 1 else None)
+        if charged:
+            key.arrive()
+        return key
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse

@@ -5,15 +5,20 @@ import json
 import math
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from model.errors import InvalidRequest
-from service.aside import LARGE
+from service.aside import aside
 from service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 
+T = TypeVar("T")
+
 MAX_BYTES = 1 << 20
+INLINE_BYTES = 4 << 10
+"""Longer bodies are read in a thread: reading these takes up to a millisecond."""
 BODY_SECONDS = 30.0
 """What a caller gets to send all of a body: nothing in front of the application limits it."""
 MAX_DEPTH = 32
@@ -24,8 +29,11 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object that a request brings. Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone."""
+async def read_json(request: Request, read: Callable[[dict[str, Any]], T], owner: str | None = None) -> T:
+    """What `read` makes of the JSON object that a request brings; a long one is read beside the event loop.
+
+    Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone.
+    """
     content_type = request.headers.get("content-type", "").lower()
     media_type, _, parameters = content_type.partition(";")
     charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
@@ -34,7 +42,9 @@ async def read_json(request: Request) -> dict[str, Any]:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise WrongMediaType("Content-Encoding is not supported: send the body as it is")
     body = await _read(request)
-    return parse(body) if len(body) <= LARGE else await asyncio.to_thread(parse, body)
+    if len(body) <= INLINE_BYTES:
+        return read(parse(body))
+    return await aside(lambda: read(parse(body)), 1, owner=owner)  # not on the patient thread: this holds the interpreter
 
 
 async def _read(request: Request) -> bytes:

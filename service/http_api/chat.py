@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import StrictBool, StrictInt, StrictStr
@@ -15,7 +16,7 @@ from service.http_api.logprobs import finite
 from service.http_api.openai import decoding_of, sampling_of, stops_of, timing_of
 from service.http_api.schemas import Generation, StreamOptions, kind_of, validated
 from service.http_api.structured import grammar_of
-from service.records import Chunk, Command, Prompt, Usage, whole
+from service.records import ChatPrompt, Chunk, Command, Usage, whole
 
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
@@ -42,15 +43,15 @@ class ChatRequest(Generation):
     chat_template_kwargs: dict[StrictStr, Any] | None = None
 
 
-def read_chat(document: dict[str, Any]) -> ChatRequest:
+def read_chat(fields: dict[str, Any]) -> ChatRequest:
     """A parsed body as a ChatRequest. Raises InvalidRequest with the field named."""
-    for name, value in document.items():
+    for name, value in fields.items():
         if not _asks_for_nothing(name, value):
             raise NotSupported(f"{name}: tool calling is not supported; got {describe(value)}", name)
-    document = {name: value for name, value in document.items() if name not in NO_TOOLS}
-    if document.get("messages") is None:
+    fields = {name: value for name, value in fields.items() if name not in NO_TOOLS}
+    if fields.get("messages") is None:
         raise InvalidRequest("messages is required: a list of objects with a role and a content", "messages")
-    return validated(ChatRequest, document)
+    return validated(ChatRequest, fields)
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
@@ -128,8 +129,9 @@ def to_prompt(body: ChatRequest, template: ChatTemplate) -> str:
     return template.render(messages_of(body), **body.chat_template_kwargs or {})
 
 
-def to_command(body: ChatRequest, request_id: str, prompt: Prompt) -> Command:
-    """What the body asks for, of a prompt that was made from its messages."""
+def to_command(body: ChatRequest, request_id: str, template: ChatTemplate) -> Command:
+    """What the body asks for. Its messages become a prompt when the call is prepared, and are checked then."""
+    prompt = ChatPrompt(partial(to_prompt, body, template))
     return Command(prompts=(prompt,), request_id=request_id, **command_arguments(body))
 
 

@@ -1,9 +1,9 @@
 """Every HTTP route, in the order of the README. A handler parses, calls the service, and writes."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, params
@@ -16,11 +16,12 @@ from service.generation import GenerationService
 from service.http_api import chat
 from service.http_api.body import read_json
 from service.http_api.openai import CompletionWriter, to_command
-from service.http_api.schemas import read_completion
+from service.http_api.schemas import CompletionRequest, read_completion
 from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
+from service.quota import name_of
 from service.records import Chunk, Command, Usage
 
 STALE_SECONDS = 30.0
@@ -55,14 +56,18 @@ class Json(Response):
 
 
 def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depends:
-    """What asks for an API key, and counts a refusal in `metrics`: a dependency of the routes, not a match on paths, which a
-    forged Host header could move.
+    """What asks for an API key, charges it for each call that has work to do (a POST), before its body is read, and counts a
+    refusal in `metrics`: a dependency of the routes, not a match on paths, which a forged Host header could move.
     """
 
     async def authenticate(request: Request) -> None:
-        record = metrics and metrics.open("http", request.scope["route"].path, request.state.request_id)
-        with record.errors() if record else nullcontext():
-            request.state.key = keys and keys.authenticate(request.headers.get("authorization"))
+        where = request.scope["route"].path
+        record = None if metrics is None else metrics.open("http", where, request.state.request_id)
+        with nullcontext() if record is None else record.errors():
+            key = None if keys is None else keys.authenticate(request.headers.get("authorization"))
+            if key is not None and request.method == "POST":
+                key.arrive()
+            request.state.key = key
 
     return params.Depends(authenticate)
 
@@ -91,8 +96,12 @@ def _add_generation(router: APIRouter, site: Site) -> None:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
         record = site.metrics.open("http", "/v1/completions", request.state.request_id, request.headers.items)
         with record.errors():
-            body = read_completion(await read_json(request))
-            command = to_command(body, body.request_id or request.state.request_id)
+
+            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
+                body = read_completion(fields)
+                return body, to_command(body, body.request_id or request.state.request_id)
+
+            body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
             writer = CompletionWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
@@ -103,13 +112,14 @@ def _add_generation(router: APIRouter, site: Site) -> None:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
         record = site.metrics.open("http", "/v1/chat/completions", request.state.request_id, request.headers.items)
         with record.errors():
-            body = chat.read_chat(await read_json(request))
-            if site.template is None:
-                raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
-            service.check_model(body.model or "")
-            text = await asyncio.to_thread(chat.to_prompt, body, site.template)  # a template may take its time
-            prompt = await service.preparation.tokens(text, add_special_tokens=False)  # the template writes its own
-            command = chat.to_command(body, body.request_id or request.state.request_id, tuple(prompt))
+
+            def read(fields: dict[str, Any]) -> tuple[chat.ChatRequest, Command]:
+                body = chat.read_chat(fields)
+                if site.template is None:
+                    raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
+                return body, chat.to_command(body, body.request_id or request.state.request_id, site.template)
+
+            body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
             writer = chat.ChatWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)

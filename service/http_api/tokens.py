@@ -1,5 +1,6 @@
 """Token ids and strings over HTTP, in vLLM's shapes: enough for a client to need no tokenizer of its own."""
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -8,9 +9,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from model.chat import ChatTemplate
+from service.aside import aside
 from service.generation import GenerationService
 from service.http_api.body import read_json
 from service.http_api.schemas import TokenIds, validated
+from service.quota import Key, name_of
 
 
 class TokenizeRequest(BaseModel):
@@ -39,19 +42,26 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
-        body = validated(TokenizeRequest, await read_json(request))
+        key: Key | None = request.state.key
+        body = await read_json(request, partial(validated, TokenizeRequest), name_of(key))
         service.check_model(body.model or "")
-        tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        texts = {"token_strs": [service.tokenizer.raw.id_to_token(token) for token in tokens]} if body.return_token_strs else {}
-        limit = service.engine.info.max_model_len
-        return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens, **texts})
+        tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False, key=key)
+
+        def answer() -> Response:
+            texts = {"token_strs": [service.tokenizer.raw.id_to_token(token) for token in tokens]}
+            limit = service.engine.info.max_model_len
+            counts = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
+            return _json(counts | texts if body.return_token_strs else counts)
+
+        return await aside(answer, 1, owner=name_of(key))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
-        body = validated(DetokenizeRequest, await read_json(request))
+        key: Key | None = request.state.key
+        body = await read_json(request, partial(validated, DetokenizeRequest), name_of(key))
         service.check_model(body.model or "")
-        return _json({"prompt": await service.detokenize(body.tokens)})
+        return _json({"prompt": await service.detokenize(body.tokens, key=key)})
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

@@ -3,11 +3,15 @@
 import asyncio
 import os
 import threading
+from concurrent.futures import wait
+from contextlib import ExitStack, suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.errors import Overloaded
-from service.aside import LARGE, MOST_LARGE, aside
+from service.aside import LARGE, MOST_LARGE, Places, TurnPool, aside
 
 
 def policy() -> int:
@@ -53,3 +57,89 @@ def test_no_more_than_so_many_large_ones_wait(monkeypatch):
 def test_an_error_comes_back_to_the_caller(size):
     with pytest.raises(ZeroDivisionError):
         asyncio.run(aside(lambda: 1 // 0, size))
+
+
+# Turns and places
+
+
+def test_owners_take_turns_so_that_the_first_work_of_one_does_not_wait_for_all_work_of_another():
+    pool, gate, order = TurnPool(1, "test"), threading.Event(), []
+    busy = pool.submit("greedy", lambda: gate.wait(20))
+    later = [pool.submit("greedy", lambda each=each: order.append(("greedy", each))) for each in range(5)]
+    later += [pool.submit(owner, lambda owner=owner: order.append((owner, 0))) for owner in ("b", "c", "b", None)]
+    gate.set()
+    wait([busy, *later], 20)
+    assert [("greedy", 0), ("b", 0), ("c", 0), (None, 0), ("greedy", 1), ("b", 0), *(("greedy", n) for n in (2, 3, 4))] == order
+
+
+def test_work_that_is_given_up_before_its_turn_is_never_begun_and_holds_up_nobody():
+    pool, gate, begun = TurnPool(1, "test"), threading.Event(), []
+    busy = pool.submit("a", lambda: gate.wait(20))
+    dropped = pool.submit("a", lambda: begun.append("dropped"))
+    kept = pool.submit("a", lambda: begun.append("kept"))
+    assert dropped.cancel()
+    gate.set()
+    wait([busy, kept], 20)
+    assert begun == ["kept"]
+
+
+def test_of_large_texts_one_key_may_not_have_all_places():
+    gate = threading.Event()
+
+    async def run() -> bool:
+        waiting = []
+        for _ in range(MOST_LARGE // 4):
+            waiting.append(asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="'greedy'"):
+            await aside(lambda: "one more", LARGE + 1, owner="greedy")
+        other = asyncio.ensure_future(aside(lambda: True, LARGE + 1, owner="other"))
+        await asyncio.sleep(0)
+        gate.set()
+        return all(await asyncio.gather(*waiting, other))
+
+    assert asyncio.run(run())
+
+
+law = settings(max_examples=100, derandomize=True, deadline=None)
+moves = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 6), st.booleans()), max_size=60)
+
+
+@law
+@given(st.integers(1, 40), moves)
+def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_nothing_finds_a_place_while_one_is_free(
+    most, moves
+):
+    places, held = Places(most, "are held"), []
+    for owner, amount, stays in moves:
+        mine, free = sum(n for who, n, _ in held if who == owner), most - sum(n for _, n, _ in held)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(places.hold(owner, amount))
+            except Overloaded:
+                assert amount > free or (mine and mine + amount > (free - amount) / 3)
+            else:
+                assert amount <= free and (not mine or mine + amount <= most / 4)
+                held.append((owner, amount, stack.pop_all()))
+        if held and not stays:
+            held.pop(0)[2].close()
+    assert places._held.total() == sum(n for _, n, _ in held)
+
+
+def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
+    def taken(owners: int) -> int:
+        places, count = Places(320, "are held"), 0
+        with ExitStack() as stack:
+            for owner in [*range(owners)] * 320:
+                with suppress(Overloaded):
+                    stack.enter_context(places.hold(str(owner)))
+                    count += 1
+        return count
+
+    assert [taken(owners) for owners in (1, 2, 10)] == [80, 128, 245]
+
+
+def test_callers_without_keys_share_all_places():
+    places = Places(3, "are held")
+    with places.hold(None), places.hold(None), places.hold(None), pytest.raises(Overloaded, match="3 are held already"):
+        places.hold(None).__enter__()

@@ -19,6 +19,7 @@ from model.errors import (
     Unavailable,
 )
 from model.params import DecodingParams, SamplingParams, StopRules
+from service.aside import Places
 from service.records import Chunk, Command, whole
 from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, successor, until
 
@@ -253,7 +254,7 @@ def test_no_tokens_at_all_tell_of_the_prompt_alone(prompt, more):
 @pytest.mark.parametrize("calls", [1, 3])
 def test_the_deadline_counts_from_the_call_on_and_preparing_is_bounded(monkeypatch, calls):
     server, never = build_server(), asyncio.Event()
-    monkeypatch.setattr(server.service, "_most_preparing", 1)
+    server.service._preparing = Places(1, "requests are being prepared")
     monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
 
     async def run() -> list[BaseException | None]:

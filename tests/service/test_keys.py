@@ -14,16 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from model.errors import InvalidRequest, RateLimited, SettingError, Unauthenticated
+from model.errors import RateLimited, SettingError, Unauthenticated
 from service import keys
 from service.keys import (
-    LIMITS,
     MAX_LIMIT,
     Entry,
-    Key,
     KeyRing,
-    Limits,
-    _Usage,
     digest_of,
     editing,
     load_keys,
@@ -32,6 +28,7 @@ from service.keys import (
     write_keys,
 )
 from service.keys_cli import app
+from service.quota import LIMITS, Limits
 
 law = settings(max_examples=150, derandomize=True, deadline=None)
 SECRET = "att_correct-horse"
@@ -46,10 +43,6 @@ class ManualClock:
 
     def __call__(self):
         return self.now
-
-
-def key(clock, **limits):
-    return Key("ci", Limits(**limits), _Usage(), clock)
 
 
 def bearer(secret):
@@ -208,9 +201,11 @@ def test_a_key_written_in_place_of_its_hash_is_not_repeated(tmp_path, clock):
     assert SECRET not in str(refusal.value)
 
 
-def test_a_missing_file_stops_the_start(tmp_path, clock):
+def test_a_missing_file_stops_the_start_and_the_log_names_it(tmp_path, clock, caplog):
     with pytest.raises(SettingError, match=r"absent.*No such file"):
         KeyRing(tmp_path / "absent", clock)
+    (record,) = caplog.records
+    assert (record.levelname, str(tmp_path / "absent") in record.message) == ("ERROR", True)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, monkeypatch):
@@ -224,6 +219,46 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, monkeypatch):
         write_keys(path, {})
     assert before == path.read_bytes()
     assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_an_edit_keeps_the_mode_of_the_file(path, mode):
+    path.chmod(mode)
+    with editing(path) as found:
+        del found["ci"]
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_an_edit_keeps_owner_and_group_of_the_file_or_does_nothing(path, monkeypatch):
+    """root edits a file that the server reads as another user."""
+    genuine, theirs, asked = keys.os.fstat, (path.stat().st_uid + 7, path.stat().st_gid + 9), []
+
+    class Status:
+        st_uid, st_gid, st_mode = *theirs, 0o100640
+
+    monkeypatch.setattr(keys.Path, "stat", lambda *_, **__: Status)
+    monkeypatch.setattr(keys.os, "fchown", lambda handle, *owner: asked.append((owner, genuine(handle).st_size)))
+    write_keys(path, {})
+    assert asked == [(theirs, 0)], "before a word is in it"
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(keys.os, "fchown", refuse)
+    with pytest.raises(SettingError, match=r"keys\.json.*not permitted"):
+        write_keys(path, {"x": Entry(digest_of(b"x"))})
+    monkeypatch.undo()
+    assert {} == load_keys(path)
+    assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_an_edit_by_root_leaves_a_file_readable_for_the_user_it_belongs_to(path):
+    os.chown(path, 65534, 65533)
+    path.chmod(0o640)
+    write_keys(path, {})
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (65534, 65533, 0o640)
 
 
 def test_a_link_stays_a_link(path, tmp_path):
@@ -278,249 +313,65 @@ def test_a_file_that_did_not_change_is_not_read_again(path, clock, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["text", "absent", "folder"])
-def test_a_file_that_became_bad_keeps_the_old_keys_says_so_once_and_is_followed_again_when_it_is_good(
+def test_a_file_that_became_bad_keeps_the_old_keys_says_so_every_minute_and_is_followed_again_when_it_is_good(
     path, clock, damage, caplog
 ):
     ring, aside = KeyRing(path, clock), path.with_suffix(".good")
+    assert ring.file_ok
     os.rename(path, aside)
     if damage == "text":
         path.write_text("{" + SECRET)
     elif damage == "folder":
         path.mkdir()
     with caplog.at_level(logging.INFO):
-        for _ in range(5):
+        for _ in range(60):
             clock.now += 1
             assert ring.authenticate(bearer(SECRET)).name == "ci"
+            assert not ring.file_ok
     (record,) = caplog.records
     assert (record.levelname, str(path) in record.message, SECRET in record.message) == ("ERROR", True, False)
+    clock.now += 1
+    assert not ring.file_ok
+    assert len(caplog.records) == 2, "it stays in the log of the last minutes"
     if damage == "folder":
         path.rmdir()
     os.replace(aside, path)
     write_keys(path, {"new": Entry(digest_of(b"att_new"))})
     clock.now += 1
+    assert ring.file_ok
     assert ring.authenticate(bearer("att_new")).name == "new"
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
     path.unlink()
     clock.now += 1
     assert ring.authenticate(bearer("att_new")).name == "new"
-    assert len(caplog.records) == 2, "the same trouble after a good spell is news"
+    assert len(caplog.records) == 3, "the same trouble after a good spell is news"
+
+
+def test_the_state_of_the_file_is_known_without_a_call(path, clock):
+    ring = KeyRing(path, clock)
+    os.utime(path, (5, 5))
+    clock.now += 1
+    assert (ring.file_ok, ring.file_time) == (True, 5)
+    path.write_text("{")
+    clock.now += 1
+    assert (ring.file_ok, ring.file_time) == (False, 5), "the time is that of the keys in force"
 
 
 def test_what_a_name_has_taken_outlives_a_change_of_its_key_and_limits(path, clock):
     """Otherwise each edit of the file would hand out a fresh minute."""
     write_keys(path, {"ci": Entry(digest_of(b"old"), Limits(requests_per_minute=2, concurrent=2))})
     ring = KeyRing(path, clock)
-    with ring.authenticate(bearer("old")).admit(1):
+    old = ring.authenticate(bearer("old"))
+    old.arrive()
+    with old.admit(1):
         write_keys(path, {"ci": Entry(digest_of(b"new"), Limits(requests_per_minute=2, concurrent=1))})
         clock.now += 1
         renewed = ring.authenticate(bearer("new"))
-        with pytest.raises(RateLimited, match="concurrent = 1"), renewed.admit(1):
-            pass
-    with renewed.admit(1):
-        pass
-    with pytest.raises(RateLimited, match="requests_per_minute = 2"), renewed.admit(1):
-        pass
-
-
-# What a caller may take
-
-MINUTE = 60.0
-small = st.none() | st.integers(1, 4)
-steps = st.lists(
-    st.tuples(st.integers(0, 30 * 8), st.integers(0, 12), st.none() | st.integers(0, 15), st.booleans()),
-    min_size=1,
-    max_size=40,
-)
-
-
-class Ledger:
-    """The calls that were let in, kept the slow way: [when, what it is charged for, whether it runs]."""
-
-    def __init__(self, limits):
-        self.limits = limits
-        self.rows = []
-
-    def fits(self, now, requests, tokens, running):
-        last = [row for row in self.rows if row[0] > now - MINUTE]
-        taken = {
-            "requests_per_minute": len(last) + requests,
-            "tokens_per_minute": sum(row[1] for row in last) + tokens,
-            "concurrent": sum(row[2] for row in self.rows) + running,
-        }
-        return all(getattr(self.limits, name) is None or taken[name] <= getattr(self.limits, name) for name in LIMITS)
-
-
-def end(lease, row, used):
-    """What a call does last: say what it used, or die without a word."""
-    if used is not None:
-        lease.used(used)
-        row[1] = min(used, row[1])
-    row[2] = False
-
-
-@law
-@given(st.builds(Limits, small, st.none() | st.integers(1, 20), small), steps)
-def test_a_call_is_let_in_if_and_only_if_every_limit_holds_in_every_minute(limits, arrivals):
-    """No pattern of arrivals exceeds a limit, and none is refused that would not; so refusals take nothing."""
-    clock, ledger = ManualClock(), Ledger(limits)
-    caller, running = Key("ci", limits, _Usage(), clock), []
-    for eighths, tokens, used, stays in arrivals:
-        clock.now += eighths / 8
-        if limits.tokens_per_minute is not None and tokens > limits.tokens_per_minute:
-            with pytest.raises(InvalidRequest), caller.admit(tokens):
-                pass
-            continue
-        held = caller.admit(tokens)
-        if not ledger.fits(clock.now, 1, tokens, 1):
-            with pytest.raises(RateLimited):
-                held.__enter__()
-        else:
-            row = [clock.now, tokens, True]
-            running.append((held, held.__enter__(), row, used))
-            ledger.rows.append(row)
-        assert ledger.fits(clock.now, 0, 0, 0)
-        if running and not stays:
-            held, lease, row, used = running.pop(0)
-            end(lease, row, used)
-            held.__exit__(None, None, None)
-    for held, *_ in running:
-        held.__exit__(None, None, None)
-    assert caller._usage.running == 0
-
-
-@law
-@given(st.builds(Limits, small, st.none() | st.integers(12, 20), st.none()), steps)
-def test_who_waits_as_long_as_the_refusal_says_is_let_in(limits, arrivals):
-    clock = ManualClock()
-    caller = Key("ci", limits, _Usage(), clock)
-    for eighths, tokens, used, _ in arrivals:
-        clock.now += eighths / 8
-        clock.now += refused_for(caller, tokens)
-        with caller.admit(tokens) as lease:
-            lease.used(tokens if used is None else used)
-
-
-def refused_for(caller, tokens):
-    """Seconds to wait, or 0 where the call would be let in now; asking takes nothing."""
-    try:
-        caller._check(tokens, caller._clock())
-    except RateLimited as refusal:
-        return refusal.retry_after
-    return 0
-
-
-@law
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([None, ValueError, KeyboardInterrupt, GeneratorExit])), max_size=20)
-)
-def test_every_way_out_of_a_call_frees_its_place(ways):
-    caller = key(ManualClock(), concurrent=1, tokens_per_minute=1000)
-    for tokens, way in ways:
-        with pytest.raises(way) if way else ExitStack(), caller.admit(tokens) as lease:
-            lease.used(tokens // 2)
-            if way:
-                raise way
-    assert caller._usage.running == 0
-    assert caller._usage.tokens.spent == sum(tokens // 2 for tokens, _ in ways)
-
-
-@pytest.mark.parametrize(
-    ("name", "wait"), [("requests_per_minute", 60), ("tokens_per_minute", 60), ("concurrent", 1)]
-)  # fmt: skip
-def test_a_refusal_names_the_limit_and_the_key_and_the_wait(clock, name, wait):
-    caller = key(clock, **{name: 5})
-    with ExitStack() as running:
-        for _ in range(5):
-            running.enter_context(caller.admit(1))
-        with pytest.raises(RateLimited, match=f"'ci' has reached its limit {name} = 5; try again in {wait} s") as refusal:
-            running.enter_context(caller.admit(1))
-    assert refusal.value.retry_after == wait
-
-
-def test_a_wait_is_rounded_up(clock):
-    caller = key(clock, requests_per_minute=1)
-    with caller.admit(1):
-        pass
-    for later, wait in ((0.125, 60), (58.875, 1), (0.875, 1)):
-        clock.now += later
-        with pytest.raises(RateLimited) as refusal, caller.admit(1):
-            pass
-        assert refusal.value.retry_after == wait
-    clock.now += 0.125
-    with caller.admit(1):
-        pass
-
-
-def test_of_several_limits_the_longest_wait_is_told(clock):
-    caller = key(clock, requests_per_minute=1, concurrent=1)
-    with caller.admit(1), pytest.raises(RateLimited, match="requests_per_minute"), caller.admit(1):
-        pass
-
-
-def test_a_call_larger_than_a_whole_minute_is_refused_for_good(clock):
-    caller = key(clock, tokens_per_minute=10, requests_per_minute=1)
-    with (
-        pytest.raises(InvalidRequest, match=r"at most 10, the tokens_per_minute of API key 'ci'; got 11") as refusal,
-        caller.admit(11),
-    ):
-        pass  # fmt: skip
-    assert refusal.value.field == "max_tokens"
-    with caller.admit(10):
-        pass
-
-
-def test_tokens_are_held_whole_while_a_call_runs_and_given_back_when_it_ends(clock):
-    caller = key(clock, tokens_per_minute=10)
-    with caller.admit(8) as lease:
-        lease.used(1)
-        with pytest.raises(RateLimited), caller.admit(3):
-            pass
-    with caller.admit(9):
-        pass
-    with pytest.raises(RateLimited), caller.admit(1):
-        pass
-
-
-def test_a_call_that_never_says_what_it_used_is_charged_for_all_and_none_for_more(clock):
-    caller = key(clock, tokens_per_minute=10)
-    with caller.admit(4):
-        pass
-    with caller.admit(4) as lease:
-        lease.used(40)
-    assert caller._usage.tokens.spent == 8
-
-
-def test_a_call_longer_than_a_minute_gives_nothing_back_twice(clock):
-    caller = key(clock, tokens_per_minute=10)
-    with caller.admit(10) as lease:
-        clock.now += MINUTE
-        with caller.admit(10):
-            lease.used(0)
-    assert caller._usage.tokens.spent == 10
-
-
-def test_a_call_that_was_not_entered_took_nothing(clock):
-    caller = key(clock, requests_per_minute=1)
-    for _ in range(3):
-        caller.admit(1)
-    with caller.admit(1):
-        pass
-
-
-def test_a_key_without_limits_keeps_no_more_than_a_minute(clock):
-    caller = key(clock)
-    for _ in range(1000):
-        clock.now += 1
-        with caller.admit(5):
-            pass
-    assert len(caller._usage.requests.charges) == len(caller._usage.tokens.charges) == 60
-
-
-def test_keys_do_not_take_from_each_other(path, clock):
-    write_keys(path, {name: Entry(digest_of(name.encode()), Limits(1, 1, 1)) for name in ("a", "b")})
-    ring = KeyRing(path, clock)
-    with ring.authenticate(bearer("a")).admit(1), ring.authenticate(bearer("b")).admit(1):
-        pass
+        with pytest.raises(RateLimited, match="concurrent = 1"):
+            renewed.arrive()
+    renewed.arrive()
+    with pytest.raises(RateLimited, match="requests_per_minute = 2"):
+        renewed.arrive()
 
 
 # The command

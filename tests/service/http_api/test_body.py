@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import InvalidRequest
-from service.aside import LARGE
-from service.http_api import body
-from service.http_api.body import MAX_BYTES, MAX_DEPTH, parse
+from service.http_api import body, routes
+from service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, parse
 from tests.fakes import build_server
 
 JSON = {"content-type": "application/json"}
@@ -202,9 +201,12 @@ def test_a_compressed_body_is_refused_unread(coding):
     assert build_server().post(padded(40), headers={"content-encoding": "identity"}).status_code == 200
 
 
-@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
-def test_a_large_body_is_read_beside_the_event_loop(monkeypatch, size):
+@pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
+def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_for(monkeypatch, size):
     threads = []
-    monkeypatch.setattr(body, "parse", lambda data: threads.append(threading.current_thread()) or parse(data))
+    for place, name in ((body, "parse"), (routes, "read_completion"), (routes, "to_command")):
+        genuine = getattr(place, name)
+        note = lambda *args, genuine=genuine: threads.append(threading.current_thread()) or genuine(*args)  # noqa: E731
+        monkeypatch.setattr(place, name, note)
     assert build_server().post(padded(size)).status_code == 200
-    assert [thread is threading.main_thread() for thread in threads] == [size == LARGE]
+    assert [thread is threading.main_thread() for thread in threads] == [size == INLINE_BYTES] * 3

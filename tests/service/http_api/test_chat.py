@@ -26,7 +26,7 @@ def read(**body) -> ChatRequest:
 
 
 def command(**body) -> Command:
-    return to_command(read(**body), "id", (1, 2))
+    return replace(to_command(read(**body), "id", SHIPPED), prompts=((1, 2),))
 
 
 def messages(*given) -> list[dict]:
@@ -319,8 +319,9 @@ def test_a_bad_body_is_refused_with_the_place_named(body, words):
 
 
 def asked(body: bytes) -> Command:
-    request = read_chat(parse(body))
-    return to_command(request, "id", to_prompt(request, SHIPPED))
+    command = to_command(read_chat(parse(body)), "id", SHIPPED)
+    (prompt,) = command.prompts
+    return replace(command, prompts=(prompt.write(),))
 
 
 # --- answers

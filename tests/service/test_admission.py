@@ -1,0 +1,308 @@
+"""One caller against the others: a key pays before anything is worked out for it, and for what it was given in the end; and no
+more than its share of the server is prepared for it at a time."""
+
+import asyncio
+import json
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from model.chat import ChatTemplate
+from model.engine.request import NO_TOKEN_LEFT
+from model.errors import EngineFailed, InvalidRequest, Overloaded, RateLimited
+from model.grammar import GrammarCompiler, GrammarSpec
+from model.params import SamplingParams, StopRules
+from model.tokenizer import Tokenizer
+from protos.attend.v1 import generation_pb2 as pb
+from service.aside import Places
+from service.http_api import body
+from service.keys import Entry, KeyRing, digest_of, write_keys
+from service.quota import Limits
+from service.records import Command
+from tests.fakes import END, CallContext, FakeEngine, Server, build_server, says, until
+from tests.service.bad_calls import asgi, grpc_bytes, whole_server
+
+HEADER = {"authorization": "Bearer att_ci"}
+METADATA = (("authorization", "Bearer att_ci"),)
+
+
+@pytest.fixture
+def ring(tmp_path):
+    """Makes a ring of the keys `ci` and `other` whose minute never passes; the limits are those of `ci`."""
+
+    def make(**limits: int) -> KeyRing:
+        path = tmp_path / "keys"
+        write_keys(path, {"ci": Entry(digest_of(b"att_ci"), Limits(**limits)), "other": Entry(digest_of(b"att_other"))})
+        return KeyRing(path, lambda: 0.0)
+
+    return make
+
+
+def ci(keys: KeyRing, name: str = "ci"):
+    return keys.authenticate(f"Bearer att_{name}")
+
+
+def command(key, *prompts, n: int = 1, grammar=None, **rules) -> Command:
+    more = {name: rules.pop(name) for name in {"prompt_logprobs", "echo"} & rules.keys()}
+    stops = StopRules(**{"max_tokens": 4} | rules)
+    given = {"sampling": SamplingParams(seed=1), "request_id": "test", "n": n, "grammar": grammar}
+    return Command(prompts=prompts or ("a",), stops=stops, key=key, **given, **more)
+
+
+async def answered(server: Server, asked: Command, most: int = 1000) -> int:
+    """Take so many deliveries of a call and leave; how many there were."""
+    taken = 0
+    async with aclosing(server.service.generate(asked, server.metrics.open("http", "/v1/completions"))) as batches:
+        async for _ in batches:
+            taken += 1
+            if taken == most:
+                break
+    return taken
+
+
+# Before anything is worked out
+
+ROUTES = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [97]},
+    "Generate": pb.GenerateRequest(text="a"),
+    "GenerateStream": pb.GenerateRequest(text="a"),
+    "Tokenize": pb.TokenizeRequest(text="a"),
+    "Detokenize": pb.DetokenizeRequest(token_ids=[97]),
+}
+
+
+def ask(server: Server, route: str) -> str:
+    """One call, and how it went: an HTTP status, or the name of a gRPC code."""
+    sent = ROUTES[route]
+    if isinstance(sent, dict):
+        return str(asyncio.run(asgi(server, route, json.dumps(sent).encode(), HEADER)).status)
+    return code_of(asyncio.run(grpc_bytes(server, route, sent.SerializeToString(), METADATA)))
+
+
+def code_of(context: CallContext) -> str:
+    return "OK" if context.code is None else context.code.name
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_key_that_has_reached_its_limit_is_refused_before_its_call_is_read(ring, monkeypatch, route):
+    server, worked = whole_server(keys=ring(requests_per_minute=1)), []
+    assert ask(server, route) in ("200", "OK")
+    for place, name in ((body, "parse"), (Tokenizer, "encode"), (Tokenizer, "decode"), (ChatTemplate, "render")):
+        monkeypatch.setattr(place, name, lambda *_, name=name, **__: worked.append(name))
+    monkeypatch.setattr("service.grpc_api.servicer.to_command", lambda *_: worked.append("to_command"))
+    assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
+    assert worked == []
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_key_whose_places_are_taken_is_refused_before_its_call_is_read(ring, monkeypatch, route):
+    keys = ring(concurrent=2)
+    server = whole_server(keys=keys)
+    monkeypatch.setattr(body, "parse", None)
+    with ci(keys).admit(2):
+        assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
+
+
+def test_the_free_routes_are_not_charged(ring):
+    keys = ring(requests_per_minute=1)
+    server = whole_server(keys=keys)
+
+    async def run():
+        async with server.http() as client:
+            return [(await client.get(path, headers=HEADER)).status_code for path in ("/v1/models", "/v1/capacity") * 3]
+
+    assert asyncio.run(run()) == [200] * 6
+    assert ci(keys).usage.requests.spent == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"max_tokens": 60}, RateLimited),
+        ({"max_tokens": 101}, InvalidRequest),
+        ({"max_tokens": None}, InvalidRequest),
+        ({"max_tokens": 11, "n": 8}, RateLimited),
+    ],
+)
+def test_a_call_that_cannot_have_its_tokens_is_refused_before_it_is_tokenized_or_compiled(ring, monkeypatch, asked, error):
+    caller = ci(ring(tokens_per_minute=100))
+    caller.charge(50)
+    worked = []
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: worked.append("encode"))
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda *_: worked.append("compile"))
+    with pytest.raises(error, match="tokens_per_minute"):
+        asyncio.run(answered(build_server(), command(caller, grammar=GrammarSpec("regex", "a*"), **asked)))
+    assert worked == []
+    assert (caller.usage.running, caller.usage.tokens.spent) == (0, 50)
+
+
+def test_concurrent_counts_answers_and_frees_them_when_their_call_ends(ring):
+    caller, engine = ci(ring(concurrent=8)), FakeEngine(held=True)
+
+    async def run():
+        server = build_server(engine)
+        running = asyncio.create_task(answered(server, command(caller, "a", "b", n=3)))
+        await until(lambda: len(engine.open) == 6)
+        assert caller.usage.running == 6
+        with pytest.raises(RateLimited, match="concurrent = 8"):
+            await answered(server, command(caller, n=3))
+        with pytest.raises(InvalidRequest, match="at most 8, the limit concurrent of API key 'ci'; got 9"):
+            await answered(server, command(caller, "a", "b", "c", n=3))
+        engine.release(4)
+        await running
+
+    asyncio.run(run())
+    assert caller.usage.running == 0
+
+
+# What a call costs in the end: its prompt for each answer, and the tokens that were delivered
+
+
+def charged(ring, engine: FakeEngine, leave_after: int = 1000, error=None, **asked) -> int:
+    """Tokens of this minute after one call of a key."""
+    caller = ci(ring(tokens_per_minute=1000, requests_per_minute=5, concurrent=5))
+    call = answered(build_server(engine), command(caller, "abc", **asked), leave_after)
+    if error is None:
+        asyncio.run(call)
+    else:
+        with pytest.raises(error):
+            asyncio.run(call)
+    assert caller.usage.running == 0
+    return caller.usage.tokens.spent
+
+
+def test_a_whole_answer_pays_for_its_prompt_and_its_tokens_however_long_it_might_have_become(ring):
+    assert charged(ring, FakeEngine(), max_tokens=7) == 3 + 7
+    assert charged(ring, FakeEngine(says("ab")), max_tokens=50) == 3 + 3, "the end of the text is a token"
+    assert charged(ring, FakeEngine(says("ab"), burst=9), max_tokens=50, n=2) == 2 * (3 + 3)
+
+
+def test_an_answer_that_a_stop_string_ended_pays_for_the_tokens_up_to_it(ring):
+    assert charged(ring, FakeEngine(says("one STOP two"), burst=9), max_tokens=50, stop=("STOP",)) == 3 + len("one STOP")
+
+
+@pytest.mark.parametrize("deliveries", [1, 2, 5])
+def test_an_aborted_stream_pays_for_every_delivery_the_last_one_too(ring, deliveries):
+    assert charged(ring, FakeEngine(), leave_after=deliveries, max_tokens=50) == 3 + deliveries
+    assert charged(ring, FakeEngine(burst=4), leave_after=deliveries, max_tokens=50) == 3 + 4 * deliveries
+
+
+def test_an_answer_that_failed_pays_for_what_was_delivered_before(ring):
+    broken = FakeEngine()
+    broken.broken_after = 2
+    assert charged(ring, broken, error=EngineFailed, max_tokens=50) == 3 + 2
+    stuck = FakeEngine()
+    stuck.broken_after, stuck.error = 0, NO_TOKEN_LEFT
+    assert charged(ring, stuck, error=InvalidRequest, max_tokens=50) == 0
+
+
+def test_a_call_that_the_engine_refused_pays_no_tokens(ring):
+    full = FakeEngine()
+    full.refusal = Overloaded("the queue is full")
+    assert charged(ring, full, error=Overloaded, max_tokens=50) == 0
+
+
+def test_tokens_are_reserved_as_soon_as_they_are_counted_and_until_the_call_ends(ring):
+    caller, engine = ci(ring(tokens_per_minute=100)), FakeEngine(held=True)
+
+    async def run():
+        server = build_server(engine)
+        first = asyncio.create_task(answered(server, command(caller, "abc", max_tokens=50)))
+        await until(lambda: engine.open)
+        assert caller.usage.tokens.spent == 53
+        with pytest.raises(RateLimited, match="tokens_per_minute"):
+            await answered(server, command(caller, "a" * 48, max_tokens=1))
+        engine.rule = lambda request: END
+        engine.release()
+        await first
+
+    asyncio.run(run())
+    assert caller.usage.tokens.spent == 4
+
+
+# The share of one key
+
+
+def test_one_key_cannot_take_all_places_of_preparation_and_callers_without_keys_share_them(ring, monkeypatch):
+    keys = ring()
+
+    async def run() -> list[int]:
+        server, never = build_server(), asyncio.Event()
+        monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
+        counts = []
+        for caller in (ci(keys), ci(keys, "other"), None):
+            calls = [asyncio.create_task(answered(server, command(caller))) for _ in range(400)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            refused = [call for call in calls if call.done()]
+            assert {type(call.exception()) for call in refused} == {Overloaded}
+            counts.append(len(calls) - len(refused))
+        return counts
+
+    assert asyncio.run(run()) == [80, 60, 180]
+
+
+def test_the_first_grammar_of_a_key_does_not_wait_for_all_grammars_of_another(ring, monkeypatch):
+    keys, gate, compiled = ring(), threading.Event(), []
+
+    def compile_slowly(_, spec):
+        gate.wait(20)
+        compiled.append(spec.text)
+        raise InvalidRequest("no grammar", "regex")
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_slowly)
+
+    async def run():
+        server, slow = build_server(), [GrammarSpec("regex", f"greedy{n}") for n in range(8)]
+        calls = [asyncio.create_task(answered(server, command(ci(keys), grammar=spec))) for spec in slow]
+        await asyncio.sleep(0)
+        calls.append(asyncio.create_task(answered(server, command(ci(keys, "other"), grammar=GrammarSpec("regex", "other")))))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    asyncio.run(run())
+    assert len(compiled) == 9
+    assert compiled.index("other") <= 4, (
+        "two that had begun, one turn of the other key, and what a second thread does meanwhile"
+    )
+
+
+def test_a_conversation_is_rendered_within_the_bounds_of_preparation(ring, monkeypatch):
+    """Where a template takes its time, a deadline passes, and a place is held."""
+    server, gate = whole_server(), threading.Event()
+    server.service._preparing = Places(1, "requests are being prepared")
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: gate.wait(20) and "a")
+    sent = json.dumps(ROUTES["/v1/chat/completions"] | {"deadline_ms": 50}).encode()
+
+    async def run():
+        first = asyncio.create_task(asgi(server, "/v1/chat/completions", sent))
+        await until(lambda: server.service._preparing._held)
+        second = await asgi(server, "/v1/chat/completions", sent)
+        return (await first).status, second.status
+
+    assert asyncio.run(run()) == (504, 429)
+    gate.set()
+
+
+def test_log_probabilities_of_prompts_are_bounded_over_all_calls_together(ring):
+    engine, keys = FakeEngine(held=True), ring()
+
+    async def run():
+        server = build_server(engine)
+        server.service._scores = Places(24, "log probabilities are being computed")
+        asked = {"prompt_logprobs": 1, "max_tokens": 1}
+        running = asyncio.create_task(answered(server, command(None, "abcde", n=2, **asked)))  # 20 of them
+        await until(lambda: engine.open)
+        with pytest.raises(Overloaded, match="20 log probabilities are being computed already"):
+            await answered(server, command(ci(keys), "abc", **asked))
+        engine.release(3)
+        await running
+        engine.release(3)
+        assert await answered(server, command(ci(keys), "abc", **asked)) == 1
+
+    asyncio.run(run())
