@@ -42,6 +42,7 @@ class Attend(GrpcMethods):
         settings = Settings.from_json(settings_json)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         self.settings = settings
+        self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         self.engine = build_engine(settings.folder, engine_options(settings))
         tokenizer = Tokenizer.load(settings.folder)
         self.service = GenerationService(
@@ -51,10 +52,9 @@ class Attend(GrpcMethods):
             request_timeout=settings.request_timeout_seconds,
             deadline_default_ms=settings.deadline_default_ms,
         )
-        self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
         self.tracer = open_tracer(settings)
         vllm = settings.metrics_compat == "vllm"
-        self.metrics = Metrics(self.engine, settings.name, tracer=self.tracer, vllm_names=vllm)
+        self.metrics = Metrics(self.engine, settings.name, tracer=self.tracer, vllm_names=vllm, keys=self.keys)
         self.engine.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

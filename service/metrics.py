@@ -18,6 +18,7 @@ from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidReq
 from service.capacity import LoadMeter
 from service.compat import VllmNames
 from service.errors import ClientGone
+from service.keys import KeyRing
 from service.records import Chunk
 from service.tallies import Count, Histogram
 from service.tracing import AnswerFacts, CallFacts, Tracer, context_of
@@ -53,6 +54,7 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
         vllm_names: bool = False,
+        keys: KeyRing | None = None,
     ) -> None:
         self._labels = {"model": model}
         self.clock = clock
@@ -60,6 +62,8 @@ class Metrics:
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))
+        if keys is not None:
+            self.registry.register(_KeysCollector(keys, model))
         self._twins = VllmNames(self.registry) if vllm_names else None
         self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the calls that produced a token")
         self.generation_tokens = self._count("generation_tokens", "Tokens handed to callers")
@@ -154,6 +158,20 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
             counter.add_metric([self._model], value)
             yield counter
+
+
+class _KeysCollector(Collector):
+    """The state of the API key file, looked at in each scrape."""
+
+    def __init__(self, keys: KeyRing, model: str) -> None:
+        self._keys = keys
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
+        gauge = GaugeMetricFamily("attend_api_keys_file_ok", text, labels=["model"])
+        gauge.add_metric([self._model], float(self._keys.file_ok))
+        yield gauge
 
 
 class RequestRecord:

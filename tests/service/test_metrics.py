@@ -18,6 +18,7 @@ from model.errors import (
     Overloaded,
     Unavailable,
 )
+from service.keys import KeyRing
 from service.metrics import OUTCOMES, ROUTES, Metrics, outcome_of
 from service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, says, until
@@ -62,6 +63,23 @@ def test_the_cache_is_described_by_labels_and_its_usage_is_a_share():
     server.engine.open = dict.fromkeys(map(str, range(16)))
     assert server.value("attend_kv_cache_usage") == 0.25
     assert server.value("attend_requests_running") == 16
+
+
+def test_a_key_file_that_became_bad_is_seen_in_the_metrics_without_a_call(tmp_path):
+    path, now = tmp_path / "keys", [0.0]
+    path.write_text("{}")
+    metrics = Metrics(FakeEngine(), MODEL, keys=KeyRing(path, lambda: now[0]))
+
+    def file_ok():
+        now[0] += 1
+        return metrics.registry.get_sample_value("attend_api_keys_file_ok", {"model": MODEL})
+
+    assert file_ok() == 1
+    path.write_text("{")
+    assert file_ok() == 0
+    path.write_text("{}")
+    assert file_ok() == 1
+    assert build_server().value("attend_api_keys_file_ok") is None, "without keys there is no such metric"
 
 
 def test_buckets_tell_one_millisecond_tokens_apart():
