@@ -52,8 +52,8 @@ def command(key, *prompts, n: int = 1, grammar=None, **rules) -> Command:
 
 async def answered(server: Server, asked: Command, most: int = 1000) -> int:
     """Take so many deliveries of a call and leave; how many there were."""
-    taken = 0
-    async with aclosing(server.service.generate(asked, server.metrics.open("http", "/v1/completions"))) as batches:
+    taken, record = 0, server.metrics.open("http", "/v1/completions")
+    async with asyncio.timeout(20), aclosing(server.service.generate(asked, record)) as batches:
         async for _ in batches:
             taken += 1
             if taken == most:

@@ -87,16 +87,18 @@ def test_of_large_texts_one_key_may_not_have_all_places():
     gate = threading.Event()
 
     async def run() -> bool:
-        waiting = []
-        for _ in range(MOST_LARGE // 4):
-            waiting.append(asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
+        try:
+            waiting = []
+            for _ in range(MOST_LARGE // 4):
+                waiting.append(asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
+                await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="'greedy'"):
+                await asyncio.wait_for(aside(lambda: "one more", LARGE + 1, owner="greedy"), 5)
+            waiting.append(asyncio.ensure_future(aside(lambda: True, LARGE + 1, owner="other")))
             await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="'greedy'"):
-            await aside(lambda: "one more", LARGE + 1, owner="greedy")
-        other = asyncio.ensure_future(aside(lambda: True, LARGE + 1, owner="other"))
-        await asyncio.sleep(0)
-        gate.set()
-        return all(await asyncio.gather(*waiting, other))
+        finally:
+            gate.set()
+        return all(await asyncio.gather(*waiting))
 
     assert asyncio.run(run())
 
