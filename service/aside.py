@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -39,24 +39,29 @@ class Places:
     def __init__(self, most: int, what: str) -> None:
         self.most = most
         self._what = what
-        self._held: Counter[str | None] = Counter()
+        self._taken = 0
+        self._held: dict[str | None, int] = {}
+        """By owner; only of those who hold any."""
 
     @contextlib.contextmanager
     def hold(self, owner: str | None, amount: int = 1) -> Iterator[None]:
         """Hold `amount` places, 1 to `most`, in a block. Raises Overloaded where they are not free, or not for this owner."""
-        taken, held = self._held.total(), self._held[owner]
-        free = self.most - taken - amount
+        held, free = self._held.get(owner, 0), self.most - self._taken - amount
         if free < 0:
-            raise Overloaded(f"{taken} {self._what} already")
+            raise Overloaded(f"{self._taken} {self._what} already")
         if owner is not None and held and 3 * (held + amount) > free:
             raise Overloaded(f"{held} {self._what} already for API key {owner!r}")
-        self._held[owner] += amount
+        self._change(owner, amount)
         try:
             yield
         finally:
-            self._held[owner] -= amount
-            if not self._held[owner]:
-                del self._held[owner]
+            self._change(owner, -amount)
+
+    def _change(self, owner: str | None, amount: int) -> None:
+        self._taken += amount
+        held = self._held.pop(owner, 0) + amount
+        if held:
+            self._held[owner] = held
 
 
 class TurnPool:

@@ -125,7 +125,8 @@ def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_n
                 held.append((owner, amount, stack.pop_all()))
         if held and not stays:
             held.pop(0)[2].close()
-    assert places._held.total() == sum(n for _, n, _ in held)
+    assert places._taken == sum(places._held.values()) == sum(n for _, n, _ in held)
+    assert all(places._held.values())
 
 
 def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
