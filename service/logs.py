@@ -1,14 +1,48 @@
-"""Log lines as text for a person or as JSON for a collector. Prompts and answers are never logged."""
+"""Log lines as text for a person or as JSON for a collector. Prompts and answers are never logged.
 
+Nobody waits for a line to be written: a thread writes what callers put into a bounded queue, so a pipe that nobody reads costs
+lines, which are counted, and never holds the event loop.
+"""
+
+import copy
 import json
 import logging
-import sys
+import os
+import select
+import threading
 import time
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+STANDARD_ERROR = 2
+MOST_LINES = 4096
+"""Lines that may wait to be written."""
+CLOSE_SECONDS = 2.0
+"""How long the end of a process waits for lines that nobody takes."""
 
 OWN = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
 """What every record has; the rest of a record's attributes came with `extra`."""
+
+
+class _Dropped:
+    """Lines that this process did not write. Any thread may add one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self.count += 1
+
+
+_dropped = _Dropped()
+
+
+def lines_dropped() -> int:
+    """Lines that this process did not write, because nobody took them in time or the file could not be written."""
+    return _dropped.count
 
 
 class JsonFormatter(logging.Formatter):
@@ -23,11 +57,101 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            document["exception"] = self.formatException(record.exc_info)
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            document["exception"] = record.exc_text
         for name in sorted(vars(record).keys() - OWN):
             document.setdefault(name, getattr(record, name))
         return json.dumps(document, default=str)  # orjson refuses the lone surrogates of a file name that is not UTF-8
+
+
+class LineQueue(QueueHandler):
+    """Puts records into a bounded queue, from which a thread writes them as lines. A full queue drops them, counted."""
+
+    def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
+        lines: Queue[logging.LogRecord | None] = Queue(MOST_LINES)
+        super().__init__(lines)
+        self.writer = LineWriter(lines, descriptor, formatter)
+        self._open = True
+        self.writer.start()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """The record, to be formatted by the thread. A traceback is made text here: its frames hold what the caller held."""
+        if record.exc_info:
+            text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+            record = copy.copy(record)
+            record.exc_info, record.exc_text = None, text
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Never waits."""
+        try:
+            self.queue.put_nowait(record)
+        except Full:
+            _dropped.add()
+
+    def close(self) -> None:
+        """Write what waits, for CLOSE_SECONDS at most."""
+        super().close()
+        if self._open:
+            self._open = False
+            stop = threading.Thread(target=self.writer.stop, daemon=True)
+            stop.start()
+            stop.join(CLOSE_SECONDS)
+
+
+class LineWriter(QueueListener):
+    """The thread that writes. It alone waits where nobody reads; when it has caught up, it says how many lines were dropped."""
+
+    def __init__(self, lines: "Queue[logging.LogRecord | None]", descriptor: int, formatter: logging.Formatter) -> None:
+        super().__init__(lines)
+        self._lines = lines
+        self.descriptor = descriptor
+        self._formatter = formatter
+        self._told = lines_dropped()
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write one line. A logging handler would hold a lock meanwhile, for which the end of the process would wait."""
+        try:
+            self._write(record)
+            dropped = lines_dropped()
+            if dropped > self._told and self._lines.empty():
+                self._write(_notice(dropped - self._told))
+                self._told = dropped
+        except Exception:  # a full disk, or a record that does not format: the thread must live on
+            _dropped.add()
+
+    def enqueue_sentinel(self) -> None:
+        """Waits for room: `stop` runs where it may."""
+        self._lines.put(None)
+
+    def stop(self) -> None:
+        """Write what waits, then end."""
+        super().stop()
+        if self.descriptor != STANDARD_ERROR:
+            os.close(self.descriptor)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        left = f"{self._formatter.format(record)}\n".encode("utf-8", "backslashreplace")
+        while left:
+            try:
+                left = left[os.write(self.descriptor, left) :]
+            except BlockingIOError:  # standard error is shared, and somebody told it not to wait
+                waits = select.poll()
+                waits.register(self.descriptor, select.POLLOUT)
+                waits.poll()
+
+
+def _notice(dropped: int) -> logging.LogRecord:
+    told = f"{dropped} log lines were dropped: they could not be written in time"
+    return logging.makeLogRecord({"name": "attend.logs", "levelno": logging.WARNING, "levelname": "WARNING", "msg": told})
+
+
+def close() -> None:
+    """Write what waits, for CLOSE_SECONDS at most; what is logged later is not written."""
+    for handler in logging.getLogger("attend").handlers:
+        handler.close()
 
 
 def configure(level: str, style: str, path: str = "") -> None:
@@ -35,25 +159,24 @@ def configure(level: str, style: str, path: str = "") -> None:
 
     A path such as /proc/1/fd/2 is another process's standard error.
     """
-    handler, problem = _handler(path)
-    handler.setFormatter(JsonFormatter() if style == "json" else logging.Formatter(TEXT))
+    descriptor, problem = _opened(path)
     root = logging.getLogger("attend")
-    for old in root.handlers:
-        old.close()
-    root.handlers[:] = [handler]
+    close()
+    root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else logging.Formatter(TEXT))]
     root.setLevel(level.upper())
     root.propagate = False
     if problem is not None:
         logging.getLogger("attend.logs").warning("log lines go to standard error: %s", problem)
 
 
-def _handler(path: str) -> tuple[logging.Handler, OSError | None]:
-    """What writes, and why it is not the file."""
-    problem = None
-    if path:
-        try:
-            return logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"), None
-        except OSError as error:
-            problem = error
-    # Serve puts a logger in the place of a replica's sys.stderr, which drops what is below its own level.
-    return logging.StreamHandler(sys.__stderr__), problem
+def _opened(path: str) -> tuple[int, OSError | None]:
+    """The descriptor to write to, and why it is not the file."""
+    if not path:
+        return STANDARD_ERROR, None
+    try:
+        # To open a named pipe that has no reader would wait for one.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        return STANDARD_ERROR, error
+    os.set_blocking(descriptor, True)
+    return descriptor, None

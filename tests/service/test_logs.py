@@ -1,13 +1,23 @@
 """Log lines: one for each record, JSON where a collector reads them, and never a caller's text."""
 
 import asyncio
+import contextlib
+import fcntl
+import gc
 import io
 import itertools
 import json
 import logging
 import os
+import re
+import select
+import socket
+import subprocess
 import sys
+import threading
+import time
 import urllib.request
+import weakref
 
 import pytest
 from hypothesis import example, given, settings
@@ -91,6 +101,7 @@ def test_configured_lines_go_to_standard_error_from_the_level_on(root, capfd, st
     logs.configure("warning", style)
     logging.getLogger("attend.some").info("quiet")
     logging.getLogger("attend.some").warning("loud")
+    logs.close()
     out, err = capfd.readouterr()
     assert out == ""
     assert "loud" in err
@@ -104,6 +115,7 @@ def test_lines_reach_standard_error_though_something_stands_in_the_place_of_sys_
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     logs.configure("info", "json")
     logging.getLogger("attend.some").info("seen")
+    logs.close()
     assert json.loads(capfd.readouterr().err)["message"] == "seen"
 
 
@@ -111,6 +123,7 @@ def test_configuring_twice_does_not_write_twice(root, capfd):
     logs.configure("info", "text")
     logs.configure("info", "text")
     logging.getLogger("attend.some").info("once")
+    logs.close()
     assert capfd.readouterr().err.count("once") == 1
 
 
@@ -118,6 +131,7 @@ def test_lines_go_to_the_end_of_a_file_where_one_is_named(root, capfd, tmp_path)
     (tmp_path / "log").write_text("before\n")
     logs.configure("info", "text", str(tmp_path / "log"))
     logging.getLogger("attend.some").info("after \ud800")
+    logs.close()
     first, second = (tmp_path / "log").read_text().splitlines()
     assert first == "before"
     assert second.endswith("INFO attend.some: after \\ud800")
@@ -137,9 +151,151 @@ def test_another_process_reads_lines_through_its_standard_error(root):
 def test_a_file_that_cannot_be_written_is_a_warning_on_standard_error(root, capfd, tmp_path):
     logs.configure("info", "json", str(tmp_path / "none" / "log"))
     logging.getLogger("attend.some").info("still here")
+    logs.close()
     warning, line = map(json.loads, capfd.readouterr().err.splitlines())
     assert warning["level"] == "warning" and "No such file" in warning["message"]
     assert line["message"] == "still here"
+
+
+@pytest.fixture
+def pipe():
+    """A pipe as a path that lines can be written to, and its reading end; nobody reads it by itself."""
+    ours, theirs = os.pipe()
+    yield f"/proc/{os.getpid()}/fd/{theirs}", ours
+    for end in (ours, theirs):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def room(path: str) -> int:
+    """Bytes that fit into the pipe at `path`."""
+    with open(path, "wb", buffering=0) as end:
+        return fcntl.fcntl(end, fcntl.F_GETPIPE_SZ)
+
+
+def read_until(end: int, wanted: str) -> str:
+    """What can be read from `end`, up to and with the line that holds `wanted`; fails after twenty seconds."""
+    text, deadline = "", time.monotonic() + 20
+    while wanted not in text:
+        ready, _, _ = select.select([end], [], [], deadline - time.monotonic())
+        assert ready, text[-1000:]
+        text += os.read(end, 1 << 16).decode()
+    return text
+
+
+def test_a_full_pipe_that_nobody_reads_holds_up_no_caller_and_what_it_cost_is_told_when_it_is_read(root, pipe, monkeypatch):
+    path, end = pipe
+    monkeypatch.setattr(logs, "MOST_LINES", 64)
+    logs.configure("info", "text", path)
+    dropped, server = logs.lines_dropped(), build_server()
+
+    async def run() -> None:
+        async with server.http() as client:
+            while logs.lines_dropped() < dropped + 100:
+                await client.post("/v1/completions", json={"prompt": "a", "n": 99})
+            assert (await client.get("/healthz")).status_code == 200
+
+    calls = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    calls.start()
+    calls.join(60)
+    assert not calls.is_alive()
+    text = read_until(end, "log lines were dropped")
+    assert text.count("invalid") <= room(path) // 80 + logs.MOST_LINES
+    assert re.search(r"WARNING attend.logs: 1\d\d log lines were dropped: they could not be written in time", text)
+
+
+def test_a_line_is_put_in_order_and_formatted_beside_the_caller(root, pipe):
+    class Told:
+        def __str__(self) -> str:
+            return threading.current_thread().name
+
+    logs.configure("info", "text", pipe[0])
+    for place in range(3):
+        logging.getLogger("attend.some").info("line %d of %s", place, Told())
+    lines = read_until(pipe[1], "line 2").splitlines()
+    assert [line.partition("line ")[2][0] for line in lines] == ["0", "1", "2"]
+    assert threading.current_thread().name not in "".join(lines)
+
+
+def test_an_exception_holds_no_frame_while_its_line_waits(root, pipe):
+    class Big:
+        pass
+
+    def fail() -> weakref.ref:
+        big = Big()
+        try:
+            raise ValueError("why")
+        except ValueError:
+            logging.getLogger("attend.some").exception("failed")
+        return weakref.ref(big)
+
+    path, end = pipe
+    logs.configure("info", "text", path)
+    logging.getLogger("attend.some").info("x" * room(path))
+    kept = fail()
+    gc.collect()
+    assert kept() is None
+    assert "ValueError: why" in read_until(end, "ValueError: why")
+
+
+def test_what_waits_is_written_at_the_end(root, pipe):
+    logs.configure("info", "text", pipe[0])
+    for place in range(100):
+        logging.getLogger("attend.some").info("line %d", place)
+    logs.close()
+    assert "line 99" in read_until(pipe[1], "line 99")
+
+
+STUCK = """
+import logging, os
+from service import logs
+ours, theirs = os.pipe()
+logs.CLOSE_SECONDS = 0.2
+logs.configure("info", "text", f"/proc/{os.getpid()}/fd/{theirs}")
+for place in range(5000):
+    logging.getLogger("attend.some").info("x" * 100)
+print("ends")
+"""
+
+
+def test_a_process_ends_though_nobody_takes_its_lines():
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30, check=True)
+    assert (done.stdout, done.stderr) == ("ends\n", "")
+
+
+def test_a_line_that_cannot_be_written_is_counted_as_dropped(root, capfd):
+    dropped = logs.lines_dropped()
+    logs.configure("info", "text", "/dev/full")
+    logging.getLogger("attend.some").info("nowhere")
+    logs.close()
+    assert logs.lines_dropped() == dropped + 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pipe_that_does_not_wait_gets_whole_lines(root, pipe):
+    """Whoever shares standard error may have told it not to wait."""
+    path, end = pipe
+    logs.configure("info", "text", path)
+    os.set_blocking(root.handlers[0].writer.descriptor, False)
+    logging.getLogger("attend.some").info("x" * 3 * room(path))
+    assert len(read_until(end, "\n")) > 3 * room(path)
+
+
+def test_a_named_pipe_without_a_reader_is_a_warning_on_standard_error(root, capfd, tmp_path):
+    """To open it for writing would wait for a reader for ever."""
+    os.mkfifo(tmp_path / "log")
+    logs.configure("info", "json", str(tmp_path / "log"))
+    logs.close()
+    assert "log lines go to standard error: [Errno 6]" in json.loads(capfd.readouterr().err)["message"]
+
+
+def test_a_socket_is_a_warning_on_standard_error(root, capfd):
+    """What /proc/PID/fd/1 names may be one, which cannot be opened by its name."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        logs.configure("info", "json", f"/proc/{os.getpid()}/fd/{theirs.fileno()}")
+        logs.close()
+    assert "log lines go to standard error: [Errno 6]" in json.loads(capfd.readouterr().err)["message"]
 
 
 @pytest.mark.parametrize("failure", ["engine", "bug"])
