@@ -7,7 +7,8 @@
     │   └── NoChatTemplate      a chat for a checkpoint that has no chat template
     ├── Unauthenticated         no API key, or one that is not known
     ├── ModelNotFound           the request names a model that is not the served one
-    ├── Overloaded              the queue is full; try again after `retry_after` seconds
+    ├── Overloaded              there is no room for the call now; try again after `retry_after` seconds
+    │   ├── QueueFull           the engine has as many requests as it may
     │   └── RateLimited         the caller's own limit is reached
     ├── Unavailable             loading or draining; try again elsewhere
     ├── DeadlineExceeded        the deadline passed before the first token
@@ -53,19 +54,32 @@ class ModelNotFound(AttendError):
 
 
 class Overloaded(AttendError):
-    """The queue is full. `retry_after` is a hint in seconds."""
+    """There is no room for the call now: so many are being prepared. `retry_after` is a hint in seconds."""
+
+    reason = "preparation"
+    """What refuses the call, for the metrics."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
+class QueueFull(Overloaded):
+    """The engine has as many requests as it may, running and waiting."""
+
+    reason = "queue"
+
+
 class RateLimited(Overloaded):
     """A limit of the caller's API key is reached."""
+
+    reason = "key"
 
 
 class Unavailable(AttendError):
     """The server is loading or draining."""
+
+    reason = "draining"
 
 
 class DeadlineExceeded(AttendError):

@@ -57,6 +57,11 @@ class Places:
         finally:
             self._change(owner, -amount)
 
+    @property
+    def taken(self) -> int:
+        """Places that are held now."""
+        return self._taken
+
     def _change(self, owner: str | None, amount: int) -> None:
         self._taken += amount
         held = self._held.pop(owner, 0) + amount

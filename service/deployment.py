@@ -54,7 +54,14 @@ class Attend(GrpcMethods):
         )
         self.tracer = open_tracer(settings)
         vllm = settings.metrics_compat == "vllm"
-        self.metrics = Metrics(self.engine, settings.name, tracer=self.tracer, vllm_names=vllm, keys=self.keys)
+        self.metrics = Metrics(
+            self.engine,
+            settings.name,
+            tracer=self.tracer,
+            vllm_names=vllm,
+            keys=self.keys,
+            preparing=lambda: self.service.num_preparing,
+        )
         self.engine.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -110,6 +117,7 @@ class Attend(GrpcMethods):
             self.engine.close()
         if hasattr(self, "tracer") and self.tracer is not None:
             self.tracer.close()
+        logs.close()
 
 
 def open_tracer(settings: Settings) -> tracing.Tracer | None:

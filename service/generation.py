@@ -83,6 +83,11 @@ class GenerationService:
             finally:
                 alarm.cancel()
 
+    @property
+    def num_preparing(self) -> int:
+        """Calls that are being prepared: tokenized, checked, their grammars compiled."""
+        return self._preparing.taken
+
     async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
         """The answers that are to be made. A text that takes long, or a grammar, must not hold a place for ever."""
         with self._preparing.hold(command.owner):

@@ -14,13 +14,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
-from model.errors import AttendError, DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unauthenticated
+from model.errors import (
+    AttendError,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
+from service import logs
 from service.capacity import LoadMeter
 from service.compat import VllmNames
 from service.errors import ClientGone
 from service.keys import KeyRing
 from service.records import Chunk
-from service.tallies import Count, Histogram
+from service.tallies import Count, Histogram, Reading
 from service.tracing import AnswerFacts, CallFacts, Tracer, context_of
 
 log = logging.getLogger("attend.requests")
@@ -33,6 +43,9 @@ ROUTES = {"http": ("/v1/completions", "/v1/chat/completions"), "grpc": ("Generat
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
+
+REASONS = ("queue", "preparation", "key", "draining")
+"""What refuses a call whose outcome is `rejected`: the errors' `reason`."""
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
@@ -55,6 +68,7 @@ class Metrics:
         tracer: Tracer | None = None,
         vllm_names: bool = False,
         keys: KeyRing | None = None,
+        preparing: Callable[[], int] = lambda: 0,
     ) -> None:
         self._labels = {"model": model}
         self.clock = clock
@@ -64,6 +78,8 @@ class Metrics:
         self.registry.register(_EngineCollector(engine, model))
         if keys is not None:
             self.registry.register(_KeysCollector(keys, model))
+        self._read(GaugeMetricFamily, "requests_preparing", "Calls that are being tokenized and checked", preparing)
+        self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that nobody took in time", logs.lines_dropped)
         self._twins = VllmNames(self.registry) if vllm_names else None
         self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the calls that produced a token")
         self.generation_tokens = self._count("generation_tokens", "Tokens handed to callers")
@@ -77,6 +93,11 @@ class Metrics:
             for route in routes:
                 for outcome in OUTCOMES:
                     self._requests.labels(model, transport, route, outcome)
+        self._rejected = Counter(
+            "attend_requests_rejected", "Calls refused for want of room", ["model", "reason"], registry=self.registry
+        )
+        for reason in REASONS:
+            self._rejected.labels(model, reason)
         self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to the first token", SECONDS)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer", STEP_SECONDS)
         self.per_token = self._histogram("time_per_output_token_seconds", "Mean over an answer, after its first", STEP_SECONDS)
@@ -98,6 +119,10 @@ class Metrics:
         """Count one call, once."""
         self._requests.labels(self._labels["model"], transport, route, outcome).inc()
 
+    def count_rejection(self, reason: str) -> None:
+        """Count a call that is refused for one of REASONS."""
+        self._rejected.labels(self._labels["model"], reason).inc()
+
     def text(self) -> str:
         """This replica's page in the Prometheus text format."""
         return generate_latest(self.registry).decode() + (self._twins.text() if self._twins else "")
@@ -110,6 +135,15 @@ class Metrics:
 
     def _count(self, name: str, text: str) -> Count:
         return Count(f"attend_{name}", text, self._labels, self.registry)
+
+    def _read(
+        self,
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        read: Callable[[], float],
+    ) -> None:
+        Reading(family, f"attend_{name}", text, self._labels, read, self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"attend_{name}", text, self._labels, buckets, self.registry)
@@ -206,6 +240,8 @@ class RequestRecord:
         try:
             yield
         except AttendError as error:
+            if isinstance(error, (Overloaded, Unavailable)) and not self._closed:
+                self._metrics.count_rejection(error.reason)
             self._close(outcome_of(error))
             raise
         except Exception:

@@ -5,10 +5,10 @@ for a token takes longer than the rest of the bookkeeping together.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
@@ -26,6 +26,30 @@ class Count(Collector):
         name, text, labels = self._about
         family = CounterMetricFamily(name, text, labels=list(labels))
         family.add_metric(list(labels.values()), self.value)
+        yield family
+
+
+class Reading(Collector):
+    """A gauge or a counter, as `family` says, whose value is asked for at each scrape."""
+
+    def __init__(
+        self,
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        labels: Mapping[str, str],
+        read: Callable[[], float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._about = (family, name, text, labels)
+        self._read = read
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of one sample."""
+        kind, name, text, labels = self._about
+        family = kind(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), self._read())
         yield family
 
 

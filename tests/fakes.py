@@ -271,7 +271,7 @@ def build_server(
     """A replica without Ray around `engine`."""
     engine = engine or FakeEngine()
     service = GenerationService(engine, byte_tokenizer(), model_name=MODEL, clock=lambda: END_OF_TIME, **more)
-    metrics = Metrics(engine, MODEL, clock=clock)
+    metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing)
 
     async def scrape() -> str:
         return metrics.text()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from model.engine.engine import Engine
 from model.engine.pace import Pace
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
-from model.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
+from model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
 
 log = logging.getLogger("attend.engine")
 
@@ -155,7 +155,7 @@ class AsyncEngine:
             limit = f"n times the number of prompts must be at most {self._capacity} on this server"
             raise InvalidRequest(f"{limit}; got {len(requests)}", "n")
         if len(self._streams) + len(requests) > self._capacity:
-            raise Overloaded(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
+            raise QueueFull(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
         stream = _Stream({request.request_id for request in requests}, asyncio.get_running_loop())
         for request in requests:
             self._streams[request.request_id] = stream

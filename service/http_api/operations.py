@@ -301,7 +301,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/metrics"): Operation(
         "operations",
         "Metrics",
-        {200: ("Prometheus text.", '# TYPE attend_queue_depth gauge\nattend_queue_depth{model="attend",replica="a"} 0.0\n')},
+        {
+            200: (
+                "Prometheus text.",
+                '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n',
+            )
+        },
     ),
 }
 """A new route needs its row here, and its answer's shape in `responses.py`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,17 +17,21 @@ from model.errors import (
     ModelNotFound,
     NotSupported,
     Overloaded,
+    QueueFull,
+    RateLimited,
     Unavailable,
 )
+from service import logs
 from service.keys import KeyRing
-from service.metrics import OUTCOMES, ROUTES, Metrics, outcome_of
+from service.metrics import OUTCOMES, REASONS, ROUTES, Metrics, outcome_of
 from service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, says, until
 
 COMPLETIONS = ("http", "/v1/completions")
 KINDS = {
-    "gauge": "requests_running requests_waiting kv_cache_usage engine_heartbeat_seconds cache_config_info",
-    "counter": "prompt_tokens generation_tokens preemptions requests prefix_cache_queries prefix_cache_hits "
+    "gauge": "requests_running requests_waiting requests_preparing kv_cache_usage engine_heartbeat_seconds cache_config_info",
+    "counter": "prompt_tokens generation_tokens preemptions requests requests_rejected log_lines_dropped "
+    "prefix_cache_queries prefix_cache_hits "
     "draft_tokens draft_tokens_accepted",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds time_per_output_token_seconds "
     "request_duration_seconds request_queue_seconds request_prefill_seconds request_decode_seconds "
@@ -137,6 +142,53 @@ def test_bugs_are_errors_and_leavers_are_aborts(error, outcome):
     with pytest.raises(type(error)), server.metrics.open(*COMPLETIONS).errors():
         raise error
     assert server.outcomes() == {(*COMPLETIONS, outcome): 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (QueueFull("x"), "queue"),
+        (Overloaded("x"), "preparation"),
+        (RateLimited("x"), "key"),
+        (Unavailable("x"), "draining"),
+        (InvalidRequest("x"), None),
+        (EngineFailed("x"), None),
+    ],
+)
+def test_a_refusal_counts_once_by_what_refused_it(error, reason):
+    server = build_server()
+    record = server.metrics.open(*COMPLETIONS)
+    with pytest.raises(type(error)), record.errors(), record.outcome():
+        raise error
+    samples = families(server)["attend_requests_rejected"].samples
+    counts = {sample.labels["reason"]: sample.value for sample in samples}
+    assert counts == dict.fromkeys(REASONS, 0) | ({} if reason is None else {reason: 1})
+
+
+def test_calls_are_counted_while_they_are_prepared(monkeypatch):
+    server, seen = build_server(), []
+    prepare = server.service.preparation.answers
+
+    async def watched(*given):
+        seen.append(server.value("attend_requests_preparing"))
+        return await prepare(*given)
+
+    monkeypatch.setattr(server.service.preparation, "answers", watched)
+    server.post({"prompt": "a", "max_tokens": 1})
+    assert (seen, server.value("attend_requests_preparing")) == ([1], 0)
+
+
+def test_dropped_log_lines_are_on_the_page(monkeypatch):
+    monkeypatch.setattr(logs, "_dropped", SimpleNamespace(count=7))
+    assert build_server().value("attend_log_lines_dropped_total") == 7
+
+
+def test_the_first_token_is_timed_once_a_call_however_many_answers_it_has():
+    now = iter(range(100))
+    server = build_server(clock=lambda: float(next(now)))
+    server.post({"prompt": ["a", "b"], "n": 3, "max_tokens": 4})
+    assert server.value("attend_time_to_first_token_seconds_count") == 1
+    assert server.value("attend_time_to_first_token_seconds_sum") == 1
 
 
 def test_an_error_of_start_up_is_no_callers_mistake():

@@ -12,7 +12,7 @@ from model.engine.engine import Engine
 from model.engine.loop import AsyncEngine
 from model.engine.request import EngineStats, FinishReason, Output
 from model.engine.scheduler import Scheduler
-from model.errors import ContextTooLong, DeviceFailed, EngineFailed, InvalidRequest, Overloaded, Unavailable
+from model.errors import ContextTooLong, DeviceFailed, EngineFailed, InvalidRequest, QueueFull, Unavailable
 from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
@@ -143,14 +143,14 @@ def test_a_full_queue_refuses_without_a_trace():
         gate(engine).shut()
         running = [await in_flight(engine, name) for name in "abc"]
         before = set(engine._streams)
-        with pytest.raises(Overloaded, match="4 is the limit") as caught:
+        with pytest.raises(QueueFull, match="4 is the limit") as caught:
             await collect(engine, [ask("d"), ask("e")])
         assert 1 == caught.value.retry_after
         assert before == set(engine._streams)
         with pytest.raises(InvalidRequest, match="at most 4 on this server; got 5"):
             await collect(engine, [ask(name) for name in "defgh"])
         running.append(await in_flight(engine, "d"))
-        with pytest.raises(Overloaded):
+        with pytest.raises(QueueFull):
             await collect(engine, [ask("e")])
         gate(engine).open()
         return [await task for task in running]

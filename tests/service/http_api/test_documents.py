@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fastapi.openapi.utils import get_openapi
 from jsonschema import Draft202012Validator
+from prometheus_client.parser import text_string_to_metric_families
 
 from model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from service.http_api import documents
@@ -158,6 +159,13 @@ def shown() -> Iterator[tuple[str, dict[str, Any], Any]]:
                         [each["value"] for each in media["examples"].values()] if "examples" in media else [media["example"]]
                     )
                     yield from ((f"{path} {status} {kind}", media, value) for value in values)
+
+
+def test_the_example_of_a_metrics_page_has_metrics_that_there_are():
+    (shown,) = text_string_to_metric_families(OPERATIONS["get", "/metrics"].answers[200][1])
+    (found,) = (family for family in build_server().metrics.registry.collect() if family.name == shown.name)
+    assert shown.type == found.type
+    assert {*shown.samples[0].labels} == {"replica", *found.samples[0].labels}
 
 
 @pytest.mark.parametrize(("media", "value"), [pytest.param(*rest, id=place) for place, *rest in shown()])
