@@ -4,6 +4,7 @@ One replica is one process: its event loop talks, its step thread computes. `bui
 RayService import.
 """
 
+import asyncio
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -85,7 +86,7 @@ class Attend(GrpcMethods):
 
     async def scrape_local(self) -> tuple[str, str]:
         """(replica, metrics page) of this replica alone; for `scrape.over_replicas`."""
-        return serve.get_replica_context().replica_id.unique_id, self.metrics.text()
+        return serve.get_replica_context().replica_id.unique_id, await asyncio.to_thread(self.metrics.text)
 
     async def load_local(self) -> Load:
         """The load of this replica alone; for `scrape.loads`."""

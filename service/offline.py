@@ -12,9 +12,10 @@ from model.tokenizer import Tokenizer
 from service.generation import GenerationService
 from service.http_api.body import parse
 from service.http_api.openai import CompletionWriter, to_command
+from service.http_api.pieces import pieces
 from service.http_api.schemas import read_completion
 from service.metrics import Metrics
-from service.records import Chunk, Usage
+from service.records import Chunk, Usage, whole
 from service.settings import Settings
 
 MEMORY = 1 << 30
@@ -46,7 +47,7 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
         body, command.request_id, service.model_name, service.engine.info.fingerprint, Usage(command.n), service.tokenizer
     )
     writer.usage.add(chunks)
-    document = writer.whole(chunks)
+    document = json.loads(b"".join(pieces(writer.whole(whole(chunks)))))
     if as_json:
         json.dump(document, sys.stdout)
     else:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from model.engine.request import FinishReason, Times, TokenLogprob
@@ -151,28 +151,47 @@ class Chunk:
 
 def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
     """One chunk for each answer, with its pieces put together."""
-    by_index: dict[int, list[Chunk]] = {}
-    for chunk in chunks:
-        by_index.setdefault(chunk.index, []).append(chunk)
-    return [joined(pieces) for _, pieces in sorted(by_index.items())]
+    gathered = Gathered()
+    gathered.add(chunks)
+    return gathered.answers()
 
 
-def joined(pieces: list[Chunk]) -> Chunk:
-    """The pieces of one answer as one chunk."""
-    last = pieces[-1]
-    return Chunk(
-        index=last.index,
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-        num_tokens=last.num_tokens,
-        num_prompt_tokens=last.num_prompt_tokens,
-        seed=last.seed,
-        finish_reason=last.finish_reason,
-        stop=last.stop,
-        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
-        prompt=pieces[0].prompt,
-        times=last.times,
-    )
+class Gathered:
+    """The answers of a call, put together while their chunks come, so that little is left to do at the end."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, _Pieces] = {}
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Take in chunks, in the order in which they were made."""
+        for chunk in chunks:
+            pieces = self._answers.get(chunk.index)
+            if pieces is None:
+                pieces = self._answers[chunk.index] = _Pieces(chunk, chunk)
+            pieces.last = chunk
+            pieces.texts.append(chunk.text)
+            pieces.token_ids += chunk.token_ids
+            pieces.logprobs += chunk.logprobs
+
+    def answers(self) -> list[Chunk]:
+        """One chunk for each answer, by index."""
+        return [pieces.joined() for _, pieces in sorted(self._answers.items())]
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """What has come of one answer."""
+
+    first: Chunk
+    last: Chunk
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def joined(self) -> Chunk:
+        """All of it as one chunk."""
+        text, token_ids, logprobs = "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs)
+        return replace(self.last, text=text, token_ids=token_ids, logprobs=logprobs, prompt=self.first.prompt)
 
 
 @dataclass(slots=True)

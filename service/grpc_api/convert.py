@@ -5,12 +5,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from model.engine.request import FinishReason, TokenLogprob
-from model.errors import InvalidRequest
-from model.grammar import GrammarSpec
-from model.params import MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
+from model.engine.request import EngineInfo, FinishReason, TokenLogprob
+from model.errors import ContextTooLong, InvalidRequest
+from model.grammar import MAX_CHOICES, GrammarSpec
+from model.params import (
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    NO_CHANGE,
+    DecodingParams,
+    SamplingParams,
+    StopRules,
+    at_most,
+    integer,
+)
 from protos.attend.v1 import generation_pb2 as pb
 from service.records import Chunk, Command, Prompt, PromptPart, whole
+from service.turns import turn
+
+SCORES = 64
+"""Tokens whose log probabilities are written together, up to 21 each: less than a millisecond of work."""
 
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -19,6 +35,25 @@ REASONS = {
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
+
+
+def check_sizes(request: pb.GenerateRequest, info: EngineInfo) -> None:
+    """Refuse lists that are too long to be carried out, while they are still protobuf's: a message may hold four million ids.
+
+    Raises InvalidRequest with the field named.
+    """
+    num_ids, limit = len(request.token_ids.ids), info.max_model_len
+    if num_ids > limit and not request.HasField("truncate_prompt_tokens"):
+        size = f"{limit} tokens, which a prompt of {num_ids} exceeds"
+        raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
+    decoding, stopping = request.decoding, request.stopping
+    at_most("allowed_token_ids", decoding.allowed_token_ids, info.vocab_size, "token ids, as many as the vocabulary has")
+    at_most("resume_token_ids", request.resume_token_ids.ids, limit, "token ids, as many as the context")
+    at_most("stop_token_ids", stopping.stop_token_ids, MAX_STOP_TOKENS, "ids")
+    at_most("stop", stopping.stop_strings, MAX_STOP_STRINGS, "strings")
+    at_most("bad_words", decoding.bad_words, MAX_BAD_WORDS, "strings")
+    at_most("logit_bias", decoding.logit_bias, MAX_BIASES, "entries")
+    at_most("choice", decoding.choice.choices, MAX_CHOICES, "strings")
 
 
 def to_command(request: pb.GenerateRequest, request_id: str) -> Command:
@@ -85,11 +120,15 @@ def decoding_of(decoding: pb.DecodingParameters) -> DecodingParams:
 
 
 def prompt(request: pb.GenerateRequest) -> Prompt:
-    """The input: empty text is an empty prompt, empty token ids and no input at all are mistakes."""
+    """The input: empty text is an empty prompt, empty token ids and no input at all are mistakes.
+
+    Of token ids that are to be truncated only those are looked at that stay.
+    """
     if request.WhichOneof("input") == "text":
         return request.text
     if request.WhichOneof("input") == "token_ids":
-        return tuple(request.token_ids.ids)
+        ids = request.token_ids.ids
+        return tuple(ids[-max(1, request.truncate_prompt_tokens) :] if request.HasField("truncate_prompt_tokens") else ids)
     raise InvalidRequest("input is required: text or token_ids", "input")
 
 
@@ -111,19 +150,19 @@ class Responses:
         self._with_ids = request.response.output_token_ids
         self._forms: dict[int, bytes] = {}
 
-    def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
+    async def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
         """The message of chunks that came together: one output for each answer, so that nobody has to look for a second."""
         if len(chunks) > 1:
             chunks = whole(chunks)
         if len(chunks) == 1 and chunks[0].is_plain:
-            return self._filled(chunks[0])
-        return to_response(chunks, self._request, self._fingerprint)
+            return await self._filled(chunks[0])
+        return await to_response(chunks, self._request, self._fingerprint)
 
-    def _filled(self, chunk: Chunk) -> pb.GenerateResponse:
+    async def _filled(self, chunk: Chunk) -> pb.GenerateResponse:
         form = self._forms.get(chunk.index)
         if form is None:
             empty = replace(chunk, text="", num_tokens=0, token_ids=())
-            form = self._forms[chunk.index] = to_response([empty], self._request, self._fingerprint).SerializeToString()
+            form = self._forms[chunk.index] = (await to_response([empty], self._request, self._fingerprint)).SerializeToString()
         message = pb.GenerateResponse.FromString(form)
         output = message.outputs[0]
         output.text, output.num_tokens = chunk.text, chunk.num_tokens
@@ -132,25 +171,36 @@ class Responses:
         return message
 
 
-def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
-    """One message; that with the first chunk of the first answer also tells of the prompt."""
-    prompt = next((chunk.prompt for chunk in chunks if chunk.index == 0), None)
-    info = None if prompt is None else _prompt_info(prompt, request.response)
-    outputs = [_output(chunk, request.response) for chunk in chunks]
+async def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
+    """One message; that with the first chunk of the first answer also tells of the prompt. A long one is made in turns."""
     timing = _timing(chunks) if request.response.timing else None
-    return pb.GenerateResponse(
-        prompt_info=info, outputs=outputs, seed=chunks[0].seed, system_fingerprint=fingerprint, timing=timing
-    )
+    response = pb.GenerateResponse(seed=chunks[0].seed, system_fingerprint=fingerprint, timing=timing)
+    prompt = next((chunk.prompt for chunk in chunks if chunk.index == 0), None)
+    if prompt is not None:
+        await _tell_prompt(response.prompt_info, prompt, request.response)
+    for chunk in chunks:
+        await _tell_output(response.outputs.add(), chunk, request.response)
+    return response
 
 
-def _prompt_info(prompt: PromptPart, options: pb.ResponseOptions) -> pb.PromptInfo:
-    info = pb.PromptInfo(num_prompt_tokens=len(prompt.token_ids), num_cached_tokens=prompt.num_cached)
+async def _tell_prompt(info: pb.PromptInfo, prompt: PromptPart, options: pb.ResponseOptions) -> None:
+    info.num_prompt_tokens, info.num_cached_tokens = len(prompt.token_ids), prompt.num_cached
     if options.prompt_token_ids:
         info.token_ids.extend(prompt.token_ids)
     if options.HasField("prompt_logprobs"):
-        info.logprobs.extend([0.0, *(scored.logprob for scored in prompt.logprobs)])
-        info.top_logprobs.extend([pb.TopLogprobs(), *map(_top, prompt.logprobs)])
-    return info
+        info.logprobs.append(0.0)
+        info.top_logprobs.add()
+        await _tell_scores(info, prompt.logprobs, top=True)
+
+
+async def _tell_scores(message: pb.PromptInfo | pb.Output, scores: Sequence[TokenLogprob], *, top: bool) -> None:
+    for start in range(0, len(scores), SCORES):
+        if start:
+            await turn()
+        some = scores[start : start + SCORES]
+        message.logprobs.extend(scored.logprob for scored in some)
+        if top:
+            message.top_logprobs.extend(map(_top, some))
 
 
 def _top(scored: TokenLogprob) -> pb.TopLogprobs:
@@ -167,14 +217,12 @@ def _timing(chunks: Sequence[Chunk]) -> pb.Timing | None:
     )
 
 
-def _output(chunk: Chunk, options: pb.ResponseOptions) -> pb.Output:
-    text = chunk.text if chunk.prompt is None else chunk.prompt.text + chunk.text
-    output = pb.Output(index=chunk.index, text=text, num_tokens=chunk.num_tokens)
+async def _tell_output(output: pb.Output, chunk: Chunk, options: pb.ResponseOptions) -> None:
+    output.index, output.num_tokens = chunk.index, chunk.num_tokens
+    output.text = chunk.text if chunk.prompt is None else chunk.prompt.text + chunk.text
     if options.output_token_ids:
         output.token_ids.extend(chunk.token_ids)
-    output.logprobs.extend(scored.logprob for scored in chunk.logprobs)
-    if options.top_logprobs:
-        output.top_logprobs.extend(map(_top, chunk.logprobs))
+    await _tell_scores(output, chunk.logprobs, top=bool(options.top_logprobs))
     if chunk.finish_reason is not None:
         output.finish_info.finish_reason = REASONS[chunk.finish_reason]
         output.finish_info.num_output_tokens = chunk.num_tokens
@@ -182,4 +230,3 @@ def _output(chunk: Chunk, options: pb.ResponseOptions) -> pb.Output:
             output.finish_info.stop_string = chunk.stop
         elif chunk.stop is not None:
             output.finish_info.stop_token_id = chunk.stop
-    return output

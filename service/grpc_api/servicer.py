@@ -14,22 +14,24 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from model.errors import InvalidRequest
-from model.params import describe
+from model.params import at_most, describe
 from protos.attend.v1 import generation_pb2 as pb
 from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
-from service.grpc_api.convert import Responses, to_command, to_response
+from service.grpc_api.convert import Responses, check_sizes, to_command, to_response
 from service.grpc_api.register import Malformed
 from service.keys import KeyRing
 from service.metrics import Metrics
 from service.quota import Key
-from service.records import REQUEST_ID, Command, whole
+from service.records import REQUEST_ID, Command, Gathered
 
 log = logging.getLogger("attend.grpc")
 
 M = TypeVar("M", bound=Message)
 SERVICES = ("", "attend.v1.GenerationService")
 """What a health check may ask for: the server, or its one service by name."""
+MAX_TOKEN_IDS = 1 << 19
+"""Token ids to be made text in one call: as many as a body of HTTP can hold."""
 MAX_WATCHES = 256
 """Open health watches of a replica: they need no key, and never end by themselves."""
 WATCH_SECONDS = 0.5
@@ -72,8 +74,11 @@ class GrpcMethods:
         try:
             with record.errors():
                 batches = self.service.generate(self._command(request, request_id, grpc_context), record)
-                chunks = [chunk async for batch in batches for chunk in batch]
-                return to_response(whole(chunks), decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
+                gathered = Gathered()
+                async for batch in batches:
+                    gathered.add(batch)
+                ask, fingerprint = decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint
+                return await to_response(gathered.answers(), ask, fingerprint)
         except Exception as error:
             _refuse(error, request_id, grpc_context)
             return pb.GenerateResponse()
@@ -89,7 +94,7 @@ class GrpcMethods:
                 async with aclosing(self.service.generate(self._command(request, request_id, grpc_context), record)) as batches:
                     responses = Responses(decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
                     async for chunks in batches:
-                        yield responses.of(chunks)
+                        yield await responses.of(chunks)
         except Exception as error:
             _refuse(error, request_id, grpc_context)
 
@@ -112,6 +117,7 @@ class GrpcMethods:
             key = self._key(grpc_context, charged=True)
             ask = decoded(request, pb.DetokenizeRequest)
             self.service.check_model(ask.model)
+            at_most("token_ids", ask.token_ids, MAX_TOKEN_IDS, "ids")
             return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key))
         except Exception as error:
             _refuse(error, "", grpc_context)
@@ -180,7 +186,9 @@ class GrpcMethods:
     def _command(self, request: pb.GenerateRequest | Malformed, request_id: str, context: Context) -> Command:
         """What a caller asks for, after a look at the caller's API key."""
         key = self._key(context, charged=True)
-        return replace(to_command(decoded(request, pb.GenerateRequest), request_id), key=key)
+        ask = decoded(request, pb.GenerateRequest)
+        check_sizes(ask, self.service.engine.info)
+        return replace(to_command(ask, request_id), key=key)
 
     def _key(self, context: Context, *, charged: bool = False) -> Key | None:
         """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none.

@@ -16,7 +16,7 @@ from service.http_api.logprobs import finite
 from service.http_api.openai import decoding_of, sampling_of, stops_of, timing_of
 from service.http_api.schemas import Generation, StreamOptions, kind_of, validated
 from service.http_api.structured import grammar_of
-from service.records import ChatPrompt, Chunk, Command, Usage, whole
+from service.records import ChatPrompt, Chunk, Command, Usage
 
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
@@ -209,7 +209,7 @@ class ChatWriter:
         choice: dict[str, Any] = {"index": chunk.index, "delta": delta, "logprobs": None}
         choice |= {"finish_reason": None, "stop_reason": None}
         if self.body.return_token_ids and chunk.prompt is not None:
-            choice["prompt_token_ids"] = list(chunk.prompt.token_ids)
+            choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
         return self._object("chat.completion.chunk", [choice], chunk.seed)
 
     def chunk(self, chunk: Chunk) -> dict[str, Any]:
@@ -221,17 +221,17 @@ class ChatWriter:
         """The object that a stream with include_usage ends with."""
         return self._object("chat.completion.chunk", [], None) | {"usage": self.usage.document()}
 
-    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
+    def whole(self, answers: list[Chunk]) -> dict[str, Any]:
         """The object of a call that was not streamed."""
-        answers, choices = whole(chunks), []
+        choices = []
         for answer in answers:
             message = {"role": "assistant", "content": answer.text, "refusal": None}
             choice = self._choice(answer, {"message": message})
             if self.body.return_token_ids and answer.prompt is not None:
-                choice["prompt_token_ids"] = list(answer.prompt.token_ids)
+                choice["prompt_token_ids"] = iter(answer.prompt.token_ids)
             choices.append(choice)
         return (
-            self._object("chat.completion", choices, chunks[-1].seed)
+            self._object("chat.completion", choices, answers[-1].seed)
             | {"usage": self.usage.document()}
             | timing_of(self.body, answers)
         )
@@ -248,14 +248,14 @@ class ChatWriter:
         }
 
     def _choice(self, chunk: Chunk, text: dict[str, Any]) -> dict[str, Any]:
-        rows = {"content": [self._scored(scored) for scored in chunk.logprobs], "refusal": None}
+        rows = {"content": map(self._scored, chunk.logprobs), "refusal": None}
         return {
             "index": chunk.index,
             **text,
             "logprobs": rows if self.body.logprobs else None,
             "finish_reason": chunk.finish_reason,
             "stop_reason": chunk.stop,
-            **({"token_ids": list(chunk.token_ids)} if self.body.return_token_ids else {}),
+            **({"token_ids": iter(chunk.token_ids)} if self.body.return_token_ids else {}),
         }
 
     def _scored(self, scored: TokenLogprob) -> dict[str, Any]:

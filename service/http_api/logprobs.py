@@ -1,6 +1,7 @@
 """Log probabilities in the shape of OpenAI's completions: four parallel lists, with offsets into the text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
 from typing import Any
 
 from model.engine.request import TokenLogprob
@@ -31,35 +32,39 @@ class CompletionLogprobs:
         for token in received:
             self._offset += len(self._decoder.push(token))
 
-    def of(self, chunk: Chunk) -> dict[str, list[Any]]:
-        """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset` of a chunk; of the prompt too where it is echoed."""
-        rows: list[tuple[int, TokenLogprob | None]] = [(scored.token_id, scored) for scored in chunk.logprobs]
+    def of(self, chunk: Chunk) -> dict[str, Iterator[Any]]:
+        """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset` of a chunk; of the prompt too where it is echoed.
+
+        The lists are made while they are read, and those of one chunk before those of the next.
+        """
+        return {
+            "tokens": (self._tokenizer.text_of(token) for token, _ in self._rows(chunk)),
+            "token_logprobs": (None if scored is None else finite(scored.logprob) for _, scored in self._rows(chunk)),
+            "top_logprobs": (None if scored is None else self._top(scored) for _, scored in self._rows(chunk)),
+            "text_offset": self._offsets(chunk),
+        }
+
+    def _rows(self, chunk: Chunk) -> Iterator[tuple[int, TokenLogprob | None]]:
+        """Token ids and their scores. Nothing comes before the first token of a prompt, so it has no probability."""
         if self._echo and chunk.prompt is not None:
-            lists = self._lists(self._prompt(chunk.prompt), self._prompt_decoder(chunk.prompt))
+            yield from zip_longest(chunk.prompt.token_ids, chain([None], chunk.prompt.logprobs))
+        yield from ((scored.token_id, scored) for scored in chunk.logprobs)
+
+    def _offsets(self, chunk: Chunk) -> Iterator[int]:
+        if self._echo and chunk.prompt is not None:
+            offset, decoder = self._offset, self._prompt_decoder(chunk.prompt)
+            for token in chunk.prompt.token_ids:
+                yield offset
+                offset += len(decoder.push(token))
             self._offset = len(chunk.prompt.text)  # the answer's text begins after the prompt's, whatever that ended in
-            answer = self._lists(rows, self._decoder)
-            return {name: [*values, *answer[name]] for name, values in lists.items()}
-        return self._lists(rows, self._decoder)
+        for scored in chunk.logprobs:
+            yield self._offset
+            self._offset += len(self._decoder.push(scored.token_id))
 
     def _prompt_decoder(self, prompt: PromptPart) -> StreamDecoder:
         """Special tokens have a place in the prompt's text where they were written in it, and none where they were added."""
         written = self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == prompt.text
         return StreamDecoder(self._tokenizer, skip_special_tokens=not written)
-
-    def _prompt(self, prompt: PromptPart) -> list[tuple[int, TokenLogprob | None]]:
-        """The prompt's tokens: nothing comes before the first, so it has no probability."""
-        scores = [None, *prompt.logprobs] if prompt.logprobs else [None] * len(prompt.token_ids)
-        return list(zip(prompt.token_ids, scores, strict=True))
-
-    def _lists(self, rows: Iterable[tuple[int, TokenLogprob | None]], decoder: StreamDecoder) -> dict[str, list[Any]]:
-        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, scored in rows:
-            lists["tokens"].append(self._tokenizer.text_of(token))
-            lists["token_logprobs"].append(None if scored is None else finite(scored.logprob))
-            lists["top_logprobs"].append(None if scored is None else self._top(scored))
-            lists["text_offset"].append(self._offset)
-            self._offset += len(decoder.push(token))
-        return lists
 
     def _top(self, scored: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the token itself: so there may be one more than was asked for."""
@@ -67,10 +72,9 @@ class CompletionLogprobs:
         return {self._tokenizer.text_of(token): finite(value) for token, value in pairs}
 
 
-def prompt_logprobs(prompt: PromptPart, top: int, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+def prompt_logprobs(prompt: PromptPart, top: int, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
     """Of each prompt token: null for the first, then {token id: {logprob, decoded_token}} of the `top` likeliest and itself."""
-    rows: list[dict[str, Any] | None] = [None]
+    yield None
     for scored in prompt.logprobs:
         pairs = (*scored.top[:top], (scored.token_id, scored.logprob))
-        rows.append({str(t): {"logprob": finite(v), "decoded_token": tokenizer.text_of(t)} for t, v in pairs})
-    return rows
+        yield {str(t): {"logprob": finite(v), "decoded_token": tokenizer.text_of(t)} for t, v in pairs}

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from model.tokenizer import Tokenizer
 from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
 from service.http_api.schemas import CompletionRequest, Generation, StreamOptions
 from service.http_api.structured import grammar_of
-from service.records import Chunk, Command, Prompt, Usage, whole
+from service.records import Chunk, Command, Prompt, Usage
 
 MAX_COMPLETION_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
@@ -143,11 +143,10 @@ class CompletionWriter:
         """The object that a stream with include_usage ends with."""
         return self._object([], None) | {"usage": self.usage.document()}
 
-    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
-        """The object of a call that was not streamed."""
-        answers = whole(chunks)
+    def whole(self, answers: list[Chunk]) -> dict[str, Any]:
+        """The object of a call that was not streamed, of one chunk for each answer."""
         choices = [self._choice(answer) for answer in answers]
-        return self._object(choices, chunks[-1].seed) | {"usage": self.usage.document()} | timing_of(self.body, answers)
+        return self._object(choices, answers[-1].seed) | {"usage": self.usage.document()} | timing_of(self.body, answers)
 
     def _object(self, choices: list[dict[str, Any]], seed: int | None) -> dict[str, Any]:
         return {
@@ -170,14 +169,14 @@ class CompletionWriter:
             "stop_reason": chunk.stop,
         }
         if body.return_token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
+            choice["token_ids"] = iter(chunk.token_ids)
             if prompt is not None:
-                choice["prompt_token_ids"] = list(prompt.token_ids)
+                choice["prompt_token_ids"] = iter(prompt.token_ids)
         if body.prompt_logprobs is not None and prompt is not None:
             choice["prompt_logprobs"] = prompt_logprobs(prompt, body.prompt_logprobs, self.tokenizer)
         return choice
 
-    def _logprobs_of(self, chunk: Chunk) -> dict[str, list[Any]]:
+    def _logprobs_of(self, chunk: Chunk) -> dict[str, Iterator[Any]]:
         if chunk.index not in self._logprobs:
             skip = self.body.skip_special_tokens is not False
             echo = bool(self.body.echo)

@@ -1,5 +1,6 @@
 """The pages: the playground at /, the HTTP API at /docs, and /openapi.json, which it shows. They need no other host."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -34,8 +35,9 @@ def add_pages(app: FastAPI, dependencies: Sequence[Depends]) -> None:
 
     @app.get("/openapi.json", include_in_schema=False, dependencies=dependencies)
     async def openapi() -> Response:
-        """The document that /docs shows."""
-        return Response(orjson.dumps(app.openapi()), headers=POLICY, media_type="application/json")
+        """The document that /docs shows: made when it is first asked for, beside the event loop."""
+        made = await asyncio.to_thread(app.openapi)
+        return Response(orjson.dumps(made), headers=POLICY, media_type="application/json")
 
 
 def _sender(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:

@@ -16,13 +16,14 @@ from service.generation import GenerationService
 from service.http_api import chat
 from service.http_api.body import read_json
 from service.http_api.openai import CompletionWriter, to_command
+from service.http_api.pieces import json_response
 from service.http_api.schemas import CompletionRequest, read_completion
 from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
 from service.quota import name_of
-from service.records import Chunk, Command, Usage
+from service.records import Chunk, Command, Gathered, Usage
 
 STALE_SECONDS = 30.0
 """A step thread that has not come round for so long is taken for stuck; the longest step is far shorter."""
@@ -139,9 +140,11 @@ async def _answer(
     record.at_once = not stream
     if stream:
         return EventStream(events(await anext(batches), batches, writer))
-    chunks = [chunk async for batch in batches for chunk in batch]
-    writer.usage.add(chunks)
-    return Json(writer.whole(chunks))
+    gathered = Gathered()
+    async for batch in batches:
+        gathered.add(batch)
+        writer.usage.add(batch)
+    return json_response(writer.whole(gathered.answers()))
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:

@@ -16,6 +16,8 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 
 from model.errors import InvalidRequest, NotSupported
@@ -26,7 +28,18 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 List = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong item is the only one that is looked at: a body may hold half a million."""
-TokenIds = List[StrictInt]
+
+
+def _integers(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """A list of integers as it is, found to be one a part at a time: the validator would hold the interpreter for all of it."""
+    if isinstance(value, list) and all({*map(type, value[at : at + PART])} == {int} for at in range(0, len(value), PART)):
+        return value
+    return check(value)
+
+
+PART = 8192
+"""Items that are looked at in one go: a tenth of a millisecond."""
+TokenIds = Annotated[List[StrictInt], WrapValidator(_integers)]
 
 OFF: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),

@@ -6,7 +6,7 @@ for dead: one line without the empty line that would end an event, since some de
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -17,9 +17,11 @@ from starlette.types import Send
 
 from model.errors import AttendError
 from service.errors import sentence
+from service.http_api.pieces import PIECE, pieces
 from service.http_api.problems import error_body
 from service.http_api.schemas import StreamOptions
 from service.records import Chunk, Usage
+from service.turns import in_turns
 
 log = logging.getLogger("attend.http")
 
@@ -41,15 +43,15 @@ class Writer(Protocol):
         ...
 
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The streamed objects of a chunk."""
+        """The streamed objects of a chunk. Long lists in them are iterators, as `pieces` takes them."""
         ...
 
     def last_chunk(self) -> dict[str, Any]:
         """The object with the usage at the end of a stream."""
         ...
 
-    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
-        """The object of a call that is not streamed."""
+    def whole(self, answers: list[Chunk]) -> dict[str, Any]:
+        """The object of a call that is not streamed, of one chunk for each answer. Long lists are iterators, as in `events`."""
         ...
 
 
@@ -60,6 +62,8 @@ class EventStream(StreamingResponse):
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
         self._keep_alive = keep_alive
         self._wrote = False
+        self._inside = False
+        """Whether a part of an event has been written, and not all of it."""
 
     async def stream_response(self, send: Send) -> None:
         """Write the content as it comes."""
@@ -67,29 +71,32 @@ class EventStream(StreamingResponse):
         idle = asyncio.create_task(self._keep_alive_while_idle(send))
         try:
             async for piece in self.body_iterator:
-                self._wrote = True
+                assert isinstance(piece, bytes)
+                self._wrote, self._inside = True, not piece.endswith(b"\n")
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
             idle.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive_while_idle(self, send: Send) -> None:
-        """Each write is whole events, so that a comment may stand between any two."""
+        """A comment may stand between any two events, and not inside one, of which a long one is several writes."""
         while True:
             self._wrote = False
             await asyncio.sleep(self._keep_alive)
-            if not self._wrote:
+            if not self._wrote and not self._inside:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
 async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncIterator[bytes]:
-    """Server-sent events of a stream: each batch of chunks is one write, and `[DONE]` is always last."""
+    """Server-sent events of a stream: each batch of chunks is one write unless it is long, and `[DONE]` is always last."""
     lines = EventLines(writer)
     async with aclosing(rest):
-        yield lines.of(first)
+        async for piece in in_turns(lines.of(first)):
+            yield piece
         try:
             async for chunks in rest:
-                yield lines.of(chunks)
+                async for piece in in_turns(lines.of(chunks)):
+                    yield piece
         except AttendError as error:
             yield _event(error_body(error, writer.request_id))
         except Exception as error:
@@ -116,21 +123,34 @@ class EventLines:
         self._extra: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
         self._forms: dict[int, _Form] = {}
 
-    def of(self, chunks: list[Chunk]) -> bytes:
-        """The events of chunks that came together. `writer.usage` knows an answer's tokens when its last chunk is written."""
-        fills = not self._continuous
-        return b"".join([self._filled(chunk) if fills and chunk.is_plain else self.written(chunk) for chunk in chunks])
+    def of(self, chunks: list[Chunk]) -> Iterator[bytes]:
+        """The events of chunks that came together, in pieces of PIECE bytes and a little more.
 
-    def written(self, chunk: Chunk) -> bytes:
-        """The events of any chunk, each written out."""
+        `writer.usage` knows an answer's tokens when its last chunk is written.
+        """
+        held, fills = bytearray(), not self._continuous
+        for chunk in chunks:
+            for piece in (self._filled(chunk),) if fills and chunk.is_plain else self.written(chunk):
+                held += piece
+                if len(held) >= PIECE:
+                    yield bytes(held)
+                    held.clear()
+        if held:
+            yield bytes(held)
+
+    def written(self, chunk: Chunk) -> Iterator[bytes]:
+        """The events of any chunk, each written out, in pieces."""
         self._writer.usage.add((chunk,))
         extra = {"usage": self._writer.usage.document()} if self._continuous else self._extra
-        return b"".join([_event(event | extra) for event in self._writer.events(chunk)])
+        for event in self._writer.events(chunk):
+            yield b"data: "
+            yield from pieces(event | extra)
+            yield b"\n\n"
 
     def _filled(self, chunk: Chunk) -> bytes:
         form = self._forms.get(chunk.index)
         if form is None:
-            form = self._forms[chunk.index] = _form(self.written(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
+            form = self._forms[chunk.index] = _form(b"".join(self.written(replace(chunk, text=_TEXT, token_ids=_TOKENS))))
         if form.middle:
             return form.head + orjson.dumps(chunk.text) + form.middle + orjson.dumps(chunk.token_ids) + form.tail
         return form.head + orjson.dumps(chunk.text) + form.tail

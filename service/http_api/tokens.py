@@ -1,17 +1,15 @@
 """Token ids and strings over HTTP, in vLLM's shapes: enough for a client to need no tokenizer of its own."""
 
 from functools import partial
-from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from model.chat import ChatTemplate
-from service.aside import aside
 from service.generation import GenerationService
 from service.http_api.body import read_json
+from service.http_api.pieces import json_response
 from service.http_api.schemas import TokenIds, validated
 from service.quota import Key, name_of
 
@@ -46,14 +44,9 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         body = await read_json(request, partial(validated, TokenizeRequest), name_of(key))
         service.check_model(body.model or "")
         tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False, key=key)
-
-        def answer() -> Response:
-            texts = {"token_strs": [service.tokenizer.raw.id_to_token(token) for token in tokens]}
-            limit = service.engine.info.max_model_len
-            counts = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
-            return _json(counts | texts if body.return_token_strs else counts)
-
-        return await aside(answer, 1, owner=name_of(key))
+        texts = {"token_strs": map(service.tokenizer.raw.id_to_token, tokens)} if body.return_token_strs else {}
+        limit = service.engine.info.max_model_len
+        return json_response({"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens), **texts})
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
@@ -61,7 +54,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         key: Key | None = request.state.key
         body = await read_json(request, partial(validated, DetokenizeRequest), name_of(key))
         service.check_model(body.model or "")
-        return _json({"prompt": await service.detokenize(body.tokens, key=key)})
+        return json_response({"prompt": await service.detokenize(body.tokens, key=key)})
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
@@ -70,8 +63,4 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         ends = [service.tokenizer.raw.id_to_token(token) for token in info.eos_token_ids[:1]]
         defaults = {"eos_token": next(iter(ends), None), "vocab_size": info.vocab_size, "model_max_length": info.max_model_len}
         written = {} if template is None else {"chat_template": template.source}
-        return _json(defaults | facts | written)
-
-
-def _json(document: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(document), media_type="application/json")
+        return json_response(defaults | facts | written)

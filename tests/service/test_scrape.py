@@ -185,3 +185,14 @@ def test_a_controller_that_does_not_answer_leaves_the_loop_free_and_this_replica
         ("attend_scrape_replicas_answered", ()): 1,
     }
     assert rounds > 3
+
+
+def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):
+    async def asked(method: str, own: object) -> tuple[int, list[tuple[str, str]]]:
+        return 1, [("a", "x 1.0\n")]
+
+    threads = []
+    monkeypatch.setattr(scrape, "asked", asked)
+    monkeypatch.setattr(scrape, "merge", lambda pages: threads.append(threading.current_thread()) or "page\n")
+    assert asyncio.run(scrape.over_replicas(None)).startswith("page\n")
+    assert threading.main_thread() not in threads

@@ -1,19 +1,27 @@
 """Protobuf to a command, and chunks to protobuf."""
 
+import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from model.engine.request import FinishReason, Times, TokenLogprob
-from model.errors import InvalidRequest
+from model.errors import ContextTooLong, InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from protos.attend.v1 import generation_pb2 as pb
-from service.grpc_api.convert import REASONS, Responses, to_command, to_response
+from service.grpc_api import convert
+from service.grpc_api.convert import REASONS, Responses, check_sizes, to_command
 from service.records import Chunk, Command, PromptPart, whole
+from tests.fakes import CONTEXT, VOCAB, info
 
 D = pb.DecodingParameters
 R = pb.ResponseOptions
+
+
+def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
+    return asyncio.run(convert.to_response(chunks, request, fingerprint))
 
 
 def test_a_bare_text_means_the_contracts_defaults():
@@ -201,7 +209,7 @@ def test_messages_of_a_stream_are_the_same_whether_filled_in_or_made_anew(with_i
     ]
     batches = [*([each] for each in chunks), plain]
     responses = Responses(asked, "fp")
-    kept = [responses.of(batch) for batch in batches]
+    kept = [asyncio.run(responses.of(batch)) for batch in batches]
     anew = [to_response(whole(batch), asked, "fp") for batch in batches]
     assert kept == anew, "each message is its own, to be kept or changed"
     assert [each.SerializeToString() for each in kept] == [each.SerializeToString() for each in anew]
@@ -211,7 +219,7 @@ def test_chunks_of_an_answer_that_came_together_are_one_output():
     """Who reads the first output of a message must not lose the text, or the end, that a second one would hold."""
     asked = pb.GenerateRequest(response=R(output_token_ids=True))
     last = replace(chunk(1, FinishReason.LENGTH), num_tokens=9)
-    message = Responses(asked, "fp").of([chunk(1), chunk(0), last])
+    message = asyncio.run(Responses(asked, "fp").of([chunk(1), chunk(0), last]))
     assert [(output.index, output.text, output.num_tokens) for output in message.outputs] == [(0, "ab", 7), (1, "abab", 9)]
     assert list(message.outputs[1].token_ids) == [97, 98, 97, 98]
     assert message.outputs[1].finish_info.num_output_tokens == 9
@@ -268,3 +276,64 @@ def test_each_reason_has_a_value_of_its_own():
     assert set(REASONS.values()) == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED}
     for reason, value in REASONS.items():
         assert pb.FinishReason.Name(value) == f"FINISH_REASON_{reason.name}"
+
+
+def test_a_response_with_many_scores_is_made_in_turns():
+    """No more than so many tokens are written before everybody else on the event loop has a turn."""
+    prompt = PromptPart((1,) * 1001, (SCORES[0],) * 1000, "")
+    answer = replace(chunk(), prompt=prompt, logprobs=(SCORES[0],) * 500)
+    asked = pb.GenerateRequest(response=R(prompt_logprobs=2, logprobs=True, top_logprobs=2))
+    rounds = 0
+
+    async def run() -> pb.GenerateResponse:
+        async def count() -> None:
+            nonlocal rounds
+            while True:
+                await asyncio.sleep(0)
+                rounds += 1
+
+        neighbour = asyncio.create_task(count())
+        made = await convert.to_response([answer], asked, "fp")
+        neighbour.cancel()
+        return made
+
+    made = asyncio.run(run())
+    assert (len(made.prompt_info.logprobs), len(made.prompt_info.top_logprobs)) == (1001, 1001)
+    assert (len(made.outputs[0].logprobs), len(made.outputs[0].top_logprobs)) == (500, 500)
+    assert rounds >= 1500 // convert.SCORES - 2
+
+
+TOO_LONG = {
+    "prompt": pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * (CONTEXT + 1))),
+    "allowed_token_ids": pb.GenerateRequest(decoding=D(allowed_token_ids=[1] * (VOCAB + 1))),
+    "resume_token_ids": pb.GenerateRequest(resume_token_ids=pb.TokenIds(ids=[1] * (CONTEXT + 1))),
+    "stop_token_ids": pb.GenerateRequest(stopping=pb.StoppingCriteria(stop_token_ids=[1] * 301)),
+    "stop": pb.GenerateRequest(stopping=pb.StoppingCriteria(stop_strings=["x"] * 5)),
+    "bad_words": pb.GenerateRequest(decoding=D(bad_words=["x"] * 65)),
+    "logit_bias": pb.GenerateRequest(decoding=D(logit_bias=dict.fromkeys(range(301), 1.0))),
+    "choice": pb.GenerateRequest(decoding=D(choice={"choices": ["x"] * 1001})),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_list_that_is_too_long_is_refused_before_it_is_read(name):
+    request = TOO_LONG[name]
+    with pytest.raises(ContextTooLong if name == "prompt" else InvalidRequest) as caught:
+        check_sizes(request, info())
+    assert caught.value.field == name
+
+
+def test_lists_up_to_their_limits_are_read():
+    ids = pb.TokenIds(ids=[1] * CONTEXT)
+    decoding = D(allowed_token_ids=[1] * VOCAB, bad_words=["x"] * 64, logit_bias=dict.fromkeys(range(300), 1.0))
+    stopping = pb.StoppingCriteria(stop_token_ids=[1] * 300, stop_strings=["x"] * 4)
+    check_sizes(pb.GenerateRequest(token_ids=ids, resume_token_ids=ids, decoding=decoding, stopping=stopping), info())
+
+
+def test_of_token_ids_that_are_truncated_only_those_are_read_that_stay():
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(1000)), truncate_prompt_tokens=3)
+    check_sizes(request, info())
+    assert to_command(request, "id").prompts == ((997, 998, 999),)
+    assert to_command(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]), truncate_prompt_tokens=3), "id").prompts == (
+        (1, 2),
+    )

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
 from model.chat import ChatTemplate
+from service.http_api.pieces import pieces
 from service.http_api.routes import Site
 from tests.fakes import FakeEngine, Server, build_server
 
@@ -36,6 +37,11 @@ def fastapi_of(server: Server) -> FastAPI:
     while not isinstance(app, FastAPI):
         app = app.app
     return app
+
+
+def as_read(document: dict[str, Any]) -> Any:
+    """An object of a writer as its reader sees it: its iterators are lists."""
+    return json.loads(b"".join(pieces(document)))
 
 
 @cache

@@ -13,7 +13,8 @@ from model.grammar import GrammarSpec
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from service.http_api.body import parse
 from service.http_api.chat import NO_TOOLS, ChatRequest, ChatWriter, messages_of, read_chat, to_command, to_prompt
-from service.records import Chunk, Command, PromptPart, Usage
+from service.records import Chunk, Command, PromptPart, Usage, whole
+from tests.service.http_api.described import as_read
 
 SHIPPED = ChatTemplate("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
 ROLES = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.content }}|{% endfor %}{{ flag }}")
@@ -381,7 +382,7 @@ def test_a_whole_object_is_golden():
     one = writer()
     one.usage.add(pieces)
     message = {"role": "assistant", "content": "ab", "refusal": None}
-    assert one.whole(pieces) == HEAD | {
+    assert one.whole(whole(pieces)) == HEAD | {
         "object": "chat.completion",
         "choices": [
             {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": "END"},
@@ -397,7 +398,7 @@ def test_the_deltas_put_together_are_the_message():
     for piece in pieces:
         for event in stream.events(piece):
             texts[event["choices"][0]["index"]] += event["choices"][0]["delta"]["content"]
-    assert texts == {choice["index"]: choice["message"]["content"] for choice in writer(n=2).whole(pieces)["choices"]}
+    assert texts == {choice["index"]: choice["message"]["content"] for choice in writer(n=2).whole(whole(pieces))["choices"]}
 
 
 def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
@@ -410,14 +411,14 @@ def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
 def test_log_probabilities_are_golden_and_never_infinite():
     scored = TokenLogprob(97, -0.5, ((97, -0.5), (300, -1.5), (301, float("-inf"))))
     piece = replace(chunk(0, "a", 1), logprobs=(scored,))
-    rows = writer(logprobs=True, top_logprobs=3).chunk(piece)["choices"][0]["logprobs"]
+    rows = as_read(writer(logprobs=True, top_logprobs=3).chunk(piece))["choices"][0]["logprobs"]
     a = {"token": "a", "logprob": -0.5, "bytes": [97]}
     e = {"token": "é", "logprob": -1.5, "bytes": [0xC3, 0xA9]}
     end = {"token": "<|end|>", "logprob": -9999.0, "bytes": list(b"<|end|>")}
     assert rows == {"content": [a | {"top_logprobs": [a, e, end]}], "refusal": None}
     part = replace(chunk(0, "", 1), logprobs=(TokenLogprob(302, -1.0),))
-    assert writer(logprobs=True).chunk(part)["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xC3]
-    rows = writer(logprobs=True).whole([piece, piece])["choices"][0]["logprobs"]
+    assert as_read(writer(logprobs=True).chunk(part))["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xC3]
+    rows = as_read(writer(logprobs=True).whole(whole([piece, piece])))["choices"][0]["logprobs"]
     assert rows["content"] == [a | {"top_logprobs": []}] * 2
     assert writer(logprobs=False).chunk(piece)["choices"][0]["logprobs"] is None
 
@@ -425,11 +426,11 @@ def test_log_probabilities_are_golden_and_never_infinite():
 def test_token_ids_are_there_when_asked_for():
     prompt = PromptPart((1, 2), (), "")
     piece = chunk(0, "ab", 2, prompt=prompt)
-    begin, rest = writer(return_token_ids=True).events(piece)
+    begin, rest = map(as_read, writer(return_token_ids=True).events(piece))
     assert begin["choices"][0]["prompt_token_ids"] == [1, 2] and "token_ids" not in begin["choices"][0]
     assert rest["choices"][0]["token_ids"] == [97, 98] and "prompt_token_ids" not in rest["choices"][0]
-    whole = writer(return_token_ids=True).whole([piece])["choices"][0]
-    assert (whole["prompt_token_ids"], whole["token_ids"]) == ([1, 2], [97, 98])
+    choice = as_read(writer(return_token_ids=True).whole([piece]))["choices"][0]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [97, 98])
     assert "token_ids" not in json.dumps([*writer().events(piece), writer().whole([piece])])
 
 

@@ -9,6 +9,7 @@ from model.engine.request import FinishReason, TokenLogprob
 from service.http_api.logprobs import FLOOR, CompletionLogprobs, finite, prompt_logprobs
 from service.records import Chunk, PromptPart
 from tests.fakes import END, FakeEngine, build_server, byte_tokenizer, says
+from tests.service.http_api.described import as_read
 
 TEXTS = ["abc", "naïve café 日本語 😀", "a<|endoftext|>b", "x STOP y"]
 
@@ -98,7 +99,7 @@ def test_minus_infinity_is_a_number_in_json():
     scored = TokenLogprob(98, -math.inf, ((97, -math.inf),))
     prompt = PromptPart((97, 98), (scored,), "ab")
     end = Chunk(0, "b", (98,), 1, 2, 0, FinishReason.STOP, None, (scored,), prompt)
-    lists = CompletionLogprobs(byte_tokenizer(), 1, skip_special_tokens=True, echo=True).of(end)
+    lists = as_read(CompletionLogprobs(byte_tokenizer(), 1, skip_special_tokens=True, echo=True).of(end))
     assert lists["token_logprobs"] == [None, -9999.0, -9999.0]
     assert lists["top_logprobs"] == [None, *[{"a": -9999.0, "b": -9999.0}] * 2]
     _, row = prompt_logprobs(prompt, 1, byte_tokenizer())

@@ -10,8 +10,9 @@ from model.errors import InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from service.http_api.openai import CompletionWriter, bias_token, to_command
 from service.http_api.schemas import read_completion
-from service.records import Chunk, Command, PromptPart, Usage
+from service.records import Chunk, Command, PromptPart, Usage, whole
 from tests.fakes import byte_tokenizer
+from tests.service.http_api.described import as_read
 
 
 def command(**body) -> Command:
@@ -189,7 +190,7 @@ def test_a_streamed_object_is_golden():
 
 
 def test_token_ids_are_there_when_asked_for():
-    assert writer(return_token_ids=True).chunk(chunk(0, "ab", 2))["choices"][0]["token_ids"] == [97, 98]
+    assert as_read(writer(return_token_ids=True).chunk(chunk(0, "ab", 2)))["choices"][0]["token_ids"] == [97, 98]
     assert "token_ids" not in writer(return_token_ids=False).chunk(chunk(0, "ab", 2))["choices"][0]
 
 
@@ -212,9 +213,9 @@ def test_a_whole_object_joins_the_pieces_and_orders_the_answers():
         chunk(0, "b", 2, FinishReason.LENGTH),
         chunk(2, "", 0, FinishReason.ABORT),
     ]
-    whole = writer(n=3)
-    whole.usage.add(pieces)
-    document = whole.whole(pieces)
+    one = writer(n=3)
+    one.usage.add(pieces)
+    document = one.whole(whole(pieces))
     shown = [(c["index"], c["text"], c["finish_reason"], c["stop_reason"]) for c in document["choices"]]
     assert shown == [(0, "ab", "length", None), (1, "xy", "stop", "END"), (2, "", "abort", None)]
     assert document["usage"] == {

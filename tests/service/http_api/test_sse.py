@@ -134,8 +134,8 @@ def test_events_are_the_same_whether_filled_in_or_written_out(pieces, chat, name
     chunks += [chunk for each in answers for chunk in each[min(map(len, answers)) :]]
     filled, written = (writer_of(chat, name, options, flags, scored=scored) for _ in range(2))
     lines, others = EventLines(filled), EventLines(written)
-    found = b"".join(lines.of(chunks[place : place + size]) for place in range(0, len(chunks), size))
-    assert found == b"".join(map(others.written, chunks))
+    found = b"".join(piece for place in range(0, len(chunks), size) for piece in lines.of(chunks[place : place + size]))
+    assert found == b"".join(piece for chunk in chunks for piece in others.written(chunk))
     assert filled.usage.document() == written.usage.document()
 
 
@@ -146,5 +146,5 @@ def test_of_a_long_answer_only_the_ends_and_one_event_between_are_written_out(ch
     original = type(writer).events
     monkeypatch.setattr(type(writer), "events", lambda self, chunk: made.append(chunk) or original(self, chunk))
     for chunk in answer(0, [("x", [3])] * 50, scored=False):
-        lines.of([chunk])
+        list(lines.of([chunk]))
     assert len(made) == 3

@@ -1,0 +1,63 @@
+"""JSON of any size, written in pieces: an answer with a million log probabilities must hold up nobody, nor exist as a whole."""
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import orjson
+from fastapi.responses import Response, StreamingResponse
+
+from service.turns import in_turns
+
+PIECE = 32 << 10
+"""Bytes after which a piece is handed over: about a millisecond of work."""
+ITEMS = 16
+"""Items of a list that are made and written together."""
+
+
+def pieces(document: Any) -> Iterator[bytes]:
+    """The JSON of `document` in pieces of PIECE bytes and a little more; together they are what orjson writes.
+
+    A long list stands in `document` as an iterator: its items, which hold no iterators, are made as they are written.
+    """
+    held = bytearray()
+    for part in _parts(document):
+        held += part
+        if len(held) >= PIECE:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        yield b"{"
+        for place, (name, item) in enumerate(value.items()):
+            yield (b"," if place else b"") + orjson.dumps(name) + b":"
+            yield from _parts(item)
+        yield b"}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield b"["
+        for place, item in enumerate(value):
+            yield b"," if place else b""
+            yield from _parts(item)
+        yield b"]"
+    elif isinstance(value, Iterator):
+        yield b"["
+        separator = b""
+        while items := [*islice(value, ITEMS)]:
+            yield separator + orjson.dumps(items)[1:-1]
+            separator = b","
+        yield b"]"
+    else:
+        yield orjson.dumps(value)
+
+
+def json_response(document: Any) -> Response:
+    """An answer in JSON: at once where it is one piece, else piece by piece, without a Content-Length."""
+    parts = pieces(document)
+    first = [*islice(parts, 2)]
+    if len(first) < 2:
+        return Response(first[0], media_type="application/json")
+    return StreamingResponse(in_turns(chain(first, parts)), media_type="application/json")

@@ -1,0 +1,34 @@
+"""Long work on the event loop, in short parts between which everybody else has a turn.
+
+For work in plain Python a thread is no better: it holds the interpreter just as long, and takes it from the event loop at each
+system call. Short parts on the loop itself delay its other work by one part.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+_waiting: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
+
+
+async def turn() -> None:
+    """Let the rest of the event loop run. Of all who wait here one goes on each time round, so their parts do not add up."""
+    async with _waiting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        await asyncio.sleep(0)
+
+
+async def in_turns(parts: Iterator[T]) -> AsyncIterator[T]:
+    """What `parts` gives, each made in a turn of its own. The first two are made at once: most have no more than one."""
+    made = [*islice(parts, 2)]
+    for part in made:
+        yield part
+    while len(made) == 2:
+        await turn()
+        last = [*islice(parts, 1)]
+        if not last:
+            break
+        yield last[0]

@@ -1,0 +1,186 @@
+"""Large answers: the same bytes as in one go, in small pieces, between which every neighbour has a turn."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.engine.request import TokenLogprob
+from service.http_api import documents
+from service.http_api.pieces import PIECE, pieces
+from service.http_api.sse import EventStream
+from service.turns import in_turns, turn
+from tests.fakes import FakeEngine, Server, build_server, info
+from tests.service.http_api.described import ask
+
+LEAVES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.dictionaries(st.text(), VALUES), st.lists(VALUES, max_size=40))
+def test_pieces_together_are_what_orjson_writes(document, items):
+    plain = document | {"items": items, "none": [], "choices": [{"of": items}, {}]}
+    lazy = document | {"items": iter(items), "none": iter(()), "choices": [{"of": iter(items)}, {}]}
+    assert b"".join(pieces(lazy)) == orjson.dumps(plain)
+
+
+def test_a_piece_is_small_and_its_items_are_made_when_it_is_asked_for():
+    made: list[int] = []
+
+    def items() -> Iterator[str]:
+        for place in range(10_000):
+            made.append(place)
+            yield "x" * 100
+
+    parts = pieces({"items": items()})
+    assert not made
+    first = next(parts)
+    assert PIECE <= len(first) < 2 * PIECE
+    assert len(made) < 500
+    assert max(map(len, parts)) < 2 * PIECE
+
+
+def test_of_all_who_take_turns_one_goes_on_each_time_round():
+    at: list[int] = []
+
+    async def run() -> None:
+        rounds = 0
+
+        async def long() -> None:
+            for _ in range(5):
+                await turn()
+                at.append(rounds)
+
+        work = [asyncio.create_task(long()) for _ in range(4)]
+        while not all(each.done() for each in work):
+            rounds += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert len(at) == 20
+    assert len({*at}) == 20
+
+
+def test_what_is_made_in_turns_comes_whole_and_in_order():
+    async def run(count: int) -> list[int]:
+        return [part async for part in in_turns(iter(range(count)))]
+
+    for count in (0, 1, 2, 3, 10):
+        assert asyncio.run(run(count)) == list(range(count))
+
+
+TOKENS = 8000
+SCORED = TokenLogprob(97, -0.5, tuple((token, -0.5) for token in range(97, 117)))
+
+
+class Scored(FakeEngine):
+    """Gives each token of a prompt the same twenty alternatives."""
+
+    def _step(self, request):
+        made = super()._step(request)
+        return made._replace(prompt_logprobs=(SCORED,) * len(made.prompt_logprobs))
+
+
+def large_server() -> Server:
+    return build_server(Scored(info=replace(info(), max_model_len=2 * TOKENS, num_blocks=1000)))
+
+
+async def sent(server: Server, path: str, body: dict[str, Any]) -> list[tuple[int, bytes]]:
+    """The writes of an answer, each with the number of rounds of the event loop that came before it."""
+    rounds, writes = 0, []
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            writes.append((rounds, message["body"]))
+
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "POST"}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http", "root_path": ""}
+    scope |= {"headers": [(b"content-type", b"application/json")], "client": None, "server": None}
+    neighbour = asyncio.create_task(count())
+    await server.app(scope, receive, send)
+    neighbour.cancel()
+    return writes
+
+
+PROMPT = {"prompt": [97 + place % 20 for place in range(TOKENS)], "max_tokens": 1, "seed": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": 20}, {"logprobs": 5, "echo": True}])
+def test_a_large_answer_is_written_in_small_pieces_with_a_turn_for_every_neighbour_between_them(stream, asked):
+    writes = asyncio.run(sent(large_server(), "/v1/completions", PROMPT | asked | {"stream": stream}))
+    rounds = [place for place, _ in writes]
+    text = b"".join(body for _, body in writes).decode()
+    assert len(text) > 10 * PIECE
+    assert max(len(body) for _, body in writes) < 2 * PIECE
+    assert all(earlier < later for earlier, later in pairwise(rounds[1:-1]))
+    choice = json.loads(text.removeprefix("data: ").split("\n\n")[0])["choices"][0]
+    rows = choice["prompt_logprobs"] if "prompt_logprobs" in asked else choice["logprobs"]["top_logprobs"]
+    assert len(rows) >= TOKENS
+    assert rows[0] is None
+
+
+def test_the_strings_of_many_tokens_are_written_in_small_pieces():
+    body = {"prompt": "a" * 100_000, "return_token_strs": True}
+    writes = asyncio.run(sent(large_server(), "/tokenize", body))
+    assert len(writes) > 10
+    assert max(len(body) for _, body in writes) < 2 * PIECE
+    answer = json.loads(b"".join(body for _, body in writes))
+    assert len(answer["tokens"]) == len(answer["token_strs"]) == answer["count"] == 100_000
+
+
+def test_the_document_of_the_api_is_made_beside_the_event_loop(monkeypatch):
+    server, threads = large_server(), []
+    made = documents.document
+
+    def watched(*given: Any, **more: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return made(*given, **more)
+
+    monkeypatch.setattr(documents, "document", watched)
+    assert ask(server, "GET", "/openapi.json").status_code == 200
+    assert threads and threading.main_thread() not in threads
+
+
+def test_no_comment_stands_inside_an_event_that_is_written_in_pieces():
+    async def run() -> list[bytes]:
+        writes: list[bytes] = []
+        inside, between = asyncio.Event(), asyncio.Event()
+
+        async def content():
+            yield b"data: {"
+            await asyncio.sleep(0.05)
+            inside.set()
+            yield b"}\n\n"
+            await between.wait()
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                writes.append(message["body"])
+                if message["body"].startswith(b":"):
+                    assert inside.is_set()
+                    between.set()
+
+        await asyncio.wait_for(EventStream(content(), keep_alive=0.001).stream_response(send), 10)
+        return writes
+
+    writes = asyncio.run(run())
+    assert writes[:3] == [b"data: {", b"}\n\n", b": keep-alive\n"]
