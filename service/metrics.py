@@ -27,7 +27,7 @@ from model.errors import (
 from service import logs
 from service.capacity import LoadMeter
 from service.compat import VllmNames
-from service.errors import ClientGone
+from service.errors import ClientGone, wire
 from service.keys import KeyRing
 from service.records import Chunk
 from service.tallies import Count, Histogram, Reading
@@ -47,6 +47,8 @@ OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid
 REASONS = ("queue", "preparation", "key", "draining")
 """What refuses a call whose outcome is `rejected`: the errors' `reason`."""
 
+MAX_FORWARDED = 256
+"""Characters of X-Forwarded-For that a log line shows."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -111,9 +113,14 @@ class Metrics:
         self.step_batch = self._shared("step_batch_size", "Requests in a step", BATCH)
         engine.on_step(self._stepped)
 
-    def open(self, transport: str, route: str, request_id: str = "", headers: Headers = tuple) -> "RequestRecord":
-        """Start the record of one call. The id is for the log; `headers` gives the caller's where a trace needs them."""
-        return RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
+    def open(
+        self, transport: str, route: str, request_id: str = "", headers: Headers = tuple, client: str | None = None
+    ) -> "RequestRecord":
+        """Start the record of one call. The id and the address `client` are for the log; `headers` gives the caller's."""
+        record = RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
+        record.client = client
+        record.forwarded_for = next((value[:MAX_FORWARDED] for name, value in headers() if name == "x-forwarded-for"), None)
+        return record
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once."""
@@ -215,6 +222,10 @@ class RequestRecord:
         self._metrics = metrics
         self.request_id = request_id
         """For the log."""
+        self.key: str | None = None
+        """The name of the caller's API key, as soon as it is known."""
+        self.client: str | None = None
+        self.forwarded_for: str | None = None
         self._where = (transport, route)
         self._arrived = metrics.clock()
         self._last: dict[int, float] = {}
@@ -242,13 +253,13 @@ class RequestRecord:
         except AttendError as error:
             if isinstance(error, (Overloaded, Unavailable)) and not self._closed:
                 self._metrics.count_rejection(error.reason)
-            self._close(outcome_of(error))
+            self._close(outcome_of(error), error)
             raise
-        except Exception:
-            self._close("error")
+        except Exception as error:
+            self._close("error", error)
             raise
         except BaseException:  # the caller has gone: CancelledError, or GeneratorExit where a stream is closed
-            self._close("abort")
+            self._close("abort", ClientGone("the caller left before the end"))
             raise
 
     @contextmanager
@@ -313,16 +324,16 @@ class RequestRecord:
         if made > 1:
             self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))
 
-    def _close(self, outcome: str) -> None:
+    def _close(self, outcome: str, error: Exception | None = None) -> None:
         if not self._closed:
             self._closed = True
             self._metrics.count(*self._where, outcome)
-            facts = self._facts(outcome)
+            facts = self._facts(outcome, error)
             self._metrics.duration.observe(facts.seconds)
             trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
             log_call(facts, trace)
 
-    def _facts(self, outcome: str) -> CallFacts:
+    def _facts(self, outcome: str, error: Exception | None) -> CallFacts:
         transport, route = self._where
         return CallFacts(
             transport=transport,
@@ -335,7 +346,19 @@ class RequestRecord:
             generation_tokens=self.num_tokens,
             answers=tuple(self._answers),
             context=self._context,
+            status=self._status(error),
+            error=None if error is None else wire(error).code,
+            key=self.key,
+            client=self.client,
+            forwarded_for=self.forwarded_for,
         )
+
+    def _status(self, error: Exception | None) -> int | str:
+        """What the caller was given: a stream over HTTP has its status before it fails."""
+        if self._where[0] == "grpc":
+            return "OK" if error is None else wire(error).grpc.name
+        begun = bool(self._reasons) and not self.at_once
+        return 200 if error is None or begun else wire(error).status
 
 
 def log_call(facts: CallFacts, trace_id: str | None) -> None:
@@ -349,12 +372,19 @@ def log_call(facts: CallFacts, trace_id: str | None) -> None:
         "generation_tokens": facts.generation_tokens,
         "seconds": round(facts.seconds, 6),
         "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
+        "status": facts.status,
+        "error": facts.error,
+        "key": facts.key,
+        "client": facts.client,
+        "forwarded_for": facts.forwarded_for,
     }
     if trace_id is not None:
         fields["trace_id"] = trace_id
-    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s"
+    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s"
     where = (facts.transport, facts.route, facts.request_id, facts.outcome)
-    log.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, extra=fields)
+    who = [("error", facts.error), ("key", facts.key), ("from", facts.client), ("for", facts.forwarded_for)]
+    told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
+    log.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)
 
 
 def outcome_of(error: AttendError) -> str:

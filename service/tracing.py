@@ -57,6 +57,16 @@ class CallFacts:
     """Those that ended: a caller who leaves ends none."""
     context: Mapping[str, str] = field(default_factory=dict)
     """What the caller sent of CONTEXT."""
+    status: int | str = ""
+    """HTTP's status, or the name of gRPC's code, as the caller was given it."""
+    error: str | None = None
+    """OpenAI's code of the error; None where there was none."""
+    key: str | None = None
+    """The name of the caller's API key."""
+    client: str | None = None
+    """Who connected to this process: a proxy, where one is in front."""
+    forwarded_for: str | None = None
+    """X-Forwarded-For as it came: whoever calls may have written it."""
 
 
 def context_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -293,6 +293,7 @@ class CallContext:
         self.code: grpc.StatusCode | None = None
         self.details = ""
         self.metadata: list[tuple[str, str]] = []
+        self.trailing: list[tuple[str, str]] = []
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
         return self.metadata
@@ -303,7 +304,14 @@ class CallContext:
     def set_details(self, details: str) -> None:
         self.details = details
 
+    def peer(self) -> str:
+        return "ipv4:10.0.0.2:5000"
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        self.trailing = trailing_metadata
+
     def apply(self, context: Any) -> None:
+        context.set_trailing_metadata(self.trailing)
         if self.code is not None:
             context.set_code(self.code)
             context.set_details(self.details)

@@ -21,7 +21,7 @@ from service.generation import GenerationService
 from service.grpc_api.convert import Responses, check_sizes, to_command, to_response
 from service.grpc_api.register import Malformed
 from service.keys import KeyRing
-from service.metrics import Metrics
+from service.metrics import Metrics, RequestRecord
 from service.quota import Key
 from service.records import REQUEST_ID, Command, Gathered
 
@@ -43,6 +43,14 @@ class Context(Protocol):
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """What the caller sent beside the message."""
+        ...
+
+    def peer(self) -> str:
+        """Who connected, such as `ipv4:10.0.0.1:50000`."""
+        ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        """What goes back beside the status."""
         ...
 
     def set_code(self, code: Any) -> None:
@@ -68,12 +76,11 @@ class GrpcMethods:
 
     async def Generate(self, request: pb.GenerateRequest | Malformed, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
-        request_id = id_of(request)
-        record = self.metrics.open("grpc", "Generate", request_id, grpc_context.invocation_metadata)
+        request_id, record = self._opened("Generate", request, grpc_context)
         record.at_once = True
         try:
             with record.errors():
-                batches = self.service.generate(self._command(request, request_id, grpc_context), record)
+                batches = self.service.generate(self._command(request, record, grpc_context), record)
                 gathered = Gathered()
                 async for batch in batches:
                     gathered.add(batch)
@@ -87,11 +94,10 @@ class GrpcMethods:
         self, request: pb.GenerateRequest | Malformed, grpc_context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
-        request_id = id_of(request)
-        record = self.metrics.open("grpc", "GenerateStream", request_id, grpc_context.invocation_metadata)
+        request_id, record = self._opened("GenerateStream", request, grpc_context)
         try:
             with record.errors():
-                async with aclosing(self.service.generate(self._command(request, request_id, grpc_context), record)) as batches:
+                async with aclosing(self.service.generate(self._command(request, record, grpc_context), record)) as batches:
                     responses = Responses(decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
                     async for chunks in batches:
                         yield await responses.of(chunks)
@@ -101,7 +107,7 @@ class GrpcMethods:
     async def Tokenize(self, request: pb.TokenizeRequest | Malformed, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
-            key = self._key(grpc_context, charged=True)
+            key = self._charged(grpc_context)
             ask = decoded(request, pb.TokenizeRequest)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
@@ -114,7 +120,7 @@ class GrpcMethods:
     async def Detokenize(self, request: pb.DetokenizeRequest | Malformed, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
-            key = self._key(grpc_context, charged=True)
+            key = self._charged(grpc_context)
             ask = decoded(request, pb.DetokenizeRequest)
             self.service.check_model(ask.model)
             at_most("token_ids", ask.token_ids, MAX_TOKEN_IDS, "ids")
@@ -183,23 +189,32 @@ class GrpcMethods:
         finally:
             self._num_watches -= 1
 
-    def _command(self, request: pb.GenerateRequest | Malformed, request_id: str, context: Context) -> Command:
+    def _opened(self, route: str, request: pb.GenerateRequest | Malformed, context: Context) -> tuple[str, RequestRecord]:
+        """A call's id, which goes back as metadata, and its record."""
+        request_id = id_of(request, context)
+        context.set_trailing_metadata([("x-request-id", request_id)])
+        return request_id, self.metrics.open("grpc", route, request_id, context.invocation_metadata, context.peer())
+
+    def _command(self, request: pb.GenerateRequest | Malformed, record: RequestRecord, context: Context) -> Command:
         """What a caller asks for, after a look at the caller's API key."""
-        key = self._key(context, charged=True)
+        key = self._charged(context, record)
         ask = decoded(request, pb.GenerateRequest)
         check_sizes(ask, self.service.engine.info)
-        return replace(to_command(ask, request_id), key=key)
+        return replace(to_command(ask, record.request_id), key=key)
 
-    def _key(self, context: Context, *, charged: bool = False) -> Key | None:
-        """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none.
-
-        A call that has work to do is charged here, before anything is read of it.
-        """
+    def _key(self, context: Context) -> Key | None:
+        """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none."""
         if self.keys is None:
             return None
         given = [value for name, value in context.invocation_metadata() if name == "authorization"]
-        key = self.keys.authenticate(given[0] if len(given) == 1 else None)
-        if charged:
+        return self.keys.authenticate(given[0] if len(given) == 1 else None)
+
+    def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
+        """The key of a call that has work to do, which is charged for it before anything is read of it."""
+        key = self._key(context)
+        if key is not None:
+            if record is not None:
+                record.key = key.name
             key.arrive()
         return key
 
@@ -208,10 +223,11 @@ class GrpcMethods:
         return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
 
 
-def id_of(request: pb.GenerateRequest | Malformed) -> str:
-    """The caller's id for the request where it is plain, or a new one."""
-    given = "" if isinstance(request, Malformed) else request.request_id
-    return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+def id_of(request: pb.GenerateRequest | Malformed, context: Context) -> str:
+    """The caller's id for the request, in the message or else in the metadata, where it is plain; or a new one."""
+    given = [] if isinstance(request, Malformed) else [request.request_id]
+    given += [value for name, value in context.invocation_metadata() if name == "x-request-id"]
+    return next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16)
 
 
 def decoded(request: M | Malformed, kind: type[M]) -> M:

@@ -22,7 +22,7 @@ from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
-from service.quota import name_of
+from service.quota import Key, name_of
 from service.records import Chunk, Command, Gathered, Usage
 
 STALE_SECONDS = 30.0
@@ -62,15 +62,25 @@ def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depend
     """
 
     async def authenticate(request: Request) -> None:
-        where = request.scope["route"].path
-        record = None if metrics is None else metrics.open("http", where, request.state.request_id)
+        record = None if metrics is None else opened(metrics, request)
         with nullcontext() if record is None else record.errors():
             key = None if keys is None else keys.authenticate(request.headers.get("authorization"))
-            if key is not None and request.method == "POST":
-                key.arrive()
             request.state.key = key
+            if key is not None and request.method == "POST":
+                if record is not None:
+                    record.key = key.name
+                key.arrive()
 
     return params.Depends(authenticate)
+
+
+def opened(metrics: Metrics, request: Request) -> RequestRecord:
+    """The record of a call, from its arrival at its route."""
+    client = None if request.client is None else request.client.host
+    record = metrics.open("http", request.scope["route"].path, request.state.request_id, request.headers.items, client)
+    key: Key | None = getattr(request.state, "key", None)  # not known yet where it is asked for
+    record.key = None if key is None else key.name
+    return record
 
 
 def build_router(site: Site) -> APIRouter:
@@ -95,7 +105,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        record = site.metrics.open("http", "/v1/completions", request.state.request_id, request.headers.items)
+        record = opened(site.metrics, request)
         with record.errors():
 
             def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
@@ -111,7 +121,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
-        record = site.metrics.open("http", "/v1/chat/completions", request.state.request_id, request.headers.items)
+        record = opened(site.metrics, request)
         with record.errors():
 
             def read(fields: dict[str, Any]) -> tuple[chat.ChatRequest, Command]:

@@ -18,6 +18,8 @@ import threading
 import time
 import urllib.request
 import weakref
+from functools import partial
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -25,7 +27,9 @@ from hypothesis import strategies as st
 
 from protos.attend.v1 import generation_pb2 as pb
 from service import logs
-from tests.fakes import CallContext, FakeEngine, build_server
+from service.http_api.routes import Site
+from service.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.server import wait_for
 
 
@@ -249,6 +253,8 @@ def test_what_waits_is_written_at_the_end(root, pipe):
 STUCK = """
 import logging, os
 from service import logs
+from service.http_api.routes import Site
+from service.keys import Entry, KeyRing, Limits, digest_of, write_keys
 ours, theirs = os.pipe()
 logs.CLOSE_SECONDS = 0.2
 logs.configure("info", "text", f"/proc/{os.getpid()}/fd/{theirs}")
@@ -376,6 +382,92 @@ def test_a_grpc_call_is_logged_with_the_same_fields(caplog):
     assert (line["transport"], line["route"], line["request_id"]) == ("grpc", "Generate", "id-6")
     assert (line["prompt_tokens"], line["generation_tokens"]) == (16, 4)
     assert "secret" not in json.dumps(line)
+
+
+def keyed_server(tmp_path) -> Server:
+    """A server whose one key is `att_x`, of the name `web`, for one call a minute."""
+    write_keys(tmp_path / "keys.json", {"web": Entry(digest_of(b"att_x"), Limits(requests_per_minute=1))})
+    keys = KeyRing(tmp_path / "keys.json", lambda: 0.0)
+    with mock.patch("tests.fakes.Site", partial(Site, keys=keys)):
+        server = build_server()
+    server.methods.keys = keys
+    return server
+
+
+def test_the_line_of_a_call_tells_status_error_key_and_where_it_came_from(caplog, tmp_path):
+    server = keyed_server(tmp_path)
+    who = {"authorization": "Bearer att_x", "x-forwarded-for": "10.1.2.3"}
+    calls = [({"prompt": "a"}, who), ({"prompt": "a"}, who), ({"prompt": "a"}, {}), ({"prompt": "a", "n": 99}, who)]
+    with caplog.at_level(logging.INFO, "attend"):
+        for body, headers in calls:
+            server.post(body, headers=headers)
+    lines = ended_calls(caplog)
+    assert [(line["status"], line["error"], line["key"], line["forwarded_for"]) for line in lines] == [
+        (200, None, "web", "10.1.2.3"),
+        (429, "rate_limit_exceeded", "web", "10.1.2.3"),
+        (401, "invalid_api_key", None, None),
+        (400, "invalid_value", "web", "10.1.2.3"),
+    ]
+    assert {line["client"] for line in lines} == {"127.0.0.1"}
+    told = ", status 429, error rate_limit_exceeded, key web, from 127.0.0.1, for 10.1.2.3"
+    assert lines[1]["message"].endswith(told)
+    assert "att_x" not in caplog.text
+
+
+def test_the_line_of_a_grpc_call_tells_the_same(caplog, tmp_path):
+    server = keyed_server(tmp_path)
+    contexts = [CallContext() for _ in range(3)]
+    for context in contexts[:2]:
+        context.metadata = [("authorization", "Bearer att_x"), ("x-forwarded-for", "10.1.2.3")]
+    with caplog.at_level(logging.INFO, "attend"):
+        for context in contexts:
+            asyncio.run(server.methods.Generate(pb.GenerateRequest(text="a", max_tokens=1), context))
+    lines = ended_calls(caplog)
+    assert [(line["status"], line["error"], line["key"], line["forwarded_for"]) for line in lines] == [
+        ("OK", None, "web", "10.1.2.3"),
+        ("RESOURCE_EXHAUSTED", "rate_limit_exceeded", "web", "10.1.2.3"),
+        ("UNAUTHENTICATED", "invalid_api_key", None, None),
+    ]
+    assert {line["client"] for line in lines} == {"ipv4:10.0.0.2:5000"}
+
+
+def test_a_stream_that_fails_after_it_began_has_the_status_that_its_caller_was_given(caplog):
+    engine = FakeEngine()
+    engine.broken_after = 2
+    with caplog.at_level(logging.INFO, "attend.requests"):
+        build_server(engine).post({"prompt": "abc", "max_tokens": 9, "stream": True})
+        build_server(engine).post({"prompt": "abc", "max_tokens": 9})
+    assert [(line["status"], line["error"]) for line in ended_calls(caplog)] == [
+        (200, "internal_error"),
+        (500, "internal_error"),
+    ]
+
+
+def test_a_header_cannot_write_a_log_line_of_its_own(caplog):
+    with caplog.at_level(logging.INFO, "attend"):
+        record = build_server().metrics.open("http", "/v1/completions", "id", lambda: [("x-forwarded-for", FORGED)])
+        with contextlib.suppress(ValueError), record.errors():
+            raise ValueError
+    assert not any("\n" in one.getMessage() for one in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("message", "metadata", "used"),
+    [
+        ("mine", "theirs", "mine"),
+        ("", "theirs", "theirs"),
+        ("", "bad id<x>", None),
+        ("", "", None),
+    ],
+)
+def test_one_id_is_in_the_metadata_and_in_the_log_of_a_grpc_call(caplog, message, metadata, used):
+    server, context = build_server(), CallContext()
+    context.metadata = [("x-request-id", metadata)]
+    with caplog.at_level(logging.INFO, "attend"):
+        asyncio.run(server.methods.Generate(pb.GenerateRequest(request_id=message, text="a", max_tokens=1), context))
+    [line] = ended_calls(caplog)
+    assert context.trailing == [("x-request-id", line["request_id"])]
+    assert line["request_id"] == used or (used is None and re.fullmatch("[0-9a-f]{32}", line["request_id"]))
 
 
 @pytest.mark.ray
