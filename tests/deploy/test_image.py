@@ -17,7 +17,7 @@ import pytest
 
 from service.settings import PREFIX, Settings
 from service.supervisor import ray_environment
-from tests.deploy.manifests import DOCKERFILE, ROOT, pods, ray_env, serve
+from tests.deploy.manifests import DOCKERFILE, ROOT, constraint, pods, ray_env, serve
 from tests.service.server import free_port, free_ports
 
 PATH = ROOT / "deploy/docker/Dockerfile"
@@ -86,11 +86,66 @@ def test_code_changes_install_no_dependency_again():
 
 def test_both_images_are_the_runtime_with_their_packages_and_the_same_code():
     for target in ("cpu", "gpu"):
-        assert [line for stage, _, line in INSTRUCTIONS if stage == target] == [
-            f"runtime AS {target}",
-            f"--from=packages-{target} /opt/attend /opt/attend",
-            "--from=code /opt/code /opt/attend",
-        ]
+        assert instructions("FROM", target) == [f"runtime AS {target}"]
+        copies = [f"--from=packages-{target} /opt/attend /opt/attend", "--from=code /opt/code /opt/attend"]
+        assert instructions("COPY", target) == copies
+
+
+def requirements():
+    """What the build's own line makes of pyproject.toml."""
+    [run] = instructions("RUN", "needs")
+    code = re.search(r'python3 -c "(.*)" >', run)[1]
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_images_hold_every_dependency_and_the_packages_for_traces():
+    project = PROJECT["project"]
+    wanted = {*project["dependencies"], *project["optional-dependencies"]["otel"]}
+    assert set(requirements()) == {each for each in wanted if not each.startswith("torch")}
+    assert {each.partition("[")[0] for each in requirements()} >= {
+        "opentelemetry-sdk",
+        "opentelemetry-exporter-otlp-proto-http",
+    }
+
+
+def torch_install(target, **arguments):
+    """The words of each `pip install` of torch in a stage, as its shell would run them with these build arguments."""
+    [run] = instructions("RUN", f"packages-{target}")
+    defaults = dict(each.split("=", 1) for each in instructions("ARG", f"packages-{target}"))
+    script = 'pip() { printf "%s\\n" "$@" --; }\n' + run
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=ROOT, env={**os.environ, **defaults, **arguments}, capture_output=True, text=True
+    )
+    return [each.split("\n") for each in done.stdout.strip("-\n").split("\n--\n")]
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "wanted", "index"),
+    [
+        ("cpu", {}, "+cpu", "https://download.pytorch.org/whl/cpu"),
+        ("gpu", {}, "", None),
+        ("gpu", {"CUDA": "cu130"}, "+cu130", "https://download.pytorch.org/whl/cu130"),
+        ("gpu", {"CUDA": "cu126", "TORCH_INDEX": "https://mirror.example.com"}, "+cu126", "https://mirror.example.com/cu126"),
+    ],
+)
+def test_torch_is_the_pinned_version_of_the_build_that_the_image_is_for(target, arguments, wanted, index):
+    """Pytorch's own index comes beside pip's, never in its place; the label takes the wheel from there."""
+    first = torch_install(target, **arguments)[0]
+    assert first[:3] == ["install", "-c", "constraints.txt"]
+    assert first[-1] == f"torch=={constraint('torch')}{wanted}"
+    assert "--index-url" not in first
+    assert (first[first.index("--extra-index-url") + 1] if index else None) == index
+
+
+def test_no_file_names_the_host_of_a_general_package_index():
+    """Whoever builds has an index configured, often a mirror: a host written here would go past it."""
+    hosts = re.compile(
+        "|".join(["py" + r"pi\.org", "python" + "hosted", r"npm" + r"js\.(org|com)", "ana" + r"conda\.org", r"crates\." + "io"])
+    )
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    texts = [(name, (ROOT / name).read_bytes()) for name in tracked if (ROOT / name).is_file()]
+    found = [name for name, text in texts if b"\0" not in text and hosts.search(text.decode(errors="replace"))]
+    assert found == []
 
 
 def test_every_pip_install_is_constrained_and_the_wheel_is_built_once():
@@ -170,7 +225,8 @@ def test_the_default_model_is_package_data():
 
 
 def test_user_is_a_number_and_the_one_the_pods_ask_for():
-    [user] = instructions("USER")
+    [user] = instructions("USER", "runtime")
+    assert instructions("USER", "gpu") == ["0:0", user] and not instructions("USER", "cpu")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     for pod in pods:
         context = pod["securityContext"]
@@ -182,13 +238,6 @@ def test_exposed_ports_are_the_defaults_and_the_served_ones():
     ports = [int(port) for port in exposed.split()]
     assert ports == [Settings().port, Settings().grpc_port]
     assert ports == [serve["http_options"]["port"], serve["grpc_options"]["port"]]
-
-
-def test_the_tools_of_kuberays_readiness_probe_are_installed_and_no_compiler():
-    [run] = instructions("RUN", "runtime")
-    packages = re.search(r"--no-install-recommends ([^&]+)", run)[1].split()
-    assert packages == ["bash", "grep", "wget"]
-    assert "rm -rf /var/lib/apt/lists/*" in run
 
 
 def test_nothing_is_written_outside_tmp():
