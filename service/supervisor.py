@@ -130,8 +130,12 @@ def write_edge(folder: Path) -> Path:
     """Write a program into `folder` that runs HAProxy with our limits and error pages; returns its path.
 
     It wraps the binary of RAY_SERVE_HAPROXY_BINARY_PATH, or else the one that comes with Ray. Raises SettingError if that
-    cannot be run.
+    cannot be run, or where nothing in `folder` can.
     """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise SettingError(
+            f"{folder.parent} is mounted noexec, and HAProxy's start script goes there: TMPDIR names another folder"
+        )
     try:
         wrapper = WRAPPER.format(folder=folder, binary=get_haproxy_binary())
     except OSError as error:

@@ -41,6 +41,7 @@ class Cluster:
             **inner.environment(),
             TAG: self.tag,
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(folder)),  # as the image does
+            "ATTEND_LOG_FILE": str(folder / "replicas"),  # these nodes share the machine's first process
             "ATTEND_NUM_THREADS": "1",
             "ATTEND_KV_CACHE_MEMORY": str(64 << 20),
             "RAY_AUTH_MODE": "token",

@@ -34,6 +34,7 @@ def last_line(verb, **variables):
         ("ATTEND_DEVICE", "tpu", "attend: ATTEND_DEVICE = 'tpu' cannot be used: input should be 'auto', 'cpu' or 'cuda'"),
         ("ATTEND_PORT", "tcp://10.0.0.1:8000", "attend: ATTEND_PORT = 'tcp://10.0.0.1:8000' cannot be used: "),
         ("ATTEND_MODEL", "/weights", "attend: /weights"),
+        ("ATTEND_OTEL_ENDPOINT", "collector:4318", "attend: otel_endpoint must begin with http:// or https://"),
     ],
 )
 def test_a_wrong_setting_ends_the_container_with_one_sentence(verb, variable, value, sentence):
