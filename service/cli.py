@@ -74,8 +74,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @with_settings
 def serve(settings: Settings) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
-    from service import supervisor
+    from service import supervisor, tracing
 
+    tracing.check(settings.otel_endpoint)
     raise typer.Exit(supervisor.run(settings))
 
 
@@ -182,9 +183,11 @@ def inspect_(
 
     Ends with status 2, and a sentence that says why, where it cannot be served.
     """
-    from service import inspect_cli
+    from service import inspect_cli, tracing
 
-    raise typer.Exit(inspect_cli.show(read_settings({"model": folder}).folder, as_json=json))
+    settings = read_settings({"model": folder})
+    tracing.check(settings.otel_endpoint)
+    raise typer.Exit(inspect_cli.show(settings.folder, as_json=json))
 
 
 @app.command()
