@@ -79,6 +79,12 @@ def overview() -> Iterator[Panel]:
         "refused": f"model:attend_calls_rejected:ratio_rate5m{{{MODEL}}}",
     }
     yield panel("Share that breaks an objective", "percentunit", late, text="Needs the recording rules of rules.yaml.")
+    yield panel("Refused, by reason", "reqps", {"{{reason}}": total("attend_requests_rejected_total", "reason")})
+    preparing = {"{{replica}}": f"attend_requests_preparing{{{CHOSEN}}}"}
+    yield panel("Calls that are tokenized and checked", "none", preparing)
+    yield panel("Log lines dropped a second", "none", {"{{replica}}": total("attend_log_lines_dropped_total", "replica")})
+    good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
+    yield panel("Key file", "none", good, kind="stat", width=4, text="1: good. Only where callers need keys.")
 
 
 def latency() -> Iterator[Panel]:

@@ -1,4 +1,4 @@
-"""Writes deploy/components/monitoring/prometheusrule.yaml out of deploy/monitoring/rules.yaml.
+"""Writes deploy/monitoring/prometheusrule.yaml out of the rules.yaml beside it.
 
 Prometheus refuses a rule file with other keys, and kustomize cannot copy a tree of values from one file into another.
 Run: python -m tests.deploy.prometheus_rule
@@ -9,12 +9,12 @@ import yaml
 from tests.deploy.manifests import ROOT
 
 RULES = ROOT / "deploy/monitoring/rules.yaml"
-TARGET = ROOT / "deploy/components/monitoring/prometheusrule.yaml"
+TARGET = ROOT / "deploy/monitoring/prometheusrule.yaml"
 HEAD = """\
 # Written by `python -m tests.deploy.prometheus_rule`, out of deploy/monitoring/rules.yaml: change that one.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
-metadata: {name: attend}
+metadata: {name: attend, labels: {release: kube-prometheus-stack}}
 spec:
 """
 

@@ -12,7 +12,10 @@ import yaml
 from tests.deploy.manifests import ROOT
 
 DEPLOY = ROOT / "deploy"
-RENDERED = ["base/rayservice", "base/standalone", "overlays/kind-cpu", "overlays/prod-gpu", "overlays/prod-gpu-ha"]
+RENDERED = [
+    *("base/rayservice", "base/standalone"),
+    *(f"overlays/{name}" for name in ("kind-cpu", "prod-gpu", "prod-gpu-ha", "example", "standalone-gpu")),
+]
 """What a user applies. Everything else is a part of one of these."""
 
 

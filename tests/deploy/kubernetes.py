@@ -1,0 +1,117 @@
+"""What Kubernetes makes of manifests, in a few lines each: disruptions, places of pods, who reaches whom.
+
+After the documentation of Kubernetes: disruption budgets, topology spread constraints, network policies.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.deploy.render import of_kind
+
+Objects = list[dict[str, Any]]
+Labels = dict[str, str]
+
+
+def matches(selector: dict[str, Any], labels: Labels) -> bool:
+    """Whether a label selector takes these labels; an empty one takes all."""
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def disruptions_allowed(budget: dict[str, Any], healthy: int, wanted: int | None) -> int:
+    """How many pods may be evicted now. `wanted` is what their controller's scale says, None where it has none."""
+    spec = budget["spec"]
+    least = spec.get("minAvailable")
+    if isinstance(least, int):
+        return max(0, healthy - least)
+    if wanted is None:
+        return 0  # the number of pods that there should be is unknown, and nothing may go
+    assert least is None and isinstance(spec["maxUnavailable"], int), "no manifest here has a share"
+    return max(0, healthy - (wanted - spec["maxUnavailable"]))
+
+
+@dataclass
+class Node:
+    """A machine with so many GPUs that are free; `pods` are the labels of those that were placed."""
+
+    name: str
+    free: int
+    labels: Labels = field(default_factory=lambda: {"nvidia.com/gpu.present": "true"})
+    pods: list[Labels] = field(default_factory=list)
+
+
+def suits(node: Node, spec: dict[str, Any]) -> bool:
+    """Whether the required node affinity of a pod takes a node."""
+    affinity = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = affinity["nodeSelectorTerms"] if affinity else [{"matchExpressions": []}]
+    return any(
+        all(
+            each["key"] in node.labels and node.labels[each["key"]] in each.get("values", [node.labels[each["key"]]])
+            for each in term["matchExpressions"]
+        )
+        for term in terms
+    )
+
+
+def counted(node: Node, constraint: dict[str, Any], labels: Labels) -> int:
+    """The pods of a node that a spread constraint counts beside a pod with these labels."""
+    same = {key: labels[key] for key in constraint.get("matchLabelKeys", []) if key in labels}
+    return sum(matches(constraint["labelSelector"], each) and same.items() <= each.items() for each in node.pods)
+
+
+def place(nodes: list[Node], spec: dict[str, Any], labels: Labels) -> Node | None:
+    """Give a pod that needs a GPU its node, as evenly as it goes; None where it stays pending."""
+    domains = [node for node in nodes if suits(node, spec)]
+    possible = [node for node in domains if node.free]
+    for constraint in spec["topologySpreadConstraints"]:
+        assert constraint["topologyKey"] == "kubernetes.io/hostname"
+        counts = {node.name: counted(node, constraint, labels) for node in domains}
+        fewest = min(counts.values(), default=0) if len(domains) >= constraint.get("minDomains", 1) else 0
+        if constraint["whenUnsatisfiable"] == "DoNotSchedule":
+            possible = [node for node in possible if counts[node.name] + 1 - fewest <= constraint["maxSkew"]]
+        possible.sort(key=lambda node: counts[node.name])
+    if not possible:
+        return None
+    possible[0].free -= 1
+    possible[0].pods.append(labels)
+    return possible[0]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A pod: its labels, and its namespace's name and labels."""
+
+    namespace: str
+    labels: tuple[tuple[str, str], ...] = ()
+    space: tuple[tuple[str, str], ...] = ()
+
+    def namespace_labels(self) -> Labels:
+        return {"kubernetes.io/metadata.name": self.namespace, **dict(self.space)}
+
+
+def _takes(rule: dict[str, Any], way: str, other: Peer, home: str, port: int) -> bool:
+    """Whether a rule of a policy in the namespace `home` lets `other` be the far end."""
+    if "ports" in rule and port not in [each["port"] for each in rule["ports"]]:
+        return False
+    if way not in rule:
+        return True
+    for peer in rule[way]:
+        near = matches(peer["namespaceSelector"], other.namespace_labels()) if "namespaceSelector" in peer else None
+        if (other.namespace == home if near is None else near) and matches(peer.get("podSelector", {}), dict(other.labels)):
+            return True
+    return False
+
+
+def reaches(objects: Objects, source: Peer, target: Peer, port: int) -> bool:
+    """Whether the network policies of these objects let `source` call a port of `target`: at both ends."""
+    for end, far, kind, way in ((source, target, "Egress", "to"), (target, source, "Ingress", "from")):
+        mine = [
+            policy
+            for policy in of_kind(objects, "NetworkPolicy")
+            if policy["metadata"].get("namespace", "default") == end.namespace
+            and kind in policy["spec"]["policyTypes"]
+            and matches(policy["spec"]["podSelector"], dict(end.labels))
+        ]
+        rules = [rule for policy in mine for rule in policy["spec"].get(kind.lower(), [])]
+        if mine and not any(_takes(rule, way, far, end.namespace, port) for rule in rules):
+            return False
+    return True
