@@ -1,14 +1,24 @@
 """The command line beside locust's own: `python -m loadtest.load --help` shows it."""
 
+import os
+from pathlib import Path
+
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES
 from loadtest.slo import Objectives
+
+API_KEY = "ATTEND_API_KEY"
+"""The variable that holds the key for a service that asks for one: a command line can be read by everybody."""
 
 
 def add_options(parser) -> None:
     """Add the load, its shape, the objectives and the report to the parser."""
     load = parser.add_argument_group("Attend: the load")
     load.add_argument("--grpc-host", default="127.0.0.1:9000", help="gRPC address, host:port; --host is the HTTP address")
+    load.add_argument(
+        "--grpc-tls", action="store_true", help="the gRPC address speaks TLS; for HTTP an https:// address says so"
+    )
+    load.add_argument("--ca-file", default="", help="PEM file of who signs the certificates; default: whom the system trusts")
     load.add_argument("--prompts", choices=list(MIXES), default="mixed", help="kinds of prompts: one of them, or all")
     load.add_argument("--long-chars", type=int, default=1400, help="characters of a long or shared prompt")
     load.add_argument("--max-tokens", type=int, default=64, help="tokens per answer; the end-of-text token is ignored")
@@ -30,6 +40,16 @@ def add_options(parser) -> None:
     slo.add_argument("--max-refused-ratio", type=float, default=0.0, help="refused requests of all requests")
     report = parser.add_argument_group("Attend: the report")
     report.add_argument("--report", default="", help="folder that gets curve.html (latency against load) and summary.json")
+
+
+def api_key() -> str:
+    """The caller's key; empty where the service asks for none."""
+    return os.environ.get(API_KEY, "")
+
+
+def trusted(options) -> bytes | None:
+    """The certificates of --ca-file for gRPC; None is whom gRPC trusts by itself."""
+    return Path(options.ca_file).read_bytes() if options.ca_file else None
 
 
 def objectives(options) -> Objectives:

@@ -8,6 +8,7 @@ from locust.event import EventHook
 from urllib3 import PoolManager
 
 from loadtest.loops import ClosedLoop, OpenLoop
+from loadtest.options import api_key, trusted
 from loadtest.prompts import draw
 from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
 from protos.attend.v1 import generation_pb2 as pb
@@ -76,6 +77,10 @@ class HttpStreamUser(StreamUser, HttpUser):
 
     def connect(self):
         self.client.request_event = EventHook()  # nobody listens: locust's own row would end at the headers
+        if api_key():
+            self.client.headers["Authorization"] = f"Bearer {api_key()}"
+        if self.options.ca_file:
+            self.client.verify = self.options.ca_file
 
     def ask(self, prompt, stream):
         body = {
@@ -134,8 +139,15 @@ class GrpcStreamUser(StreamUser):
     def connect(self):
         # Not before the user starts: a channel does not survive the fork of --processes. A pool of its own, or else all
         # users share one connection.
-        self.channel = grpc.insecure_channel(self.options.grpc_host, options=[("grpc.use_local_subchannel_pool", 1)])
+        pool = [("grpc.use_local_subchannel_pool", 1)]
+        if self.options.grpc_tls:
+            credentials = grpc.ssl_channel_credentials(trusted(self.options))
+            self.channel = grpc.secure_channel(self.options.grpc_host, credentials, options=pool)
+        else:
+            self.channel = grpc.insecure_channel(self.options.grpc_host, options=pool)
         self.stub = GenerationServiceStub(self.channel)
+        # Serve routes by the first as soon as it holds more than one application.
+        self.metadata = [("application", "default"), *([("authorization", f"Bearer {api_key()}")] if api_key() else [])]
 
     def disconnect(self):
         self.channel.close()
@@ -147,8 +159,7 @@ class GrpcStreamUser(StreamUser):
             temperature=0,
             stopping=pb.StoppingCriteria(ignore_eos=True),
         )
-        # Serve routes by this metadata as soon as it holds more than one application.
-        call = self.stub.GenerateStream(request, timeout=self.options.deadline_s, metadata=[("application", "default")])
+        call = self.stub.GenerateStream(request, timeout=self.options.deadline_s, metadata=self.metadata)
         try:
             self.read(call, stream)
         except grpc.RpcError as error:

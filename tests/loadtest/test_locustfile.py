@@ -1,6 +1,8 @@
 """The load test measures what it says: run as its users run it, against a service whose pace is known."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.errors import Overloaded
-from tests.loadtest.paced import FIRST, PAUSE, paced
+from tests.loadtest.paced import FIRST, PAUSE, Locked, paced
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 8
@@ -72,6 +74,54 @@ def test_a_missed_objective_is_exit_code_3_and_a_sentence(run):
     assert code == 3
     assert "SLO: HTTP: p95 of ITL is" in output
     assert len(summary["missed"]) == 1
+
+
+def plain(server, *arguments, **environment):
+    """Runs locust for a second, without a report."""
+    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "-u", "2", "-r", "2", "-t", "1s"]
+    command += ["--host", server.http, "--grpc-host", server.grpc, "--stop-timeout", "5", "--max-tokens", "4", *arguments]
+    given = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("most", "code"), [("1", 3), ("60000", 0)])
+def test_the_exit_code_needs_no_report(server, most, code):
+    assert plain(server, "--max-itl-p95-ms", most, "--prompts", "short").returncode == code
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    own = Locked("load-test-key", folder / "certificate.pem", folder / "private.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-out",
+        own.certificate,
+        "-keyout",
+        own.private,
+    ]
+    if shutil.which("openssl") is None:
+        pytest.skip("NOT CHECKED: openssl is not installed")
+    subprocess.run(command, check=True, capture_output=True)
+    with paced(own) as server:
+        yield server
+
+
+@pytest.mark.parametrize("user", ["HttpStreamUser", "GrpcStreamUser"])
+def test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded(locked, user):
+    safe = ("--grpc-tls", "--ca-file", str(locked.locked.certificate), "--prompts", "short", user)
+    done = plain(locked, *safe, ATTEND_API_KEY=locked.locked.key)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert plain(locked, *safe, ATTEND_API_KEY="another").returncode == 3
+
+
+@pytest.mark.parametrize("user", ["HttpStreamUser", "GrpcStreamUser"])
+def test_a_certificate_that_nobody_vouches_for_is_refused(locked, user):
+    assert plain(locked, "--grpc-tls", "--prompts", "short", user, ATTEND_API_KEY=locked.locked.key).returncode == 3
 
 
 def test_an_answer_that_ends_in_an_error_is_a_failure_and_no_latency(run, server):
