@@ -131,8 +131,12 @@ def test_every_metric_of_rays_that_a_rule_names_is_written_by_ray():
     serve = Path(importlib.util.find_spec("ray").origin).parent / "serve/_private"
     source = "".join((serve / f"{name}_state.py").read_text() for name in ("application", "deployment"))
     used = {name for rule in rules for name in re.findall(r"\bray_(\w+)", rule["expr"]) if name != "io_cluster"}
-    assert used == {"serve_application_status", "serve_deployment_status"}
-    assert all(f'"{name}"' in source for name in used)
+    counters = {"serve_num_http_requests_total", "serve_num_http_error_requests_total"}
+    assert used == {"serve_application_status", "serve_deployment_status"} | counters
+    assert all(f'"{name}"' in source for name in used - counters)
+    text = (serve.parents[1] / "dashboard/modules/metrics/dashboards/serve_dashboard_panels.py").read_text()
+    assert all(f"ray_{name}" in text for name in counters)
+    assert '"error_code"' in (serve / "request_ingress_metrics.py").read_text()
     # The numbers in the rules.
     assert "1=DEPLOY_FAILED, 2=UNHEALTHY, 3=NOT_STARTED" in source and "5=DEPLOYING, 6=RUNNING" in source
     assert "3=UPDATING, " in source and "4=UPSCALING, 5=DOWNSCALING, 6=HEALTHY" in source
@@ -264,7 +268,18 @@ def watched(tmp_path_factory):
     """A Prometheus that has watched a server of two replicas under load for a while, and watches on."""
     tmp = tmp_path_factory.mktemp("prometheus")
     tool("prometheus")  # before the server, which takes its time
-    flags = ("--dtype", "float32", "--replicas", "2", "--num-threads", "1", "--kv-cache-memory", "200000000")
+    flags = (
+        "--dtype",
+        "float32",
+        "--draft-tokens",
+        "4",
+        "--replicas",
+        "2",
+        "--num-threads",
+        "1",
+        "--kv-cache-memory",
+        "200000000",
+    )
     with running(tmp / "server", *flags) as server, scraping(f"127.0.0.1:{server.http}", RULES, tmp, free_port()) as prometheus:
         assert wait_for(lambda: prometheus.query("attend_requests_running"), 30)
         end = time.monotonic() + 12
@@ -315,7 +330,7 @@ class TestRealScrapes:
         for name, rule in alerts.items():
             if name == "AttendAbsent" or "ray_serve" in rule["expr"] or names(rule["expr"]) & SOMETIMES - series():
                 continue
-            side = re.split(r"\s(?:==|>=|<=|>|<)\s", rule["expr"])[0]
+            side = re.split(r"\s(?:==|!=|>=|<=|>|<)\s", rule["expr"])[0]
             assert prometheus.query(side), f"{name}: {side}"
             prometheus.query(rule["expr"])
 
