@@ -17,6 +17,7 @@ USER = "setpriv --reuid=1000 --regid=1000 --clear-groups --inh-caps=-all --bound
 OF_THE_BASE = ("apt", "libbz2-1.0", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0", "libssl3", "zlib1g")
 """What the base image has, for its Python above all, beside Debian's essential packages."""
 PYTHON = Path(sys.base_prefix)
+NAMESPACES = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
 
 
 @functools.cache
@@ -25,21 +26,21 @@ def needs_namespaces() -> None:
     programs = ("unshare", "setpriv", "ip", "mount")
     if os.geteuid() or not all(map(shutil.which, programs)):
         pytest.skip(f"NOT CHECKED: needs root, and {', '.join(programs)}")
-    if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, check=False).returncode:
+    tried = [*NAMESPACES, "sh", "-c", "mount -t tmpfs tmpfs /tmp && mount -o remount,bind,ro /"]
+    if subprocess.run(tried, capture_output=True, check=False).returncode:
         pytest.skip("NOT CHECKED: no namespaces can be made here")
 
 
 def contained(script: str, seconds: float, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a shell script with mounts, processes and network of its own; nothing of it outlives it."""
     needs_namespaces()
-    command = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     plain = {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT)}
     plain |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     read, write = os.pipe()
     os.fchown(write, 1000, 1000)  # as runc and crun do with what a container writes to
     with open(read, encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
-            [*command, "bash", "-c", f"set -e\n{readable()}\n{script}"],
+            [*NAMESPACES, "bash", "-c", f"set -e\n{readable()}\n{script}"],
             env=plain | environment,
             stdin=subprocess.DEVNULL,
             stdout=write,
@@ -52,7 +53,7 @@ def contained(script: str, seconds: float, **environment: str) -> subprocess.Com
         finally:
             process.kill()
             process.wait()
-    return subprocess.CompletedProcess(command, process.returncode, text, "")
+    return subprocess.CompletedProcess(NAMESPACES, process.returncode, text, "")
 
 
 def _all_of(output, process: subprocess.Popen[bytes], seconds: float) -> str:

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def compiled_with(tmp_path):
         mounts += [f"mkdir -p {tmp_path}/tmp && mount -t tmpfs tmpfs {tmp_path}/tmp"]
         return contained("\n".join([*mounts, f"chroot {tmp_path} {shlex.join(command)}"]), 120).stdout
 
-    return run
+    yield run
+    shutil.rmtree(tmp_path)  # hundreds of megabytes
 
 
 @pytest.mark.timeout(200)
