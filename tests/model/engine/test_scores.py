@@ -15,7 +15,7 @@ from tests.model.engine.machines import answers, ask, run, tiny_engine, told
 
 torch.set_num_threads(1)
 NEAR = 1e-4
-GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams(temperature=1.0, top_p=0.95)
+GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams(temperature=0.5, top_p=0.95)
 TIGHT = {"num_blocks": 17, "block_size": 2}
 """Too few blocks for the crowd: some are preempted, again and again."""
 ENGINES = {

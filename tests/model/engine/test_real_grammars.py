@@ -1,0 +1,99 @@
+"""Real matchers in a real engine: what is drawn follows its grammar, and the same alone, in a crowd, and mask by mask."""
+
+import re
+from functools import cache
+
+import pytest
+
+from model.engine import draws
+from model.engine.request import FinishReason, Request
+from model.grammar import GrammarCompiler, GrammarSpec
+from model.mask import Matcher
+from model.net.transformer import Decoder
+from model.params import SamplingParams
+from tests.fakes import END, VOCAB, byte_tokenizer
+from tests.model.checkpoints import tiny_config, tiny_decoder
+from tests.model.engine.machines import answers, ask, tiny_engine
+
+REGEXES = [r"[a-c]{2,3}", r"(ab|ba){3,9};", r"[0-9]{4}-[0-9]{2}", r"[x-z]{12,20}", r"(yes|no|never){1,5}", r"é{1,6}!"]
+"""Of different lengths: in the last steps one request draws alone, after steps in which many did."""
+each_sampling = pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 0.5}, {"temperature": 1.0, "top_k": 40}, {"temperature": 2.0}], ids=str
+)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(byte_tokenizer(), VOCAB, (END,))
+
+
+@pytest.fixture(scope="module")
+def net() -> Decoder:
+    return tiny_decoder(tiny_config(vocab_size=VOCAB))
+
+
+def crowd(max_tokens: int = 24, **sampling) -> list[Request]:
+    """A request under each grammar, from the tokens before it: fresh matchers each time."""
+    return [
+        ask(
+            text,
+            range(5 + at),
+            max_tokens,
+            sampling=SamplingParams(**sampling),
+            seed=7,
+            choice=at,
+            stop_token_ids=frozenset([END]),
+            grammar=compiler().compile(GrammarSpec("regex", text)).start(),
+        )
+        for at, text in enumerate(REGEXES)
+    ]
+
+
+@each_sampling
+def test_every_answer_is_in_its_language(net, sampling):
+    for regex, (tokens, reason) in answers(tiny_engine(net), crowd(**sampling)).items():
+        text = byte_tokenizer().decode(tokens, skip_special_tokens=True)
+        assert reason is FinishReason.STOP
+        assert re.fullmatch(regex, text), f"{text!r} is not in {regex}"
+
+
+@each_sampling
+@pytest.mark.parametrize("changes", [{}, {"max_batch_tokens": 5}, {"num_blocks": 12, "max_model_len": 48}], ids=str)
+def test_in_a_crowd_an_answer_is_what_it_is_alone(net, sampling, changes, monkeypatch):
+    """In a crowd masks are worked out ahead, side by side: one is good for one place in its answer."""
+    alone = {}
+    for request in crowd(**sampling):
+        alone |= answers(tiny_engine(net), [request])
+    ahead = 0
+
+    def counted(grammars):
+        nonlocal ahead
+        matchers = list(grammars)
+        assert all(isinstance(each, Matcher) for each in matchers)
+        ahead += len(matchers) > 1
+        look_ahead(matchers)
+
+    look_ahead = draws.look_ahead
+    monkeypatch.setattr(draws, "look_ahead", counted)
+    engine = tiny_engine(net, **changes)
+    assert alone == answers(engine, crowd(**sampling))
+    assert ahead > 3 or "top_k" in sampling, "no mask was worked out ahead: the test says little"
+    assert (engine.scheduler.num_preemptions > 0) == ("num_blocks" in changes)
+
+
+@each_sampling
+def test_a_token_drawn_before_its_mask_is_the_one_drawn_under_it(net, sampling, monkeypatch):
+    first = answers(tiny_engine(net), crowd(**sampling))
+    monkeypatch.setattr(draws, "draws_first", lambda request: False)
+    assert first == answers(tiny_engine(net), crowd(**sampling))
+
+
+def test_a_grammar_that_is_cut_off_leaves_a_beginning_of_its_language(net):
+    for regex, (tokens, reason) in answers(tiny_engine(net), crowd(max_tokens=2, temperature=1.0)).items():
+        assert len(tokens) == 2
+        matcher = compiler().compile(GrammarSpec("regex", regex)).start()
+        for token in tokens:
+            assert matcher.allows(token)
+            matcher.advance(token)
+        assert matcher.mask().any()
+        assert (reason is FinishReason.STOP) == matcher.finished
