@@ -46,7 +46,7 @@ class Simulation:
             block_size=block_size,
             max_batch_requests=self.dice.randint(1, 8),
             max_batch_tokens=self.dice.choice([1, 3, 8, 40, 40]),
-            chunk_size=self.dice.choice([1, 2, 4]),
+            chunk_size=self.dice.choice([1, 2, 3, 4]),
             step_goal=self.dice.choice([0.0, 0.0, 0.01]),
             prefix_caching=self.dice.random() < 0.7,
             draft_tokens=self.dice.choice([0, 3, 15]),
@@ -66,6 +66,9 @@ class Simulation:
         self.due: set[str] = set()
         """Requests that may end with an error."""
         self.trace: list[Output] = []
+        self.asked: list[Request] = []
+        self.found: dict[str, int] = {}
+        """Tokens that a request had found in the prefix cache before it was first preempted."""
         self.turns: list[tuple[bool, bool]] = []
         """Of each step with parts of prompts: whether the oldest prompt went first, and whether the shortest did."""
 
@@ -110,6 +113,7 @@ class Simulation:
         if self.dice.random() < 0.04:
             self.runner.broken.add(request.request_id)
         self.live[request.request_id], self.tokens[request.request_id] = request, []
+        self.asked.append(request)
         self.scheduler.add(request)
 
     def abort(self) -> None:
@@ -226,6 +230,10 @@ class Simulation:
         assert all(map(any, zip(*self.turns[-2:], strict=True))) or len(self.turns) < 2, "a prompt is passed over twice"
         whole = [item.completes or (item.start + item.count) % size == 0 for item in parts]
         assert all(whole[1:]) and (whole[0] or (len(parts) == 1 and first.count < size)), "a part ends within a chunk"
+        left = self.config.max_batch_tokens
+        for item in () if plan.num_streams else parts:
+            assert item.completes or item.request.num_tokens - item.start > left, "what fits is cut"
+            left -= item.count
         self.check_time(plan, len(prompts), all(r in planned for r in prompts))
 
     def check_time(self, plan: Plan, prompts: int, served: bool) -> None:
@@ -263,3 +271,14 @@ class Simulation:
         for name, request in self.live.items():
             assert self.tokens[name] == request.output, f"the outputs of {name} have gaps"
         self.scheduler.check_integrity()
+        self.check_hits()
+
+    def check_hits(self) -> None:
+        """No token is found in the prefix cache that was not looked up, and what a preempted request finds again is no news."""
+        hits = self.scheduler.num_prefix_hits
+        assert hits == sum(request.num_cached for request in self.asked), "the hits are not those of the requests"
+        assert hits <= self.scheduler.num_prefix_queries, "more is found than was looked up"
+        for name, request in self.live.items():
+            assert request.num_cached < request.num_tokens, f"{name} found all of itself"
+            if request.num_preemptions and request.scheduled_at is not None:
+                assert request.num_cached == self.found.setdefault(name, request.num_cached), f"{name} counts a hit twice"

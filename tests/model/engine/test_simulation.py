@@ -429,7 +429,39 @@ class KnowsWhatWasAwaited(Scheduler):
         return following
 
 
+class CountsHitsAgain(Scheduler):
+    """What a preempted request finds of its own blocks counts as found once more."""
+
+    def _admit(self):
+        admitted = super()._admit()
+        for request in admitted:
+            again = request.num_computed if request.num_preemptions else 0
+            request.num_cached += again
+            self.num_prefix_hits += again
+        return admitted
+
+
+class CountsNoQueries(Scheduler):
+    """A request that was looked up in the prefix cache does not count as looked up."""
+
+    def _begin(self, request):
+        queries = self.num_prefix_queries
+        super()._begin(request)
+        self.num_prefix_queries = queries
+
+
+class CutsWhatFits(Scheduler):
+    """A prompt as long as its share is computed in two parts, where the share is no multiple of the chunk size."""
+
+    def _part(self, request, share, first):
+        missing = request.num_tokens - request.num_computed
+        return super()._part(request, share - (missing == share > 1), first)
+
+
 PLANTED = [
+    CountsHitsAgain,
+    CountsNoQueries,
+    CutsWhatFits,
     FollowsWithoutBlocks,
     PreemptsToFollow,
     FollowsPastTheWaiting,
