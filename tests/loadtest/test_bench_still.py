@@ -52,8 +52,13 @@ def test_servers_of_other_machines_and_closed_ports_have_no_processes_here(serve
     assert processes_at("http://127.0.0.1:1") == ()
 
 
-def test_a_server_that_has_ended_is_let_be():
-    process = subprocess.Popen([sys.executable, "-c", "pass"])
-    process.wait()
-    with still((process.pid,)), awake((process.pid,)):
-        pass
+def test_a_server_that_has_ended_keeps_nobody_from_standing_still_and_going_on(server):
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    _, process, _ = server
+    with still((gone.pid, process)):
+        assert standing((process,), True)
+        with awake((gone.pid, process)):
+            assert standing((process,), False)
+        assert standing((process,), True)
+    assert standing((process,), False)

@@ -25,9 +25,12 @@ def server():
 
 @pytest.fixture
 def run(tmp_path, server):
-    """Runs locust as the README does; gives the exit code, the summary, locust's own rows, and what was printed."""
+    """Runs locust as the README does; gives the exit code, the summary, locust's own rows, and what was printed.
 
-    def start(*arguments, seconds, users=2):
+    Without a report there is no summary.
+    """
+
+    def start(*arguments, seconds, users=2, report=True):
         command = [
             sys.executable,
             "-m",
@@ -41,11 +44,13 @@ def run(tmp_path, server):
             str(users),
         ]
         command += ["-t", f"{seconds}s", "--host", server.http, "--grpc-host", server.grpc, "--stop-timeout", "5"]
-        command += ["--max-tokens", str(TOKENS), "--json-file", str(tmp_path / "rows"), "--report", str(tmp_path)]
+        command += ["--max-tokens", str(TOKENS), "--json-file", str(tmp_path / "rows")]
+        command += ["--report", str(tmp_path)] if report else []
         ended = subprocess.run([*command, "--only-summary", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (tmp_path / "rows.json").exists(), ended.stderr
         rows = {(row["method"], row["name"]): row for row in json.loads((tmp_path / "rows.json").read_text())}
-        return ended.returncode, json.loads((tmp_path / "summary.json").read_text()), rows, ended.stdout
+        summary = json.loads((tmp_path / "summary.json").read_text()) if report else None
+        return ended.returncode, summary, rows, ended.stdout
 
     return start
 
@@ -173,11 +178,12 @@ def test_the_open_loop_keeps_its_rate_over_two_processes(run):
 
 def test_a_shape_of_steps_is_a_curve_of_one_point_a_step(run, tmp_path):
     arguments = ("--loop", "open", "--shape", "steps", "--max-ttft-p95-ms", "5000", "--html", str(tmp_path / "locust.html"))
-    code, summary, _, output = run(*arguments, seconds=30, users=40)
+    code, summary, _, output = run(*arguments, seconds=16, users=40)
     assert code == 0, output
     users = [phase["users"] for phase in summary["phases"]]
     assert users[-4:] == [16, 24, 32, 40]  # of the first step a slow start may leave nothing
-    assert summary["phases"][-1]["answers_per_s"] > 1.4 * summary["phases"][-4]["answers_per_s"]
+    # 90 arrivals of the last step are counted against 36: fewer than 1.2 times as many come once in 10,000 runs
+    assert summary["phases"][-1]["answers_per_s"] > 1.2 * summary["phases"][-4]["answers_per_s"]
     page = (tmp_path / "curve.html").read_text()
     assert page.count("<tr>") == 1 + len(users)
     assert "<svg" in page

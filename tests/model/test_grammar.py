@@ -433,20 +433,6 @@ def test_unpacked_bits_are_the_bits(bits, data):
     assert unpack(bits, size).tolist() == [bool(bits[i // 8] >> i % 8 & 1) for i in range(size)]
 
 
-def test_what_a_mask_costs(record_testsuite_property):
-    """Reported, not asserted: --junitxml shows microseconds per token."""
-    grammar, draw, spent = compiled("json_schema", json.dumps(POINT)).start(), random.Random(3), []
-    for step in range(60):
-        started = time.perf_counter()
-        mask = grammar.mask()
-        spent.append(time.perf_counter() - started)
-        token = choose(mask, draw, step)
-        if token == END:
-            break
-        grammar.advance(token)
-    record_testsuite_property("mask_microseconds_median", round(float(np.median(spent)) * 1e6, 1))
-
-
 def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
     dice = random.Random(2)
     specs = [("regex", "[a-c]{2,30}"), ("json_object", ""), ("choice", '["yes", "no", "never"]'), ("regex", "(ab|ba){3,9}")]

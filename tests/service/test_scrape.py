@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     from service import scrape
 
-from tests.fakes import build_server
+from tests.fakes import build_server, until
 
 
 def page(fill) -> str:
@@ -164,27 +164,29 @@ def test_a_lost_replica_is_missing_and_counted_but_the_others_are_there(monkeypa
 
 
 def test_a_controller_that_does_not_answer_leaves_the_loop_free_and_this_replicas_own_page(monkeypatch):
-    stuck = threading.Event()
+    asked, freed, found = threading.Event(), threading.Event(), []
 
-    async def beside() -> tuple[str, int]:
+    def stuck(deployment: str, app: str) -> None:
+        asked.set()
+        found.append(freed.wait(20))
+
+    async def beside() -> str:
         page = asyncio.ensure_future(scrape.over_replicas(own_page))
-        rounds = 0
-        while not page.done():
-            rounds += 1
-            await asyncio.sleep(0.001)
-        return await page, rounds
+        await until(asked.is_set)
+        text = await page
+        freed.set()
+        return text
 
     monkeypatch.setattr(scrape.serve, "get_replica_context", lambda: SimpleNamespace(deployment="d", app_name="a"))
-    monkeypatch.setattr(scrape.serve, "get_deployment_handle", lambda deployment, app: stuck.wait(20))
+    monkeypatch.setattr(scrape.serve, "get_deployment_handle", stuck)
     monkeypatch.setattr(scrape, "SECONDS", 0.1)
-    page, rounds = asyncio.run(beside())
-    stuck.set()
+    page = asyncio.run(beside())
     assert samples(page) == {
         ("g", (("replica", "own"),)): 7,
         ("attend_scrape_replicas_expected", ()): 0,
         ("attend_scrape_replicas_answered", ()): 1,
     }
-    assert rounds > 3
+    assert found == [True], "the page waited for the controller, on the event loop"
 
 
 def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):

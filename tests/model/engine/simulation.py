@@ -67,6 +67,8 @@ class Simulation:
         """Requests that may end with an error."""
         self.trace: list[Output] = []
         self.asked: list[Request] = []
+        self.alone: dict[str, tuple[list[int], FinishReason]] = {}
+        """What each request must come to."""
         self.found: dict[str, int] = {}
         """Tokens that a request had found in the prefix cache before it was first preempted."""
         self.turns: list[tuple[bool, bool]] = []
@@ -114,6 +116,7 @@ class Simulation:
             self.runner.broken.add(request.request_id)
         self.live[request.request_id], self.tokens[request.request_id] = request, []
         self.asked.append(request)
+        self.alone[request.request_id] = fake_answer(request)
         self.scheduler.add(request)
 
     def abort(self) -> None:
@@ -165,9 +168,8 @@ class Simulation:
         name = output.request_id
         self.trace.append(output)
         assert name in self.live, f"an output of {name} after its end"
-        request = self.live[name]
         self.tokens[name] += output.token_ids
-        tokens, reason = fake_answer(replace(request, output=[]))
+        tokens, reason = self.alone[name]
         assert self.tokens[name] == tokens[: len(self.tokens[name])], f"{name} got {self.tokens[name]}, alone {tokens}"
         if output.finish_reason is None:
             assert len(self.tokens[name]) < len(tokens), f"{name} does not end where it must"

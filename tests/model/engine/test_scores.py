@@ -21,10 +21,10 @@ TIGHT = {"num_blocks": 17, "block_size": 2}
 ENGINES = {
     "whole": {},
     "one token a step": {"max_batch_tokens": 1},
-    "chunks of 5": {"max_batch_tokens": 5},
+    "chunks of 5": {"max_batch_tokens": 5, "chunk_size": 3},
     "two at a time": {"max_batch_requests": 2, "max_batch_tokens": 9},
     "preempted": TIGHT,
-    "preempted in chunks": {**TIGHT, "max_batch_tokens": 4},
+    "preempted in chunks": {**TIGHT, "max_batch_tokens": 4, "chunk_size": 3},
 }
 each_engine = pytest.mark.parametrize("changes", ENGINES.values(), ids=ENGINES)
 each_sampling = pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "seeded"])

@@ -10,7 +10,7 @@ from model.engine.request import FinishReason, Output
 from model.engine.scheduler import Scheduler
 from tests.model.engine.simulation import Simulation
 
-SEEDS = 300
+SEEDS = 200
 HUNT = 200
 """Seeds within which a planted bug must show."""
 

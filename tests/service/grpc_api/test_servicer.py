@@ -358,10 +358,11 @@ def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch
             with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
                 await anext(aiter(health.Watch(request)))
             open_ones[0].cancel()
-            while True:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    assert (await anext(aiter(health.Watch(request)))).status == SERVING
-                    break
+            async with asyncio.timeout(20):
+                while True:  # the server hears of it a moment later
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        assert (await anext(aiter(health.Watch(request)))).status == SERVING
+                        break
 
     asyncio.run(run())
 

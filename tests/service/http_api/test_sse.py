@@ -12,15 +12,16 @@ from model.engine.request import FinishReason, Times, TokenLogprob
 from service.http_api.chat import ChatRequest, ChatWriter
 from service.http_api.openai import CompletionWriter
 from service.http_api.schemas import CompletionRequest
-from service.http_api.sse import KEEP_ALIVE, EventLines, EventStream, Writer
+from service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer
 from service.records import Chunk, PromptPart, Usage
-from tests.fakes import byte_tokenizer, until
+from tests.fakes import byte_tokenizer
+from tests.virtual_time import run_at_once
 
 EVENT = b'data: {"choices":[]}\n\n'
 
 
 def play(content: AsyncIterator[bytes], keep_alive: float, sent: list[bytes]) -> None:
-    """Run a response to its end; what it wrote is in `sent`."""
+    """Run a response to its end, in virtual time; what it wrote is in `sent`."""
 
     async def send(message: dict) -> None:
         if message["type"] == "http.response.body":
@@ -31,7 +32,7 @@ def play(content: AsyncIterator[bytes], keep_alive: float, sent: list[bytes]) ->
         raise AssertionError
 
     scope = {"type": "http", "method": "POST", "asgi": {"version": "3.0", "spec_version": "2.4"}}
-    asyncio.run(EventStream(content, keep_alive)(scope, receive, send))
+    run_at_once(EventStream(content, keep_alive)(scope, receive, send))
 
 
 def test_an_idle_stream_sends_comments_between_its_events():
@@ -39,13 +40,11 @@ def test_an_idle_stream_sends_comments_between_its_events():
 
     async def content() -> AsyncIterator[bytes]:
         yield EVENT
-        await until(lambda: sent.count(KEEP_ALIVE) >= 2)
+        await asyncio.sleep(4.5 * KEEP_ALIVE_SECONDS)
         yield EVENT
 
-    play(content(), 0.001, sent)
-    assert [EVENT, KEEP_ALIVE] == sent[:2]
-    assert sent.index(EVENT, 1) > 2
-    assert sent[-1] == b"", "nothing follows the end"
+    play(content(), KEEP_ALIVE_SECONDS, sent)
+    assert sent == [EVENT, *[KEEP_ALIVE] * 4, EVENT, b""], "one each time that nothing came, and nothing follows the end"
 
 
 def test_a_stream_that_speaks_sends_no_comment():
@@ -53,11 +52,11 @@ def test_a_stream_that_speaks_sends_no_comment():
 
     async def content() -> AsyncIterator[bytes]:
         for _ in range(20):
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.99 * KEEP_ALIVE_SECONDS)
             yield EVENT
 
-    play(content(), 0.08, sent)
-    assert [EVENT] * 20 == [piece for piece in sent if piece]
+    play(content(), KEEP_ALIVE_SECONDS, sent)
+    assert sent == [*[EVENT] * 20, b""]
 
 
 def test_the_comments_end_with_a_reader_who_leaves():
@@ -69,14 +68,14 @@ def test_the_comments_end_with_a_reader_who_leaves():
         async def send(message: dict) -> None:
             pass
 
-        task = asyncio.create_task(EventStream(content(), 0.001).stream_response(send))
-        await asyncio.sleep(0.01)
+        task = asyncio.create_task(EventStream(content(), 15).stream_response(send))
+        await asyncio.sleep(100)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
         return len(asyncio.all_tasks())
 
-    assert 1 == asyncio.run(leave())
+    assert 1 == run_at_once(leave())
 
 
 def test_the_official_decoder_reads_over_a_comment_wherever_it_stands():
