@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import warnings
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,8 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     from service import scrape
 
-from tests.fakes import build_server, until
+from tests.fakes import build_server
+from tests.virtual_time import run_at_once
 
 
 def page(fill) -> str:
@@ -134,6 +136,15 @@ class Call:
         return self.answer
 
 
+class AtOnce(Executor):
+    """Runs in the caller's thread: in virtual time nobody waits for another thread."""
+
+    def submit(self, work, /, *arguments, **named) -> Future:
+        future = Future()
+        future.set_result(work(*arguments, **named))
+        return future
+
+
 def over(monkeypatch, *answers: object) -> str:
     async def calls() -> list[Call]:
         return [Call(answer) for answer in answers]
@@ -142,8 +153,8 @@ def over(monkeypatch, *answers: object) -> str:
     handle = SimpleNamespace(broadcast=lambda method: fanned_out)
     monkeypatch.setattr(scrape.serve, "get_replica_context", lambda: SimpleNamespace(deployment="d", app_name="a"))
     monkeypatch.setattr(scrape.serve, "get_deployment_handle", lambda deployment, app: handle)
-    monkeypatch.setattr(scrape, "SECONDS", 0.01)
-    return asyncio.run(scrape.over_replicas(own_page))
+    monkeypatch.setattr(scrape, "_controller", AtOnce())
+    return run_at_once(scrape.over_replicas(own_page))
 
 
 async def own_page() -> tuple[str, str]:
@@ -164,29 +175,17 @@ def test_a_lost_replica_is_missing_and_counted_but_the_others_are_there(monkeypa
 
 
 def test_a_controller_that_does_not_answer_leaves_the_loop_free_and_this_replicas_own_page(monkeypatch):
-    asked, freed, found = threading.Event(), threading.Event(), []
-
-    def stuck(deployment: str, app: str) -> None:
-        asked.set()
-        found.append(freed.wait(20))
-
-    async def beside() -> str:
-        page = asyncio.ensure_future(scrape.over_replicas(own_page))
-        await until(asked.is_set)
-        text = await page
-        freed.set()
-        return text
-
+    freed, waited = threading.Event(), []
     monkeypatch.setattr(scrape.serve, "get_replica_context", lambda: SimpleNamespace(deployment="d", app_name="a"))
-    monkeypatch.setattr(scrape.serve, "get_deployment_handle", stuck)
-    monkeypatch.setattr(scrape, "SECONDS", 0.1)
-    page = asyncio.run(beside())
+    monkeypatch.setattr(scrape.serve, "get_deployment_handle", lambda deployment, app: waited.append(freed.wait(20)))
+    page = run_at_once(scrape.over_replicas(own_page))
+    freed.set()
     assert samples(page) == {
         ("g", (("replica", "own"),)): 7,
         ("attend_scrape_replicas_expected", ()): 0,
         ("attend_scrape_replicas_answered", ()): 1,
     }
-    assert found == [True], "the page waited for the controller, on the event loop"
+    assert False not in waited, "the event loop waited for the controller"
 
 
 def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):

@@ -4,11 +4,13 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from model.engine.request import FinishReason, Times, TokenLogprob
 from model.errors import ContextTooLong, InvalidRequest
+from model.grammar import GrammarSpec, Kind
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from protos.attend.v1 import generation_pb2 as pb
 from service.grpc_api import convert
@@ -118,6 +120,26 @@ def test_what_makes_no_sense_is_refused_with_its_field(fields, field):
 
 def test_scores_that_nothing_changes_share_one_record():
     assert to_command(pb.GenerateRequest(text="a", decoding=D(presence_penalty=0)), "id").decoding is NO_CHANGE
+
+
+@pytest.mark.parametrize(
+    ("decoding", "spec"),
+    [
+        (D(json_object=True), GrammarSpec("json_object", "")),
+        (D(json_schema="{}"), GrammarSpec("json_schema", "{}")),
+        (D(regex="a+"), GrammarSpec("regex", "a+")),
+        (D(grammar="start: A"), GrammarSpec("grammar", "start: A")),
+        (D(choice=D.Choices(choices=["a", 'b"'])), GrammarSpec("choice", '["a", "b\\""]')),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_each_form_of_structured_output_is_the_grammar_of_its_kind(decoding, spec):
+    assert to_command(pb.GenerateRequest(text="a", decoding=decoding), "id").grammar == spec
+
+
+def test_there_is_a_case_for_each_form_of_structured_output():
+    forms = {field.name for field in D.DESCRIPTOR.oneofs_by_name["structured_output"].fields}
+    assert forms == {*get_args(Kind)}
 
 
 def test_a_zero_that_is_given_is_not_absent():
