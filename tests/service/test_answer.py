@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.engine.request import FinishReason, Output, Request, TokenLogprob
+from model.engine.request import FinishReason, Output, Request, Times, TokenLogprob
 from model.params import SamplingParams, StopRules
 from service.answer import Answer
 from service.records import PromptPart
@@ -96,3 +96,27 @@ def test_an_output_without_tokens_is_an_empty_chunk():
     one.take(output("a"))
     chunk = one.take(output("", FinishReason.ABORT))
     assert (chunk.text, chunk.token_ids, chunk.num_tokens, chunk.finish_reason) == ("", (), 1, FinishReason.ABORT)
+
+
+WHERE = {"token_ids": "token_ids", "finish_reason": "finish_reason", "times": "times", "logprobs": "logprobs"}
+"""The field of a chunk that carries each field of an engine's output as it is."""
+NOT_SHOWN = {"request_id", "error"}
+"""The service finds the answer by the one, and logs the other."""
+
+
+def test_all_that_the_engine_says_is_in_the_chunk():
+    """A new field of Output fails here until it is said where it goes."""
+    assert {*Output._fields} == WHERE.keys() | NOT_SHOWN | {"prompt_logprobs"}
+    scores = tuple(TokenLogprob(token, -1.0) for token in b"ab")
+    last = Output("r", tuple(b"ab"), FinishReason.LENGTH, Times(1.0, 2.0, 3.0, 1), None, scores, scores[:1])
+    one = answer()
+    chunk = one.take(last)
+    assert {name: getattr(chunk, WHERE[name]) for name in WHERE} == {name: getattr(last, name) for name in WHERE}
+    assert chunk.prompt.logprobs == last.prompt_logprobs
+    assert (chunk.prompt.token_ids, chunk.prompt.num_cached) == ((1, 2, 3), one.request.num_cached)
+
+
+def test_the_first_chunk_tells_how_much_of_the_prompt_was_known():
+    one = answer()
+    one.request.num_cached = 2
+    assert one.take(output("a")).prompt.num_cached == 2
