@@ -64,11 +64,11 @@ def test_the_fingerprint_tells_of_the_mode_and_not_of_the_threads(folder):
 def test_a_machine_that_cannot_keep_it_refuses_to_start(folder):
     """Torch's matrices sum in an order that depends on how many rows there are."""
     with pytest.raises(SettingError, match=r"deterministic is set, but with the torch backend a .* gets other scores"):
-        build(folder, backend="torch")
+        build(folder, backend="torch", block_size=8)
 
 
 def test_the_same_check_fails_for_what_serves_with_the_mode_off(folder):
-    engine = build(folder, backend="torch", deterministic=False)
+    engine = build(folder, backend="torch", block_size=8, deterministic=False)
     with pytest.raises(SettingError):
         check_exact(engine._engine.runner, engine.info.num_blocks, engine.info.max_model_len)
 
