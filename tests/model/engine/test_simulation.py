@@ -11,8 +11,8 @@ from model.engine.scheduler import Scheduler
 from tests.model.engine.simulation import Simulation
 
 SEEDS = 200
-HUNT = 200
-"""Seeds within which a planted bug must show."""
+HUNT = [104, *range(200)]
+"""Seeds within which a planted bug must show. The first is one under which the rarest do: it saves most of the search."""
 
 
 def test_every_law_holds_after_every_step_of_every_life():
@@ -508,7 +508,7 @@ PLANTED = [
 @pytest.mark.parametrize("broken", PLANTED, ids=lambda broken: broken.__name__)
 def test_a_planted_bug_is_found(broken):
     """By a law of the simulation or by a crash; the scheduler as it is passes the same seeds."""
-    assert any(dies(seed, broken) for seed in range(HUNT)), f"{HUNT} lives did not show it"
+    assert any(dies(seed, broken) for seed in HUNT), f"{len(HUNT)} lives did not show it"
 
 
 def dies(seed: int, scheduler: type[Scheduler]) -> bool:
