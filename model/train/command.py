@@ -1,7 +1,6 @@
 """`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder with its plot."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from model.config import ModelConfig
 from model.errors import SettingError
+from model.machine import usable_cores
 from model.net.checkpoint import save
 from model.tokenizer import Tokenizer
 from model.train import batches, corpus
@@ -75,7 +75,7 @@ def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads
     """Train into `out`, or go on there; leaves a checkpoint folder that `attend serve` takes."""
     console = Console(stderr=True)
     keep_large_blocks()
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads or usable_cores())
     root = root or corpus.standard_library()
     out.mkdir(parents=True, exist_ok=True)
     texts, held_out = (corpus.read_texts(root, held_out=side) for side in (False, True))
