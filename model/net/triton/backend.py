@@ -26,8 +26,8 @@ PROGRAMS = 1024
 """Programs that a decode starts at most; more items than that are taken in turns."""
 MIN_LANES = 16
 """Rows and columns that the matrix units multiply at least."""
-MIN_ROWS = 256
-"""Rows that sharing out is compiled for at least, so that a new batch size seldom stops a step for a compilation."""
+COUNTED = 256
+"""Rows that sharing out counts at once: one kernel for any batch."""
 COMBINED = 16
 """Splits that the combining kernel reads at once."""
 MAX_GROUP = 16
@@ -68,10 +68,8 @@ class Shares:
         """Cut each row's `last + 1` units, or `limit` of them (0: no limit), into items of `size`, `at_most` in all."""
         num_rows = len(last_R)
         shares = cls(last_R.new_empty(num_rows + 1), last_R.new_empty(at_most))
-        rows_p = max(MIN_ROWS, next_power_of_2(num_rows))
-        kernels.share_kernel[(num_rows,)](
-            last_R, shares.first_R, shares.rows_I, num_rows, SIZE=size, LIMIT=limit, ROWS_P=rows_p
-        )
+        sizes = {"SIZE": size, "LIMIT": limit, "ROWS": COUNTED}
+        kernels.share_kernel[(num_rows,)](last_R, shares.first_R, shares.rows_I, num_rows, **sizes)
         return shares
 
 

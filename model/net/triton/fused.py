@@ -10,6 +10,8 @@ _P is rounded up to a power of two, as tl.arange needs.
 import triton
 import triton.language as tl
 
+from model.net.triton.kernels import PLACES
+
 
 @triton.jit
 def norm_kernel(
@@ -57,7 +59,7 @@ def _turned(
     return a * cos - b * sin, b * cos + a * sin
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def turn_kernel(
     qkv_ptr: tl.tensor,  # [T, (H + 2 K) D]
     keys_ptr: tl.tensor,  # [slots, K, D]

@@ -18,11 +18,13 @@ LOWEST = tl.constexpr(-1.0e30)
 """Where a running maximum begins: unlike -inf it can be taken from itself."""
 
 
-CHUNKS = ["table_ptr", "starts_ptr", "last_ptr", "tokens_ptr"]
-"""What stands anywhere in its tensor. Compiling once more for a step that is aligned would stop that step for seconds."""
+PLACES = ["slots_ptr", "positions_ptr", "table_ptr", "starts_ptr", "last_ptr", "tokens_ptr", "first_ptr", "rows_ptr"]
+"""Numbers of a step, which stand anywhere in a larger tensor: whether they are aligned depends on the step's tokens and rows.
+A kernel that was compiled for either case would be compiled anew, and stop a step for seconds, when the other comes first.
+"""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def write_kernel(
     k_ptr: tl.tensor,  # [T, K, D] with a stride between tokens
     v_ptr: tl.tensor,
@@ -43,7 +45,7 @@ def write_kernel(
     tl.store(values_ptr + slot * WIDTH + at, tl.load(v_ptr + token * v_stride + at, mask=inside), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["last_ptr"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=PLACES)
 def share_kernel(
     last_ptr: tl.tensor,  # int64 [R]
     first_ptr: tl.tensor,  # int64 [R + 1]
@@ -51,24 +53,26 @@ def share_kernel(
     num_rows: tl.tensor,
     SIZE: tl.constexpr,
     LIMIT: tl.constexpr,
-    ROWS_P: tl.constexpr,
+    ROWS: tl.constexpr,
 ) -> None:
     """Cut each row's `last + 1` units, or `LIMIT` of them if that is not 0 and fewer, into items of `SIZE`. Grid (R,).
 
-    Row r gets the items `first[r] .. first[r + 1] - 1`; `rows` says of each item whose it is.
+    Row r gets the items `first[r] .. first[r + 1] - 1`; `rows` says of each item whose it is. ROWS rows are counted at once.
     """
-    row = tl.program_id(0)
-    others = tl.arange(0, ROWS_P)
-    units = tl.load(last_ptr + others, mask=others < num_rows, other=-1) + 1
-    if LIMIT > 0:
-        units = tl.minimum(units, LIMIT)
-    items = (units + SIZE - 1) // SIZE
-    begin = tl.sum(tl.where(others < row, items, 0), 0)
-    end = tl.sum(tl.where(others <= row, items, 0), 0)
+    row = tl.program_id(0).to(tl.int64)
+    begin, end = row * 0, row * 0
+    for tile in range(0, num_rows, ROWS):
+        others = tile + tl.arange(0, ROWS)
+        units = tl.load(last_ptr + others, mask=others < num_rows, other=-1) + 1
+        if LIMIT > 0:
+            units = tl.minimum(units, LIMIT)
+        items = (units + SIZE - 1) // SIZE
+        begin += tl.sum(tl.where(others < row, items, 0), 0)
+        end += tl.sum(tl.where(others <= row, items, 0), 0)
     tl.store(first_ptr + row, begin)
     tl.store(first_ptr + row + 1, end)
     for item in range(begin, end):
-        tl.store(rows_ptr + item, row.to(tl.int64))
+        tl.store(rows_ptr + item, row)
 
 
 @triton.jit
@@ -106,7 +110,7 @@ def _accumulate(
     return higher, total * kept + tl.sum(weights, 1), out
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride"], do_not_specialize_on_alignment=PLACES)
 def decode_kernel(
     q_ptr: tl.tensor,  # [R, H, D]
     keys_ptr: tl.tensor,  # [slots, K, D]
@@ -164,7 +168,7 @@ def decode_kernel(
         tl.store(weights_ptr + place, best + tl.log2(total), mask=group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def combine_kernel(
     parts_ptr: tl.tensor,  # float32 [I, H, D]
     weights_ptr: tl.tensor,  # float32 [I, H]
@@ -197,7 +201,7 @@ def combine_kernel(
     tl.store(out_ptr + (row * H + head) * D + size, out / total, mask=size < D)
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=CHUNKS)
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=PLACES)
 def prefill_kernel(
     q_ptr: tl.tensor,  # [T, H, D]
     keys_ptr: tl.tensor,  # [slots, K, D]

@@ -140,8 +140,8 @@ def decodes(*lengths):
 
 @pytest.mark.parametrize(("num_rows", "limit"), [(1, 0), (40, 0), (23, 9)])
 def test_work_is_shared_out_as_counted_by_hand(monkeypatch, num_rows, limit):
-    """Among more rows than the kernel is compiled for at least, and fewer."""
-    monkeypatch.setattr(under_test, "MIN_ROWS", 16)
+    """Among more rows than the kernel counts at once, and fewer."""
+    monkeypatch.setattr(under_test, "COUNTED", 16)
     units = [1 + 7 * row % 20 for row in range(num_rows)]
     items = [-(-min(count, limit or count) // 4) for count in units]
     shares = Shares.cut(torch.tensor(units, device=DEVICE) - 1, 4, limit, sum(items) + 5)

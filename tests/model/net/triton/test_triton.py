@@ -34,6 +34,10 @@ def test_the_kernels_compile_for_an_h200(tmp_path):
     run("tests.model.net.triton.compiles", TRITON_CACHE_DIR=str(tmp_path))
 
 
+def test_after_the_warm_up_no_step_compiles_a_kernel(tmp_path):
+    run("tests.model.net.triton.recompiles", TRITON_CACHE_DIR=str(tmp_path))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_the_laws_hold_on_a_gpu():
     run("pytest", "-q", "-p", "no:cacheprovider", LAWS)

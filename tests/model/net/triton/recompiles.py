@@ -1,0 +1,126 @@
+"""Serves requests with Triton's real compiler and a driver that launches nothing. Exit code 1 if a step after the warm-up
+compiles a kernel: on a GPU that would stop all streams for a second.
+
+    python -m tests.model.net.triton.recompiles
+
+What a kernel is compiled for (types, constants, alignment) is found out at its launch, from the real arguments. Results mean
+nothing here: no kernel runs.
+"""
+
+import sys
+from functools import partial
+from itertools import count
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from model.config import EngineConfig
+from model.engine.build import warm_up
+from model.engine.engine import Engine
+from model.engine.graphs import DecodeGraphs
+from model.engine.request import Request
+from model.engine.runner import ModelRunner
+from model.engine.scheduler import Scheduler
+from model.net.backends import KVCache
+from model.net.transformer import Decoder
+from model.net.triton import fused as fused_kernels
+from model.net.triton import kernels
+from model.net.triton.backend import TritonBackend
+from model.net.triton.decoder import TritonDecoder
+from model.params import SamplingParams
+from tests.model.checkpoints import tiny_config
+
+MOST = 300
+"""Requests at once: more than one round of `share_kernel`, and more than the largest graph."""
+GREEDY = SamplingParams(temperature=0)
+
+
+class Driver:
+    """An H200 that does nothing."""
+
+    class utils:  # noqa: N801 - Triton's name
+        @staticmethod
+        def load_binary(name, kernel, shared, device):
+            return 0, 1, 32, 0, 1024
+
+        @staticmethod
+        def get_device_properties(device):
+            return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
+
+    class launcher_cls:  # noqa: N801 - Triton's name
+        def __init__(self, source, metadata):
+            pass
+
+        def __call__(self, *arguments, **more):
+            Driver.launches += 1
+
+    launches = 0
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+
+def engine(fused: bool, recorded: bool, **changes) -> Engine:
+    """Over a decoder whose scores are noughts: what no kernel wrote may be anything."""
+    config = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, num_layers=2, **changes)
+    net = Decoder(config).to(torch.bfloat16).requires_grad_(False)
+    form = TritonDecoder(net) if fused else net
+    form.logits = lambda hidden_TE: torch.zeros(len(hidden_TE), config.vocab_size)
+    sizes = EngineConfig(max_model_len=128, num_blocks=4 * MOST, block_size=32, max_batch_requests=MOST, max_batch_tokens=1024)
+    cache = KVCache.allocate(config, sizes.num_blocks, sizes.block_size, torch.bfloat16, "cpu")
+    backend = TritonBackend(config.attention_variants)
+    graphs = DecodeGraphs(form, backend, cache, 128, MOST, lambda step: (step(), step)[1]) if recorded else None
+    clock = partial(next, count())  # each look takes a second, so that all runs plan the same steps
+    return Engine(Scheduler(sizes, clock), ModelRunner(form, backend, cache, "cpu", graphs), clock)
+
+
+def serve(machine: Engine) -> int:
+    """Steps with odd and even numbers of tokens and rows: prompts alone, beside streams, and streams alone; how many."""
+    steps, asked = 0, 0
+    for batch in (1, 2, 3, 4, 17, 64, 63, 255, 256, 257, MOST):
+        for length in (1, 2, 7, 33, 64):
+            while machine.scheduler.num_running + machine.scheduler.num_waiting < batch:
+                machine.add(Request(f"{asked}", [5] * (length + asked % 2), 8, GREEDY))
+                asked += 1
+            for _ in range(3):
+                machine.step()
+                steps += 1
+    while machine.has_work:
+        machine.step()
+        steps += 1
+    return steps
+
+
+def main() -> int:
+    driver.set_active(Driver())
+    compiled: list[str] = []
+    knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["fn"].name)
+    late = 0
+    for fused in (True, False):
+        for recorded in (True, False):
+            for kernel in (*vars(kernels).values(), *vars(fused_kernels).values()):
+                if isinstance(kernel, JITFunction):
+                    kernel.device_caches.clear()  # as in a new process
+            machine = engine(fused, recorded, sliding_window=40, window_layers=(1,))
+            warm_up(machine)
+            before = len(compiled)
+            steps, launches = serve(machine), Driver.launches
+            late += len(compiled) - before
+            print(f"fused {fused}, graphs {recorded}: {steps} steps, {launches} launches, compiled late: {compiled[before:]}")
+    assert compiled and Driver.launches > 1000, "nothing was compiled or launched: this check has lost its footing"
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
