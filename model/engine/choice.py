@@ -51,7 +51,7 @@ def _kind_of(name: str) -> BackendKind | None:
 def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDecoder | TritonDecoder":
     """The decoder that computes fastest beside this backend; the plain one is spent."""
     if isinstance(backend, NativeBackend):
-        return NativeDecoder(net)
+        return NativeDecoder(net, spend=True)
     if backend.name == "triton":
         from model.net.triton import decoder as fused
 

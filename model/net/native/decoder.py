@@ -21,6 +21,7 @@ from model.net.transformer import Decoder
 
 MAX_GROUP = 16
 MAX_HEAD = 256
+NO_ROOM = "the native decoder's copy of the matrices does not fit into memory"
 EVERYTHING = 1 << 24
 """A window without a window: float32 holds it, and no context is as long."""
 
@@ -65,10 +66,11 @@ class NativeBackend:
 class NativeDecoder:
     """`Decoder` for serving: the same two calls, the same scores up to rounding. It copies the matrices that it is made from.
 
-    Not for two threads at once.
+    With `spend` each of them is freed as soon as it is copied, and the decoder it came from is of no further use: the weights
+    are never held twice. Not for two threads at once.
     """
 
-    def __init__(self, net: Decoder) -> None:
+    def __init__(self, net: Decoder, *, spend: bool = False) -> None:
         self.config = config = net.config
         self._library = native()
         self._tensors = _kept(net)  # the library points into these
@@ -82,10 +84,20 @@ class NativeDecoder:
         numbers = _numbers(config.attention_variants, config.head_size)
         self._net = self._library.attend_new((ctypes.c_int64 * len(sizes))(*sizes), arrays, numbers, config.norm_eps)
         if self._net is None:
-            raise MemoryError("the native decoder's copy of the matrices does not fit into memory")
+            raise MemoryError(NO_ROOM)
         # not at exit: the step thread, a daemon, may be inside a step then
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
+        self._pack(net, spend)
         self._caches: tuple[KVCache | None, ctypes.Array | None, ctypes.Array | None] = (None, None, None)
+
+    def _pack(self, net: Decoder, spend: bool) -> None:
+        for number, linear in enumerate(_matrices(net)):
+            bias = None if linear.bias is None else linear.bias.data_ptr()
+            if self._library.attend_pack(self._net, number, linear.weight.data_ptr(), bias):
+                raise MemoryError(NO_ROOM)
+            if spend:
+                linear.weight = None
+                self._library.attend_trim()
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
@@ -153,11 +165,17 @@ def _kept(net: Decoder) -> list[Tensor]:
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
     """In the order that `attend_new` names."""
-    arrays = [net.embedding.tokens.weight, net.norm.weight, net.head.weight, net.cos, net.sin]
+    arrays = [net.embedding.tokens.weight, net.norm.weight, net.cos, net.sin]
     for block in net.blocks:
-        attention, mlp = block.attention, block.mlp
-        arrays += [block.attention_norm.weight, attention.qkv.weight, attention.qkv.bias]
-        arrays += [getattr(attention.q_norm, "weight", None), getattr(attention.k_norm, "weight", None)]
-        arrays += [attention.out.weight, attention.out.bias, block.mlp_norm.weight]
-        arrays += [mlp.gate_up.weight, mlp.gate_up.bias, mlp.down.weight, mlp.down.bias]
+        attention = block.attention
+        gains = [getattr(norm, "weight", None) for norm in (attention.q_norm, attention.k_norm)]
+        arrays += [block.attention_norm.weight, *gains, block.mlp_norm.weight]
     return arrays
+
+
+def _matrices(net: Decoder) -> list[nn.Linear]:
+    """In the order that `attend_pack` numbers them."""
+    matrices = [net.head]
+    for block in net.blocks:
+        matrices += [block.attention.qkv, block.attention.out, block.mlp.gate_up, block.mlp.down]
+    return matrices

@@ -23,6 +23,8 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_best": ((), ctypes.c_int),
     "attend_choose": ((ctypes.c_int,), None),
     "attend_new": ((_P, _P, _P, _F), _P),
+    "attend_pack": ((_P, _I, _P, _P), ctypes.c_int),
+    "attend_trim": ((), None),
     "attend_free": ((_P,), None),
     "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, *_ROWS, _P, _P), ctypes.c_int),
     "attend_logits": ((_P, _P, _I, _P), ctypes.c_int),

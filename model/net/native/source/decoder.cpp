@@ -5,6 +5,7 @@
 // CPU has. Threads are OpenMP's, as torch's are.
 //
 // Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size.
+#include <malloc.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -188,38 +189,54 @@ int attend_best() {
 
 void attend_choose(int number) { chosen = number; }
 
-// A decoder of sizes {layers, E, M, V, H, K, D}. Its arrays: {embedding [V, E], final gain [E], head [V, E], cos, sin [P, D]}, then for each
-// layer {gain [E], qkv [(H + 2K) D, E], its bias, gains of q and k [D], out [E, H D], its bias, gain [E], gate and up [2M, E], their bias,
-// down [E, M], its bias}, null where there is none. Matrices are copied; gains, tables and the embedding must outlive it.
+// A decoder of sizes {layers, E, M, V, H, K, D}, without its matrices. Its arrays: {embedding [V, E], final gain [E], cos, sin [P, D]}, then for
+// each layer {gain [E], gains of q and k [D], gain [E]}, null where there is none. All of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) try {
     auto net = std::make_unique<Net>();
-    i64 layers = sizes[0], E = net->E = sizes[1], M = net->M = sizes[2], V = net->V = sizes[3];
-    Heads heads = net->heads = {sizes[4], sizes[5], sizes[6]};
+    i64 layers = sizes[0];
+    net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
+    net->heads = {sizes[4], sizes[5], sizes[6]};
     net->eps = eps;
     auto next = [&] { return (const bf16*)*arrays++; };
     net->embedding = next(), net->gain = next();
-    net->head = pack(net->arena, next(), nullptr, V, E, false);
     net->cos = (const float*)next(), net->sin = (const float*)next();
-    auto matrix = [&](i64 N, i64 K, bool gated) {
-        const bf16 *weights = next(), *bias = next();
-        return pack(net->arena, weights, bias, N, K, gated);
-    };
     for (i64 n = 0; n < layers; n++, variants += 3) {
         Layer layer;
         layer.attention_gain = next();
-        layer.qkv = matrix(heads.width(), E, false);
         layer.q_gain = next(), layer.k_gain = next();
-        layer.out = matrix(E, heads.H * heads.D, false);
         layer.mlp_gain = next();
-        layer.gate_up = matrix(2 * M, E, true);
-        layer.down = matrix(E, M, false);
         layer.variant = {variants[0], variants[1], (i64)variants[2]};
         net->layers.push_back(layer);
     }
     return net.release();
 } catch (const std::bad_alloc&) {
     return nullptr;
+}
+
+// Copy one matrix, which may be freed then: number 0 is the head [V, E], and of layer n 4n + 1 is qkv [(H + 2K) D, E], 4n + 2 out [E, H D],
+// 4n + 3 gate and up [2M, E], 4n + 4 down [E, M]. The bias may be null. 1 where the memory does not suffice, else 0.
+int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
+    Arena& arena = net->arena;
+    i64 E = net->E, M = net->M, heads = net->heads.H * net->heads.D;
+    if (number == 0) return net->head = pack(arena, weights, bias, net->V, E, false), 0;
+    Layer& layer = net->layers[(number - 1) / 4];
+    switch ((number - 1) % 4) {
+        case 0: layer.qkv = pack(arena, weights, bias, net->heads.width(), E, false); break;
+        case 1: layer.out = pack(arena, weights, bias, E, heads, false); break;
+        case 2: layer.gate_up = pack(arena, weights, bias, 2 * M, E, true); break;
+        case 3: layer.down = pack(arena, weights, bias, E, M, false); break;
+    }
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+// Give back to the system what was freed. Only glibc keeps it.
+void attend_trim() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 void attend_free(Net* net) {

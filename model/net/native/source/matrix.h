@@ -20,7 +20,7 @@ static const i64 PAD = 32;         // K is filled up with zeros to a multiple of
 static const i64 MANY_ROWS = 128;  // of x: multiplying takes longer than reading
 static const i64 ROWS = 256;       // rows of x that stay near while panels pass by
 static const i64 MOST_PANELS = 16;  // of a piece of work: long ones read and write long runs of memory
-static const i64 PIECES = 3;       // for each thread, where that makes no longer ones: so much is left for one that is ahead
+static const i64 PIECES = 3;       // work items a thread, where that makes no longer ones: a thread that is done takes another's
 enum Kind { STORE, ADD, GATED, SCORES };
 
 struct Matrix {
