@@ -58,7 +58,7 @@ async def read_http(body: bytes) -> Command:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     request = Request({"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}, receive)
-    return to_command(read_completion(await read_json(request)), "bench")
+    return await read_json(request, lambda fields: to_command(read_completion(fields), "bench"))
 
 
 async def read_grpc(body: bytes) -> Command:

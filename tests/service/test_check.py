@@ -25,7 +25,8 @@ from service.check import CHECKS, Probe, Result, Unreachable, run, target
 from service.grpc_api.register import add_generation_service
 from service.http_api.app import build_app
 from service.http_api.routes import Site
-from service.keys import Entry, KeyRing, Limits, digest_of, editing, new_secret
+from service.keys import Entry, KeyRing, digest_of, editing, new_secret
+from service.quota import Limits
 from tests.fakes import CallContext, RayLike, build_server, says
 from tests.fakes import FakeEngine as Engine
 

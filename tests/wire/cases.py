@@ -6,7 +6,7 @@ The server's engine counts: after "a" it says "b". A token is a byte, and the en
 from typing import Any
 
 from model.errors import EngineFailed, Overloaded
-from service.keys import Limits
+from service.quota import Limits
 from tests.fakes import END, FakeEngine, says, seeded
 from tests.wire.exchange import SECRET, Http, MakeEngine
 

@@ -18,7 +18,8 @@ from google.protobuf.message import Message
 from model.chat import ChatTemplate
 from service.http_api.app import build_app
 from service.http_api.routes import Site
-from service.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from service.keys import Entry, KeyRing, digest_of, write_keys
+from service.quota import Limits
 from tests.fakes import CallContext, FakeEngine, Server, build_server, grpc_channel
 
 SECRET = "att_secret"
