@@ -6,7 +6,7 @@ for dead: one line without the empty line that would end an event, since some de
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -95,6 +95,10 @@ async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], wr
             yield piece
         try:
             async for chunks in rest:
+                filled = lines.filled(chunks)
+                if filled is not None:
+                    yield filled
+                    continue
                 async for piece in in_turns(lines.of(chunks)):
                     yield piece
         except AttendError as error:
@@ -128,15 +132,22 @@ class EventLines:
 
         `writer.usage` knows an answer's tokens when its last chunk is written.
         """
-        held, fills = bytearray(), not self._continuous
+        held = bytearray()
         for chunk in chunks:
-            for piece in (self._filled(chunk),) if fills and chunk.is_plain else self.written(chunk):
+            filled = self.filled((chunk,))
+            for piece in self.written(chunk) if filled is None else (filled,):
                 held += piece
                 if len(held) >= PIECE:
                     yield bytes(held)
                     held.clear()
         if held:
             yield bytes(held)
+
+    def filled(self, chunks: Sequence[Chunk]) -> bytes | None:
+        """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
+        if self._continuous or not all(chunk.is_plain for chunk in chunks):
+            return None
+        return b"".join([self._filled(chunk) for chunk in chunks])
 
     def written(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk, each written out, in pieces."""
