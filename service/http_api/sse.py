@@ -145,8 +145,11 @@ class EventLines:
 
     def filled(self, chunks: Sequence[Chunk]) -> bytes | None:
         """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
-        if self._continuous or not all(chunk.is_plain for chunk in chunks):
+        if self._continuous:
             return None
+        for chunk in chunks:
+            if not chunk.is_plain:
+                return None
         return b"".join([self._filled(chunk) for chunk in chunks])
 
     def written(self, chunk: Chunk) -> Iterator[bytes]:
