@@ -28,7 +28,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tag = folder, secrets.token_hex(8)
-        self.http, self.grpc, self.worker_http, self.worker_grpc, self.dashboard, self.gcs, *self.others = free_ports(11)
+        self.http, self.grpc, self.worker_http, self.worker_grpc, self.dashboard, self.gcs, *self.others = free_ports(13)
+        self.metrics = [self.others.pop(), self.others.pop()]
         self.token = secrets.token_hex(32)
         (folder / "token").write_text(self.token)
         (folder / "token").chmod(0o600)
@@ -78,8 +79,12 @@ class Cluster:
         self.worker = self.ray_start("worker", [f"--address=127.0.0.1:{self.gcs}", "--num-cpus=4", *common], own)
 
     def ray_start(self, name: str, flags: list[str], extra: dict[str, str]) -> subprocess.Popen[bytes]:
-        """`ray start`, with an agent's port of its own."""
-        command = [*RAY, "start", f"--dashboard-agent-listen-port={self.others.pop()}", *flags]
+        """`ray start`, with an agent's port of its own, and one for Ray's metrics."""
+        ports = [
+            f"--dashboard-agent-listen-port={self.others.pop()}",
+            f"--metrics-export-port={self.metrics[name == 'worker']}",
+        ]
+        command = [*RAY, "start", *ports, *flags]
         with (self.folder / name).open("wb") as file:
             return subprocess.Popen(
                 command, stdout=file, stderr=file, env=self.environment | extra, cwd="/tmp", start_new_session=True

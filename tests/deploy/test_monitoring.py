@@ -291,7 +291,7 @@ def watched(tmp_path_factory):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 class TestRealScrapes:
     """What Prometheus makes of a server under load."""
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
@@ -20,6 +21,8 @@ from tests.service.server import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.timeout(400)]
 CONFIGURATIONS = ["deploy/serve/attend.yaml", "deploy/serve/autoscaling.yaml"]
+READ_BY_ALERTS = {"ray_serve_application_status", "ray_serve_deployment_status", "ray_serve_num_http_requests_total"}
+"""And ray_serve_num_http_error_requests_total, which is there after the first error."""
 TOKENS = 900
 LONGEST = 12
 """Seconds; in production it is 600."""
@@ -76,6 +79,26 @@ def test_serve_deploy_of_the_file_answers_on_both_nodes_over_both_transports(nod
             health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert whole.outputs[0].num_tokens == 4
         assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_the_metrics_of_rays_that_alerts_read_are_on_the_nodes_pages(nodes):
+    """And say that the application runs, as 6, and that no call was lost."""
+    if nodes.replicas() != 2:
+        deploy(nodes, CONFIGURATIONS[0])
+
+    def samples():
+        pages = [httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text for port in nodes.metrics]
+        return {
+            sample.name: sample for page in pages for each in text_string_to_metric_families(page) for sample in each.samples
+        }
+
+    def complete():
+        httpx.post(f"http://127.0.0.1:{nodes.http}/v1/completions", json={"prompt": PROMPT, "max_tokens": 1}, timeout=60)
+        names = samples()
+        return READ_BY_ALERTS <= names.keys() and names["ray_serve_application_status"].value == 6
+
+    assert wait_for(complete, 60), READ_BY_ALERTS - samples().keys()
+    assert samples()["ray_serve_deployment_status"].value == 6
 
 
 def test_rays_dashboard_asks_for_the_token(nodes):
