@@ -32,6 +32,18 @@ def net() -> Decoder:
     return tiny_decoder(tiny_config(vocab_size=VOCAB))
 
 
+@pytest.fixture(scope="module")
+def alone(net):
+    """The answers under a sampling, each from an engine of its own."""
+
+    @cache
+    def answers_of(*sampling: tuple[str, float]) -> dict[str, tuple[list[int], FinishReason | None]]:
+        requests = crowd(**dict(sampling))
+        return {name: told for each in requests for name, told in answers(tiny_engine(net), [each]).items()}
+
+    return answers_of
+
+
 def crowd(max_tokens: int = 24, **sampling) -> list[Request]:
     """A request under each grammar, from the tokens before it: fresh matchers each time."""
     return [
@@ -59,11 +71,9 @@ def test_every_answer_is_in_its_language(net, sampling):
 
 @each_sampling
 @pytest.mark.parametrize("changes", [{}, {"max_batch_tokens": 5}, {"num_blocks": 12, "max_model_len": 48}], ids=str)
-def test_in_a_crowd_an_answer_is_what_it_is_alone(net, sampling, changes, monkeypatch):
+def test_in_a_crowd_an_answer_is_what_it_is_alone(net, alone, sampling, changes, monkeypatch):
     """In a crowd masks are worked out ahead, side by side: one is good for one place in its answer."""
-    alone = {}
-    for request in crowd(**sampling):
-        alone |= answers(tiny_engine(net), [request])
+    expected = alone(*sampling.items())
     ahead = 0
 
     def counted(grammars):
@@ -76,7 +86,7 @@ def test_in_a_crowd_an_answer_is_what_it_is_alone(net, sampling, changes, monkey
     look_ahead = draws.look_ahead
     monkeypatch.setattr(draws, "look_ahead", counted)
     engine = tiny_engine(net, **changes)
-    assert alone == answers(engine, crowd(**sampling))
+    assert expected == answers(engine, crowd(**sampling))
     assert ahead > 3 or "top_k" in sampling, "no mask was worked out ahead: the test says little"
     assert (engine.scheduler.num_preemptions > 0) == ("num_blocks" in changes)
 
