@@ -18,7 +18,7 @@ from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
 from model.machine import usable_cores
 from model.tokenizer import Tokenizer
-from service import autoscaling, logs, scrape, tracing
+from service import autoscaling, census, logs, scrape, tracing
 from service.aside import MOST_LARGE
 from service.capacity import Load
 from service.generation import GenerationService
@@ -44,6 +44,8 @@ class Attend(GrpcMethods):
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
+        replica = serve.get_replica_context().replica_id.unique_id
+        census.sign_in(replica)
         self.engine = build_engine(settings.folder, engine_options(settings))
         tokenizer = Tokenizer.load(settings.folder)
         self.service = GenerationService(
@@ -64,6 +66,7 @@ class Attend(GrpcMethods):
             preparing=lambda: self.service.num_preparing,
         )
         self.engine.start()
+        self.replica = replica
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         template = ChatTemplate.load(self.settings.folder)
@@ -118,6 +121,8 @@ class Attend(GrpcMethods):
             self.engine.close()
         if hasattr(self, "tracer") and self.tracer is not None:
             self.tracer.close()
+        if hasattr(self, "replica"):  # it had started
+            census.sign_out(self.replica)
         logs.close()
 
 
@@ -176,7 +181,9 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
         graceful_shutdown_timeout_s=settings.drain_seconds + 1,
         graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=5,
+        # Three checks in a row without an answer make a replica dead: six seconds after it froze at the latest.
+        health_check_period_s=1,
+        health_check_timeout_s=1.5,
         max_constructor_retry_count=1,  # a checkpoint that cannot be read once cannot be read twice
     )
     return deployment.bind(settings.to_json())

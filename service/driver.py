@@ -4,10 +4,13 @@ Run by `service.supervisor`, which has set the environment that Ray reads when i
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,10 @@ from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
-from model.errors import AttendError, CheckpointError, SettingError
+from model.errors import AttendError, CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import inspect
-from service import routes
-from service.deployment import build
+from service import census, routes
+from service.deployment import build, gpus_wanted
 from service.keys import load_keys
 from service.settings import Settings
 
@@ -31,6 +34,9 @@ SERVICERS = [
 OBJECT_STORE = 80 << 20
 """Bytes; nothing large passes through it."""
 ROUTES_SECONDS = 30.0
+DESCRIBE_SECONDS = 30.0
+"""How long a replica that does not answer is asked again what it is."""
+AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 1.0
 
 
 async def main(settings: Settings, statistics: int) -> int:
@@ -52,34 +58,96 @@ async def main(settings: Settings, statistics: int) -> int:
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = catch_signals()  # after ray.init, which installs handlers of its own
+    started = False
     try:
-        await start(settings, statistics)
-        say(await ready_line(settings))
-        await stop.wait()
-        say("Stopping: running streams may end ...")
-        await drain(settings)
+        check_room(settings, ray.cluster_resources())
+        started = await before(stop, start(settings, statistics))
+        if started and await before(stop, say_ready(settings)):
+            await before(stop, tell_changes())
+        if await may_serve(unknown=started):
+            say("Stopping: running streams may end ...")
+            await drain(settings)
     finally:
-        await stop_everything()
+        await stop_everything(serving=started)
     return 0
+
+
+async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` came to its end before `stop` was set; it is given up otherwise. Raises what it raises."""
+    task, told = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+    """What `function` returns in a thread that nobody waits for at the end, as Serve may wait for ever in it."""
+    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            outcome = result.set_result, function(*arguments, **named)
+        except BaseException as error:
+            outcome = result.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def check_room(settings: Settings, resources: dict[str, float]) -> None:
+    """Raise SettingError where the replicas can never run together on this machine: Serve would wait without a word."""
+    if settings.device == "cuda" and resources.get("GPU", 0) < 1:
+        raise SettingError("device is cuda, but this machine has no GPU")
+    gpus = gpus_wanted(settings.device, resources.get("GPU", 0))
+    wanted = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    for name, most in (("replicas", settings.replicas), ("max_replicas", settings.max_replicas or settings.replicas)):
+        fit = min(int(resources.get(kind, 0) / each) for kind, each in wanted.items())
+        if most > fit:
+            needs = " and ".join(f"{each} {kind}" for kind, each in wanted.items())
+            has = " and ".join(f"{resources.get(kind, 0):g}" for kind in wanted)
+            raise SettingError(f"{name} is {most}, but {fit} fit: each needs {needs}, and this machine has {has}")
 
 
 async def start(settings: Settings, statistics: int) -> None:
     """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
     say(f"Loading {settings.folder} ...")
-    serve.start(
+    await beside(
+        serve.start,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
-    if settings.device == "cuda" and ray.cluster_resources().get("GPU", 0) < 1:
-        raise SettingError("device is cuda, but this machine has no GPU")  # Serve would wait for one for ever
+    application = build(settings.model_dump())
     try:
-        application = build(settings.model_dump())
-        await asyncio.to_thread(serve.run, application, name=APP, route_prefix="/")
+        await beside(serve.run, application, name=APP, route_prefix="/")
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
-        say("HAProxy does not know every replica yet: calls go round by Serve's own proxy, which is slower")
+        say("HAProxy does not know every replica yet: calls that it cannot place get 503")
+
+
+async def tell_changes() -> None:
+    """Write a line for each replica and each proxy that changes its state, begins or dies."""
+    known: census.Census | None = None
+    while True:
+        with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
+            now = await beside(census.take, APP)
+            for line in census.news(known, now) if known else ():
+                say(line)
+            known = now
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 def reason_of_failure() -> str:
@@ -90,9 +158,19 @@ def reason_of_failure() -> str:
     return ours[-1] if ours else " ".join(lines[-3:])
 
 
-async def ready_line(settings: Settings) -> str:
+async def say_ready(settings: Settings) -> None:
+    """Say where the server listens and what it serves. While no replica answers, ask again."""
+    deadline = asyncio.get_running_loop().time() + DESCRIBE_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(RayServeException, TimeoutError, ray.exceptions.RayError):
+            if facts := await ask_replicas("describe", seconds=5.0):
+                return say(ready_line(settings, facts[0]))
+        await asyncio.sleep(AGAIN_SECONDS)
+    raise EngineFailed(f"no replica has said for {DESCRIBE_SECONDS:g} s what it is")
+
+
+def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     """Where the server listens, what it serves, and how to try it."""
-    facts = (await ask_replicas("describe", seconds=30.0))[0]
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
     return (
@@ -101,6 +179,14 @@ async def ready_line(settings: Settings) -> str:
         f"{facts['backend']}  {facts['kv_tokens']} KV tokens\n"
         f"Try:   curl -N --json '{body}' http://{host}:{settings.port}/v1/completions"
     )
+
+
+async def may_serve(unknown: bool) -> bool:
+    """Whether a replica runs that may have calls; `unknown` where Serve's controller does not say."""
+    with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
+        cluster = await asyncio.wait_for(beside(census.take, APP), CENSUS_SECONDS)
+        return "RUNNING" in cluster.replicas.values()
+    return unknown
 
 
 async def drain(settings: Settings) -> None:
@@ -117,10 +203,13 @@ async def ask_replicas(method: str, *arguments: object, seconds: float) -> list[
     return results
 
 
-async def stop_everything() -> None:
-    """First the application, so that Serve lets its calls end; then the proxies; then Ray."""
-    await asyncio.to_thread(serve.delete, APP)
-    await serve.shutdown_async()
+async def stop_everything(serving: bool) -> None:
+    """First the application, so that Serve lets its calls end; then the proxies; then Ray. One that never served has no calls:
+    Serve would wait until it has loaded.
+    """
+    if serving:
+        await asyncio.to_thread(serve.delete, APP)
+        await serve.shutdown_async()
     ray.shutdown()
 
 

@@ -53,7 +53,10 @@ class Ports:
 
 
 def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
-    """Ports for a server, and the lock to keep open while it lives. Raises SettingError naming a taken port."""
+    """Ports for a server, and the lock to keep open while it lives. Raises SettingError naming a taken port.
+
+    It also does where the temporary folder takes no lock.
+    """
     if http == grpc:
         raise SettingError(f"port and grpc_port are both {http}: they must differ")
     for name, port in (("port", http), ("grpc_port", grpc)):
@@ -81,13 +84,17 @@ def is_free(port: int) -> bool:
 
 
 def _lock(slot: int) -> IO[str] | None:
+    """The lock of a slot; None while another server holds it. Raises SettingError where it cannot be made at all."""
+    path = Path(tempfile.gettempdir()) / f"attend-ports-{slot}.lock"
     try:
-        file = (Path(tempfile.gettempdir()) / f"attend-ports-{slot}.lock").open("a")
-    except OSError:  # another user's
-        return None
+        file = path.open("a")
+    except OSError as error:
+        if path.exists():  # another user's
+            return None
+        raise SettingError(f"{path} cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         return None
     return file

@@ -5,6 +5,7 @@ is missing from the page, and counted, but never blanks it; nor does a controlle
 """
 
 import asyncio
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,17 +13,36 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
+from service import census
 from service.capacity import Load
 
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
 _controller = ThreadPoolExecutor(1, "attend-scrape")
+_census = ThreadPoolExecutor(1, "attend-census")
+_asked: "Future[census.Census] | None" = None
+"""The question to the controller that has no answer yet; while there is one, no other is asked."""
 
 
 async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
     """The merged page; called inside a replica, whose own is `own`."""
+    cluster = asyncio.create_task(cluster_page())
     expected, pages = await asked("scrape_local", own)
-    return await asyncio.to_thread(merge, pages) + counted(expected, len(pages))  # ninety replicas take a second
+    page = await asyncio.to_thread(merge, pages)  # ninety replicas take a second
+    return page + counted(expected, len(pages)) + await cluster
+
+
+async def cluster_page() -> str:
+    """The metrics of the cluster as a whole; empty where Serve's controller does not answer in time."""
+    global _asked
+    if (question := _asked) is None or question.done():
+        application = serve.get_replica_context().app_name
+        question = _asked = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_census, census.take, application))
+        question.add_done_callback(Future.exception)  # else it warns that nobody looked
+    await asyncio.wait([question], timeout=SECONDS)
+    if not question.done() or question.exception():
+        return ""
+    return census.page(question.result())
 
 
 async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:

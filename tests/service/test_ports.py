@@ -1,7 +1,10 @@
 """Ports: what is taken is named, and two servers on one machine share none."""
 
+import errno
+import os
 import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +116,18 @@ def test_a_lock_file_that_cannot_be_opened_is_somebody_elses_slot(own_locks):
     found, lock = claim(http, grpc)
     lock.close()
     assert found.slot == (http + 1) % ports.SLOTS
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only"), (errno.EACCES, "denied")]
+)
+def test_a_temporary_folder_that_takes_no_lock_is_named_with_the_reason(number, words, own_locks, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SettingError, match=f"{own_locks}/attend-ports-.* cannot be written: .*{words}"):
+        claim(*free_ports(2))
 
 
 @pytest.mark.parametrize("public", ["HTTP_START", "GRPC_START"])

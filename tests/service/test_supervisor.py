@@ -7,12 +7,14 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from model.errors import SettingError
+from service.edge import HEADER_SECONDS, write_edge
 from service.settings import Settings
-from service.supervisor import HEADER_SECONDS, ray_environment, write_edge
+from service.supervisor import ray_environment
 
 SUBREAPER = """
 import ctypes, subprocess, sys
@@ -130,14 +132,15 @@ def test_the_binary_runs_as_ray_wants_it_with_our_rules_in_its_file(wrapped):
     done = subprocess.run([str(wrapper), *words], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == words
     assert not done.stderr
-    _, defaults, http, grpc, none, none_grpc = re.split(r"\n(?=defaults|frontend|backend)", config.read_text())
+    _, defaults, http, grpc, none, none_grpc, *_ = re.split(r"\n(?=defaults|frontend|backend)", config.read_text())
     assert f"timeout http-request {HEADER_SECONDS}s" in defaults
     assert "http-error status 503" in defaults
     assert "errorfile" not in defaults
     assert "return status 505" in http
-    assert "return" not in grpc
+    assert "return status 505" not in grpc
     assert "attend_id" in http
     assert "attend_id" in grpc
+    assert "ATTEND_" not in config.read_text()
     assert "return status 503" in none.splitlines()[1]
     assert "grpc-status 14" in none_grpc.splitlines()[1]
 
@@ -150,6 +153,15 @@ def test_haproxy_itself_takes_our_rules(bare, tmp_path):
     done = subprocess.run([wrapper, "-c", "-f", config, "-q"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "http-error" in config.read_text()
+
+
+def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
+    environment = ray_environment(Settings(max_connections_per_source=7), tmp_path)
+    for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_FILE"):
+        folder = Path(environment[f"RAY_SERVE_HAPROXY_{name}"]).parent
+        assert folder.parent == tmp_path
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert environment["ATTEND_MAX_CONNECTIONS_PER_SOURCE"] == "7"
 
 
 def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):

