@@ -145,7 +145,8 @@ def test_ray_reads_each_variable(name):
     """Ray ignores a misspelt one in silence."""
     ray = Path(importlib.util.find_spec("ray").origin).parent
     sources = ["serve/_private/constants.py", "_private/ray_constants.py", "_common/usage/usage_constants.py"]
-    assert any(f'"{name}"' in (ray / source).read_text() for source in sources)
+    own = name.encode() in (ray / "core/src/ray/gcs/gcs_server").read_bytes()  # of its part in C++
+    assert own or any(f'"{name}"' in (ray / source).read_text() for source in sources)
 
 
 def test_ray_version_is_the_pinned_one():

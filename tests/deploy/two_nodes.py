@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from service.edge import write_edge
 from tests.deploy.manifests import ROOT, attend_env, cluster, ray_env, serve
 from tests.service.server import wait_for
 
@@ -42,6 +44,8 @@ ip addr add "$ADDRESS/24" dev eth0 && ip link set eth0 up
 """
 START_SECONDS = 150.0
 LONG = {"prompt": "def fibonacci(n):", "max_tokens": 900, "ignore_eos": True, "temperature": 0.7}
+RECOVERY_SECONDS = 5.0
+"""After the loss of a node every call through another is answered, or refused in our shape, within so long."""
 SHORT = {"prompt": "def fibonacci(n):", "max_tokens": 4}
 FAULT_TOLERANCE = {"RAY_external_storage_namespace": "attend", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 
@@ -103,7 +107,10 @@ class Cluster:
         token = secrets.token_hex(32)
         self.headers = {"Authorization": f"Bearer {token}"}
         auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-        self.environment = ray_env | attend_env | auth | {"ATTEND_NUM_THREADS": "1"} | environment
+        edge = folder / "edge"
+        edge.mkdir()
+        own = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(edge)), "ATTEND_NUM_THREADS": "1"}  # the edge as in the image
+        self.environment = ray_env | attend_env | auth | own | environment
         self.pods: dict[str, Pod] = {}
 
     def start(self, *workers: str) -> None:
@@ -189,6 +196,8 @@ class Polls(threading.Thread):
         self.answered: list[tuple[float, float]] = []
         """(start, seconds) of each."""
         self.failed: list[tuple[float, str]] = []
+        self.waited = 0.0
+        """The longest that a call which failed took to do so, in seconds."""
         self._end = threading.Event()
         self.start()
 
@@ -200,19 +209,34 @@ class Polls(threading.Thread):
                 list(post(address, **self.body))
                 self.answered.append((started, time.monotonic() - started))
             except (OSError, ValueError, EOFError) as error:
-                self.failed.append((started, f"{address}: {error!r}"))
+                self.failed.append((started, f"{address}: {error!r}{shape(error)}"))
+                self.waited = max(self.waited, time.monotonic() - started)
 
     def counts(self, since: float) -> dict[str, Any]:
         """End, and what it saw; times are seconds after `since`."""
         self._end.set()
         self.join(60)
-        slowest, started = max((seconds, started) for started, seconds in self.answered)
+        slowest, started = max(((seconds, started) for started, seconds in self.answered), default=(0.0, since))
         return {
+            "answered": len(self.answered),
+            "answered_later": sum(started > since + RECOVERY_SECONDS for started, _ in self.answered),
+            "slowest_failure_seconds": round(self.waited, 2),
             "requests": len(self.answered) + len(self.failed),
             "failed": [(round(started - since, 2), what) for started, what in self.failed],
             "slowest_seconds": round(slowest, 2),
             "slowest_began_at": round(started - since, 1),
         }
+
+
+def shape(error: Exception) -> str:
+    """The body of an error's answer, where it is not in our shape."""
+    if not isinstance(error, urllib.error.HTTPError):
+        return ""
+    with error:
+        body = error.read()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return f" {json.loads(body)['error']['type']}"
+    return f" BARE {body[:200]!r}"
 
 
 def post(address: str, **body: object) -> Iterator[bytes]:
