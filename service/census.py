@@ -20,7 +20,7 @@ SIGN_OUT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """One look at the cluster. `replicas` has each one's state, `proxies` (status, id of the process) by node."""
+    """One look at the cluster. `replicas` has each one's state, as `running`, `proxies` (status, id of the process) by node."""
 
     replicas: Mapping[str, str] = field(default_factory=dict)
     proxies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -51,8 +51,8 @@ def take(application: str) -> Census:
 def read(details: Mapping[str, Any], signed: set[str], application: str) -> Census:
     """A census from what the controller says, and the replicas that signed in and not out before it said so."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
-    replicas = {each["replica_id"]: str(each["state"]) for deployment in deployments for each in deployment["replicas"]}
-    proxies = {node: (str(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
+    replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
+    proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
     return Census(replicas, proxies, frozenset(signed - replicas.keys()))
 
 
@@ -60,15 +60,13 @@ def news(before: Census, after: Census) -> list[str]:
     """What has changed, a sentence each."""
     lines = [f"Replica {name} died" for name in sorted(after.dead - before.dead)]
     lines += [
-        f"Replica {name}: {state.lower()}"
-        for name, state in sorted(after.replicas.items())
-        if before.replicas.get(name) != state
+        f"Replica {name}: {state}" for name, state in sorted(after.replicas.items()) if before.replicas.get(name) != state
     ]
     for node, (status, process) in sorted(after.proxies.items()):
         old_status, old_process = before.proxies.get(node, ("", ""))
         again = " again, as a new process" if old_process not in ("", process) else ""
         if again or status != old_status:
-            lines.append(f"Proxy of node {node[:8]}: {status.lower()}{again}")
+            lines.append(f"Proxy of node {node[:8]}: {status}{again}")
     return lines + [f"Proxy of node {node[:8]} is gone" for node in sorted(before.proxies.keys() - after.proxies.keys())]
 
 
@@ -77,9 +75,9 @@ def page(census: Census) -> str:
     states, statuses = Counter(census.replicas.values()), Counter(status for status, _ in census.proxies.values())
     return (
         "# HELP attend_replicas Replicas by their state, as Serve's controller knows them\n# TYPE attend_replicas gauge\n"
-        + "".join(f'attend_replicas{{state="{state.lower()}"}} {number}\n' for state, number in sorted(states.items()))
+        + "".join(f'attend_replicas{{state="{state}"}} {number}\n' for state, number in sorted(states.items()))
         + "# HELP attend_proxies Proxies of the nodes by their status\n# TYPE attend_proxies gauge\n"
-        + "".join(f'attend_proxies{{status="{status.lower()}"}} {number}\n' for status, number in sorted(statuses.items()))
+        + "".join(f'attend_proxies{{status="{status}"}} {number}\n' for status, number in sorted(statuses.items()))
         + "# HELP attend_replica_deaths_total Replicas that ended without being told to, or did not start\n"
         + f"# TYPE attend_replica_deaths_total counter\nattend_replica_deaths_total {len(census.dead)}\n"
     )

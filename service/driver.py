@@ -185,7 +185,7 @@ async def may_serve(unknown: bool) -> bool:
     """Whether a replica runs that may have calls; `unknown` where Serve's controller does not say."""
     with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
         cluster = await asyncio.wait_for(beside(census.take, APP), CENSUS_SECONDS)
-        return "RUNNING" in cluster.replicas.values()
+        return "running" in cluster.replicas.values()
     return unknown
 
 

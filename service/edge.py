@@ -72,6 +72,8 @@ IDS = (
     "http-request set-var(txn.attend_id) req.hdr(x-request-id) if attend_plain_id",
 )
 """The id of a call: the caller's where it is plain."""
+GRPC_ERRORS = tuple(f"http-error status {status} hdr x-attend-edge 1" for status in (502, 503, 504))
+"""Errors without a body, which the rules of the gRPC side make a status of gRPC's."""
 EDITS = r"""/^defaults$/r defaults.cfg
 /^ *errorfile 50[234] /d
 s/^\( *stats socket .*\) mode 666 /\1 mode 600 /
@@ -124,7 +126,7 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
         # Before the model has loaded there is no application yet, which to Ray is a wrong path.
         "none.cfg": _section(f"http-request return {_unavailable()}"),
         "none-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)}"),
-        "down-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)} if {{ nbsrv lt 1 }}"),
+        "down-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)} if {{ nbsrv lt 1 }}", *GRPC_ERRORS),
         "sources.cfg": "backend attend_sources\n" + _section("stick-table type ipv6 size 100k expire 60s store conn_cur"),
         "edge.sed": EDITS.format(check=CHECK),
         "servers.awk": SERVERS,
@@ -171,7 +173,7 @@ def _grpc_rules() -> list[str]:
     return [
         *IDS,
         *_sources(_grpc_status(8, "too many connections from your address")),
-        *(f"http-error status {status} hdr x-attend-edge 1" for status in (502, 503, 504)),
+        *GRPC_ERRORS,
         f"http-after-response set-header content-type application/grpc if {own}",
         f"http-after-response set-header grpc-status 14 if {own}",
         f"http-after-response set-header grpc-message '{died}' if {own}",

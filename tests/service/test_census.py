@@ -8,25 +8,32 @@ from prometheus_client.parser import text_string_to_metric_families
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+    from ray.serve._private.common import ReplicaState
+    from ray.serve.schema import ProxyStatus
+
     from service import census
 from service.census import Census
 
 
 def details(replicas: dict[str, str], proxies: dict[str, tuple[str, str]] | None = None) -> dict:
     """What Serve's controller tells, as far as it is read."""
-    listed = [{"replica_id": name, "state": state} for name, state in replicas.items()]
-    nodes = {node: {"status": status, "actor_id": process} for node, (status, process) in (proxies or {}).items()}
+    listed = [{"replica_id": name, "state": ReplicaState(state.upper())} for name, state in replicas.items()]
+    nodes = {
+        node: {"status": ProxyStatus(status.upper()), "actor_id": process}
+        for node, (status, process) in (proxies or {}).items()
+    }
     return {"applications": {"app": {"deployments": {"Attend": {"replicas": listed}}}}, "proxies": nodes}
 
 
 def test_a_replica_that_signed_in_and_is_known_no_more_has_died():
-    taken = census.read(details({"b": "RUNNING", "c": "STARTING"}), {"a", "b"}, "app")
+    taken = census.read(details({"b": "running", "c": "starting"}), {"a", "b"}, "app")
     assert taken.dead == {"a"}
-    assert taken.replicas == {"b": "RUNNING", "c": "STARTING"}
+    assert [str(state) for state in taken.replicas.values()] == ["running", "starting"]
+    assert taken.replicas == {"b": "running", "c": "starting"}
 
 
 def test_a_replica_that_stops_in_order_is_no_death():
-    assert census.read(details({"a": "STOPPING"}), {"a"}, "app").dead == frozenset()
+    assert census.read(details({"a": "stopping"}), {"a"}, "app").dead == frozenset()
     assert census.read(details({}), set(), "app").dead == frozenset()
 
 
@@ -35,22 +42,22 @@ def test_without_the_application_there_is_nobody():
 
 
 def test_every_change_is_a_line():
-    before = Census({"a": "RUNNING"}, {"node": ("HEALTHY", "1")})
-    after = Census({"b": "STARTING"}, {"node": ("STARTING", "2")}, frozenset({"a"}))
+    before = Census({"a": "running"}, {"node": ("healthy", "1")})
+    after = Census({"b": "starting"}, {"node": ("starting", "2")}, frozenset({"a"}))
     assert census.news(before, after) == [
         "Replica a died",
         "Replica b: starting",
         "Proxy of node node: starting again, as a new process",
     ]
     assert census.news(after, after) == []
-    assert census.news(after, Census({"b": "RUNNING"}, {}, frozenset({"a"}))) == [
+    assert census.news(after, Census({"b": "running"}, {}, frozenset({"a"}))) == [
         "Replica b: running",
         "Proxy of node node is gone",
     ]
 
 
 def test_the_page_counts_states_and_deaths():
-    taken = Census({"a": "RUNNING", "b": "RUNNING", "c": "STARTING"}, {"n": ("HEALTHY", "1")}, frozenset({"x", "y"}))
+    taken = Census({"a": "running", "b": "running", "c": "starting"}, {"n": ("healthy", "1")}, frozenset({"x", "y"}))
     samples = [sample for family in text_string_to_metric_families(census.page(taken)) for sample in family.samples]
     assert {(sample.name, *sample.labels.values()): sample.value for sample in samples} == {
         ("attend_replicas", "running"): 2,

@@ -32,20 +32,22 @@ class Edge:
         self.folder, self.environment = folder, {**os.environ, **environment}
         self.state = folder / "state"
         self.state.mkdir(mode=0o700)
-        self.http, self.grpc, stats, metrics, *self.ports = free_ports(8)
+        self.http, self.grpc, stats, metrics, *self.ports = free_ports(12)
         self.others = {"stats_port": stats, "metrics_port": metrics}
         self.wrapper = edge.write_edge(folder)
         self.replicas: dict[str, subprocess.Popen[str]] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start_replicas(self, *names: str) -> None:
-        """Start them, and HAProxy before them."""
-        for index, name in enumerate(names):
-            ports = map(str, self.ports[2 * index : 2 * index + 2])
-            command = [sys.executable, "-m", "tests.service.fake_replica", *ports, name]
-            self.replicas[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for replica in self.replicas.values():
-            assert replica.stdout.readline() == "ready\n"
+        """Start them; HAProxy comes to know them when it is started."""
+        for name in names:
+            self.replicas[name] = self.start_replica(name, *self.ports[2 * len(self.replicas) :][:2])
+        for name in names:
+            assert self.replicas[name].stdout.readline() == "ready\n"
+
+    def start_replica(self, name: str, *ports: int) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "tests.service.fake_replica", *map(str, ports), name]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def write(self) -> Path:
         """The configuration that Ray writes for these replicas, from Ray's own template."""
@@ -61,7 +63,7 @@ class Edge:
                 for index, name in enumerate(self.replicas)
             ]
             name = f"{protocol.value.lower()}-default"
-            proxy = ray.ServerConfig("SERVE_PROXY_ACTOR-1", "127.0.0.1", 1)
+            proxy = ray.ServerConfig("SERVE_PROXY_ACTOR-1", "127.0.0.1", self.ports[-2 + offset])
             given = {"app_name": "default", "servers": servers, "fallback_server": proxy, "protocol": protocol}
             backends[name] = ray.BackendConfig(name=name, path_prefix="/", **given)
         files = {name: str(self.state / name) for name in ("socket_path", "metrics_socket_path", "server_state_file")}
@@ -227,13 +229,23 @@ def test_a_call_whose_replica_dies_before_the_first_byte_is_tried_once_more_unde
 
 def test_a_call_is_never_tried_a_third_time(front):
     """Two replicas die of it; the caller gets an error to try again, and no other replica dies."""
+    front.start_replicas("c")
+    front.start("-sf", str(front.processes[-1].pid))
     assert is_refusal(front.ask("/die"))
-    assert wait_for(lambda: [one.poll() for one in front.replicas.values()] == [1, 1])
+    assert wait_for(lambda: [one.poll() for one in front.replicas.values()].count(1) == 2)
+    assert front.ask("/now")[0] == 200
 
 
 def test_without_a_replica_calls_are_refused_at_once(front):
+    """Serve's own proxy is there; it would hold them."""
+    proxy = front.start_replica("proxy", *front.ports[-2:])
+    assert proxy.stdout.readline() == "ready\n"
     for replica in front.replicas.values():
         replica.kill()
+    front.replicas["proxy"] = proxy
+    code, details = front.call("Now")  # HAProxy tries before it knows
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "http2" not in details
     assert wait_for(lambda: is_refusal(front.ask("/now")))
     assert wait_for(lambda: front.call("Now") == (grpc.StatusCode.UNAVAILABLE, edge.NONE), 5)
     started = time.monotonic()

@@ -101,9 +101,9 @@ def test_replicas_that_never_answer_end_the_start_with_a_sentence(monkeypatch):
 
 def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):
     looks = [
-        census.Census({"a": "RUNNING"}),
+        census.Census({"a": "running"}),
         ray.exceptions.GetTimeoutError("silent"),
-        census.Census({"b": "STARTING"}, {}, frozenset({"a"})),
+        census.Census({"b": "starting"}, {}, frozenset({"a"})),
     ]
 
     async def main() -> None:
@@ -112,7 +112,7 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
         def take(application: str) -> census.Census:
             if not looks:  # what the last look showed has been told
                 loop.call_soon_threadsafe(over.set)
-                return census.Census({"b": "STARTING"}, {}, frozenset({"a"}))
+                return census.Census({"b": "starting"}, {}, frozenset({"a"}))
             look = looks.pop(0)
             if isinstance(look, Exception):
                 raise look
