@@ -1,6 +1,7 @@
 """What a caller and an operator see of a real server: Ray Serve, the fast data plane, the default model."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import shutil
@@ -206,6 +207,26 @@ def test_a_checkpoint_that_is_only_found_bad_by_its_values_stops_the_start_too(t
     assert done.returncode == 2
     assert "model.safetensors: tensor model.norm.weight holds NaN or infinity" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_start_ends_it_within_seconds_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with started(tmp_path / "log") as server:
+        assert wait_for(lambda: "Loading" in server.output(), 60), server.output()
+        assert wait_for(lambda: any("haproxy" in line for line in command_lines(server)), 60), server.output()
+        assert server.stop(number, within=20) < 15
+        assert server.process.returncode == 0, server.output()
+        assert "Traceback" not in server.output()
+        assert server.processes() == []
+
+
+def command_lines(server: Server) -> list[str]:
+    """What each process of the server runs."""
+    found = []
+    for pid in server.processes():
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 def test_sigterm_lets_streams_end_refuses_new_calls_and_leaves_nothing(tmp_path: Path) -> None:
