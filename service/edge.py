@@ -72,6 +72,10 @@ IDS = (
     "http-request set-var(txn.attend_id) req.hdr(x-request-id) if attend_plain_id",
 )
 """The id of a call: the caller's where it is plain."""
+CARRY_ID = "http-request set-header x-request-id %[var(txn.attend_id)]"
+"""The replica gets no other id, and a call that is tried again keeps it."""
+FORWARDED_FOR = "option forwardfor"
+"""The replica learns the caller's address from HAProxy, and not from a header that the caller wrote."""
 GRPC_ERRORS = tuple(f"http-error status {status} hdr x-attend-edge 1" for status in (502, 503, 504))
 """Errors without a body, which the rules of the gRPC side make a status of gRPC's."""
 EDITS = r"""/^defaults$/r defaults.cfg
@@ -155,8 +159,8 @@ def _http_rules() -> list[str]:
     return [
         *IDS,
         *_sources(f"{many} hdr retry-after 1 hdr connection close"),
-        # A call that is tried again keeps its id.
-        "http-request set-header x-request-id %[var(txn.attend_id)]",
+        CARRY_ID,
+        FORWARDED_FOR,
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
         # Else a caller who sends the body in a packet of its own and then leaves is not noticed. One that is too large is
         # refused by the application, before it is sent.
@@ -172,6 +176,8 @@ def _grpc_rules() -> list[str]:
     died = "the replica ended before it answered"
     return [
         *IDS,
+        CARRY_ID,
+        FORWARDED_FOR,
         *_sources(_grpc_status(8, "too many connections from your address")),
         *GRPC_ERRORS,
         f"http-after-response set-header content-type application/grpc if {own}",

@@ -385,8 +385,8 @@ def test_a_grpc_call_is_logged_with_the_same_fields(caplog):
 
 
 def keyed_server(tmp_path) -> Server:
-    """A server whose one key is `att_x`, of the name `web`, for one call a minute."""
-    write_keys(tmp_path / "keys.json", {"web": Entry(digest_of(b"att_x"), Limits(requests_per_minute=1))})
+    """A server whose one key is `att_x`, of the name `web`, for two calls a minute."""
+    write_keys(tmp_path / "keys.json", {"web": Entry(digest_of(b"att_x"), Limits(requests_per_minute=2))})
     keys = KeyRing(tmp_path / "keys.json", lambda: 0.0)
     with mock.patch("tests.fakes.Site", partial(Site, keys=keys)):
         server = build_server()
@@ -397,34 +397,34 @@ def keyed_server(tmp_path) -> Server:
 def test_the_line_of_a_call_tells_status_error_key_and_where_it_came_from(caplog, tmp_path):
     server = keyed_server(tmp_path)
     who = {"authorization": "Bearer att_x", "x-forwarded-for": "10.1.2.3"}
-    calls = [({"prompt": "a"}, who), ({"prompt": "a"}, who), ({"prompt": "a"}, {}), ({"prompt": "a", "n": 99}, who)]
+    calls = [({"prompt": "a"}, who), ({"prompt": "a", "n": 99}, who), ({"prompt": "a"}, {}), ({"prompt": "a"}, who)]
     with caplog.at_level(logging.INFO, "attend"):
         for body, headers in calls:
             server.post(body, headers=headers)
     lines = ended_calls(caplog)
     assert [(line["status"], line["error"], line["key"], line["forwarded_for"]) for line in lines] == [
         (200, None, "web", "10.1.2.3"),
-        (429, "rate_limit_exceeded", "web", "10.1.2.3"),
-        (401, "invalid_api_key", None, None),
         (400, "invalid_value", "web", "10.1.2.3"),
+        (401, "invalid_api_key", None, None),
+        (429, "rate_limit_exceeded", "web", "10.1.2.3"),
     ]
     assert {line["client"] for line in lines} == {"127.0.0.1"}
     told = ", status 429, error rate_limit_exceeded, key web, from 127.0.0.1, for 10.1.2.3"
-    assert lines[1]["message"].endswith(told)
+    assert lines[3]["message"].endswith(told)
     assert "att_x" not in caplog.text
 
 
 def test_the_line_of_a_grpc_call_tells_the_same(caplog, tmp_path):
     server = keyed_server(tmp_path)
-    contexts = [CallContext() for _ in range(3)]
-    for context in contexts[:2]:
+    contexts = [CallContext() for _ in range(4)]
+    for context in contexts[:3]:
         context.metadata = [("authorization", "Bearer att_x"), ("x-forwarded-for", "10.1.2.3")]
     with caplog.at_level(logging.INFO, "attend"):
         for context in contexts:
             asyncio.run(server.methods.Generate(pb.GenerateRequest(text="a", max_tokens=1), context))
     lines = ended_calls(caplog)
     assert [(line["status"], line["error"], line["key"], line["forwarded_for"]) for line in lines] == [
-        ("OK", None, "web", "10.1.2.3"),
+        *[("OK", None, "web", "10.1.2.3")] * 2,
         ("RESOURCE_EXHAUSTED", "rate_limit_exceeded", "web", "10.1.2.3"),
         ("UNAUTHENTICATED", "invalid_api_key", None, None),
     ]

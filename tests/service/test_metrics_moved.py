@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 from model.engine.request import EngineStats
+from model.errors import QueueFull
 from tests.fakes import FakeEngine, Server, build_server
 
 OF_THE_ENGINE = {
@@ -19,6 +20,8 @@ OF_THE_ENGINE = {
 """The sample that shows each figure of the engine. `num_free_blocks` is shown as the share that is not free."""
 ALWAYS = {"cache_config_info", "cache_config"}
 """What a server is does not move."""
+ELSEWHERE = {"requests_preparing", "log_lines_dropped"}
+"""What only moves while a call is prepared, or while nobody takes lines: test_metrics.py."""
 PROMPTS, N, TOKENS = ["abc", "de"], 2, 3
 ANSWERS = N * len(PROMPTS)
 COUNTS = {
@@ -88,10 +91,12 @@ def test_every_metric_is_moved_by_a_call_or_by_the_engine():
     server = build_server(engine)
     before = page(server)
     server.post({"prompt": PROMPTS, "n": N, "max_tokens": TOKENS})
+    engine.refusal = QueueFull("full")
+    server.post({"prompt": PROMPTS})
     engine.figures = EngineStats(*range(1, 1 + len(fields(EngineStats))))
     engine.age = 3.0
     after = page(server)
-    assert {name for name in before if before[name] == after[name]} <= ALWAYS
+    assert {name for name in before if before[name] == after[name]} <= ALWAYS | ELSEWHERE
 
 
 def test_every_figure_of_the_engine_is_on_the_page_and_no_two_are_swapped():

@@ -188,12 +188,18 @@ def test_a_controller_that_does_not_answer_leaves_the_loop_free_and_this_replica
     assert False not in waited, "the event loop waited for the controller"
 
 
+async def no_cluster() -> str:
+    """The cluster's part of the page, where nobody counts."""
+    return ""
+
+
 def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):
     async def asked(method: str, own: object) -> tuple[int, list[tuple[str, str]]]:
         return 1, [("a", "x 1.0\n")]
 
     threads = []
     monkeypatch.setattr(scrape, "asked", asked)
+    monkeypatch.setattr(scrape, "cluster_page", no_cluster)
     monkeypatch.setattr(scrape, "merge", lambda pages: threads.append(threading.current_thread()) or "page\n")
     assert asyncio.run(scrape.over_replicas(None)).startswith("page\n")
     assert threading.main_thread() not in threads
