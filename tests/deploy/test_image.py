@@ -269,13 +269,13 @@ def test_image_manifests_and_serve_command_set_the_same_value_where_two_set_one(
 
 
 def test_the_image_leaves_the_data_plane_to_the_command_and_to_ray_env():
-    """service.supervisor wraps the program that RAY_SERVE_HAPROXY_BINARY_PATH names: the image's own would be wrapped twice."""
+    """service.edge wraps the program that RAY_SERVE_HAPROXY_BINARY_PATH names: the image's own would be wrapped twice."""
     assert not [name for name in runtime_env if name.startswith("RAY_SERVE_")]
 
 
 def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_pods_look():
     [run] = [run for run in instructions("RUN", "code") if "write_edge" in run]
-    assert "from service.supervisor import write_edge" in run
+    assert "from service.edge import write_edge" in run
     assert "write_edge(Path('/opt/attend/edge'))" in run
     kustomization = (ROOT / "deploy/base/rayservice/kustomization.yaml").read_text()
     assert "RAY_SERVE_HAPROXY_BINARY_PATH=/opt/attend/edge/haproxy]" in kustomization

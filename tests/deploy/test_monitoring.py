@@ -36,10 +36,7 @@ each_alert = pytest.mark.parametrize("name", alerts)
 
 PAGE_ONLY = {"attend_scrape_replicas_expected", "attend_scrape_replicas_answered"}
 """What the merged page adds to the replicas' own."""
-SOMETIMES = {
-    *("attend_api_keys_file_ok", "attend_requests_preparing"),
-    *("attend_log_lines_dropped_total", "attend_requests_rejected_total"),
-}
+SOMETIMES = {"attend_api_keys_file_ok", "attend_requests_rejected_total"}
 """What a page has only with some settings, or some versions of the service."""
 
 
