@@ -49,7 +49,9 @@ class Settings(BaseModel):
         256, description="requests that may wait; more are refused with 429"
     )
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
-    kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes; default: a share of the free memory")
+    kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="bytes; default: a share of the available memory"
+    )
     prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="tokens that a step may guess from the text so far, without a change of any answer; 0 is off"
@@ -57,7 +59,9 @@ class Settings(BaseModel):
     deterministic: bool = Field(
         False, description="tokens with the same bits whatever else runs; refused where the machine cannot keep it"
     )
-    num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the engine; 0 is one a core")
+    num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
+        0, description="CPU threads of the engine; 0 is one for each core that affinity and cgroup allow"
+    )
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(
         None, description="milliseconds after which a call that names no deadline_ms ends with what it has; default: none"
