@@ -79,6 +79,13 @@ class Context:
         """Nothing was sent beside the message."""
         return ()
 
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """What goes back beside the answer."""
+
+    def peer(self) -> str:
+        """The caller's address."""
+        return "ipv4:127.0.0.1:1"
+
     def set_code(self, code: Any) -> None:
         """A call that fails has no number to show."""
         raise AssertionError(f"the call failed: {code}")

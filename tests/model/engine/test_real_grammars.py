@@ -94,7 +94,7 @@ def test_in_a_crowd_an_answer_is_what_it_is_alone(net, alone, sampling, changes,
 @each_sampling
 def test_a_token_drawn_before_its_mask_is_the_one_drawn_under_it(net, sampling, monkeypatch):
     first = answers(tiny_engine(net), crowd(**sampling))
-    monkeypatch.setattr(draws, "draws_first", lambda request: False)
+    monkeypatch.setattr(draws, "can_sample_unmasked", lambda request: False)
     assert first == answers(tiny_engine(net), crowd(**sampling))
 
 
