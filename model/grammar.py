@@ -54,6 +54,14 @@ _PROBE_STEPS = 64
 _MAX_PROBES = 2  # at once
 _PROBE_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from model.grammar import probe; probe()"
 
+_CAUSES = {
+    signal.SIGXCPU: f"too complex: it takes over {_PROBE_CPU_SECONDS} s to compile",
+    signal.SIGSEGV: "nested too deeply, or references chained too long",
+    signal.SIGBUS: "nested too deeply, or references chained too long",
+    signal.SIGABRT: "too complex: it takes too much memory to compile",
+}
+"""What it says of a grammar that a signal ended its compilation."""
+
 _JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
@@ -277,19 +285,14 @@ def _probed(spec: GrammarSpec) -> str:
     if child.returncode > 0:  # our program failed, not the grammar
         raise EngineFailed(f"the probe of a {spec.kind} failed: {child.stderr.decode(errors='replace')[-SHOWN:]}")
     if child.returncode < 0:
-        raise InvalidRequest(f"{spec.kind}: {_cause(-child.returncode)}", spec.kind)
+        cause = _CAUSES.get(-child.returncode)
+        if cause is None:  # killed from outside, as where the machine is short of memory
+            raise Overloaded(f"{spec.kind}: the server could not finish compiling it")
+        raise InvalidRequest(f"{spec.kind}: {cause}", spec.kind)
     fault, source = json.loads(child.stdout)
     if fault:
         raise InvalidRequest(f"{spec.kind}: {fault}", spec.kind)
     return str(source)
-
-
-def _cause(number: int) -> str:
-    if number in (signal.SIGXCPU, signal.SIGKILL):
-        return f"too complex: it takes over {_PROBE_CPU_SECONDS} s to compile"
-    if number in (signal.SIGSEGV, signal.SIGBUS):
-        return "nested too deeply, or references chained too long"
-    return "too complex: it takes too much memory to compile"
 
 
 def probe() -> None:
@@ -314,7 +317,7 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
     except RecursionError:
         return "nested too deeply", ""
     except MemoryError:
-        return _cause(signal.SIGABRT), ""
+        return _CAUSES[signal.SIGABRT], ""
     except Exception as error:  # the converters raise what they like
         return " ".join(str(error).split())[:SHOWN] or type(error).__name__, ""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))

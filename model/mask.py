@@ -3,7 +3,6 @@
 Matchers are llguidance's; a mask is a row of booleans over the vocabulary.
 """
 
-import os
 import re
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import llguidance
 
 from model.errors import EngineFailed
+from model.machine import usable_cores
 
 if TYPE_CHECKING:  # numpy takes longer to import than the child process of model/grammar.py takes for its work
     import numpy as np
@@ -162,7 +162,7 @@ def look_ahead(grammars: Iterable[Grammar]) -> None:
 
 @cache
 def _executor() -> llguidance.LLExecutor:
-    return llguidance.LLExecutor(len(os.sched_getaffinity(0)))
+    return llguidance.LLExecutor(usable_cores())
 
 
 def unpack(bits: bytes, size: int) -> "NDArray[np.bool_]":
@@ -189,6 +189,8 @@ class States:
 
     first: llguidance.LLMatcher
     """Before the first token. It has no mask: a copy would hold it too, whatever became of the states."""
+    opening: int | None
+    """A token that may come first; None where none is known."""
     uses: int = 0
     """How many masks were worked out, and tokens taken, with them."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -200,10 +202,11 @@ class States:
             return self.first.deep_copy()
 
     def used_up(self) -> bool:
-        """Whether there can be no more of them. Any mask fails then; tokens are refused as if they did not fit."""
-        first = self.start()
-        first.compute_bitmask()
-        return first.is_error()
+        """Whether there can be no more of them. Any mask fails then, and every token is refused, also one that fits.
+
+        So one token tells, in microseconds: the step thread asks after each refusal.
+        """
+        return self.opening is not None and self.start().validate_tokens([self.opening]) == 0
 
 
 class CompiledGrammar:
@@ -213,9 +216,10 @@ class CompiledGrammar:
         self._build = build
         self._lock = threading.Lock()
         started = time.thread_time()
-        self._states = States(build())
+        first = build()
         self.seconds = time.thread_time() - started
         """Processor time that compiling it takes."""
+        self._states = States(first, _opening(first.deep_copy()))
         self.shape = shape
         self.size_bytes = size_bytes
         """About what it holds in memory."""
@@ -229,7 +233,7 @@ class CompiledGrammar:
         """New states where those at hand are used up. Compiles the grammar: never from the step thread."""
         spent = self._states
         if spent.used_up():
-            made = States(self._build())
+            made = States(self._build(), spent.opening)
             with self._lock:
                 self._states = made if self._states is spent else self._states
 
@@ -242,8 +246,14 @@ class CompiledGrammar:
             if self._states is spent:
                 if self.seconds > MAX_RENEW_SECONDS or spent.uses < MIN_USES:
                     raise GrammarFailed(TOO_COMPLEX)
-                self._states = States(self._build())
+                self._states = States(self._build(), spent.opening)
             return self._states
+
+
+def _opening(matcher: llguidance.LLMatcher) -> int | None:
+    """The first token that fits before all others."""
+    bits = int.from_bytes(matcher.compute_bitmask(), "little")
+    return (bits & -bits).bit_length() - 1 if bits else None
 
 
 def reason(matcher: llguidance.LLMatcher) -> str:

@@ -4,6 +4,8 @@ import json
 import random
 import re
 import resource
+import signal
+import subprocess
 import threading
 import time
 from functools import cache
@@ -627,6 +629,17 @@ def test_what_is_the_servers_fault_is_not_remembered_of_a_spec(monkeypatch):
     assert accepts(maker.compile(GrammarSpec("regex", "ab")).start(), "ab")
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_process_that_was_killed_from_outside_says_nothing_of_its_spec(number, monkeypatch):
+    """As where the machine is short of memory: the next caller's may be compiled."""
+    maker, spec, run = own_compiler(), GrammarSpec("regex", "ab"), subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -number, b"", b""))
+    with pytest.raises(Overloaded):
+        maker.compile(spec)
+    monkeypatch.setattr(subprocess, "run", run)
+    assert accepts(maker.compile(spec).start(), "ab")
+
+
 def test_refused_specs_are_remembered_within_bounds(monkeypatch):
     monkeypatch.setattr("model.grammar.MAX_REFUSED_GRAMMARS", 2)
     maker, children = own_compiler(), []
@@ -652,3 +665,35 @@ def test_callers_of_one_new_spec_share_one_child_process(monkeypatch):
     for thread in threads:
         thread.join()
     assert len(children) == 1
+
+
+class Counted:
+    """A matcher of the library, with the masks that it and its copies worked out."""
+
+    def __init__(self, matcher, masks: list[bytes]) -> None:
+        self._matcher, self._masks = matcher, masks
+
+    def __getattr__(self, name: str):
+        return getattr(self._matcher, name)
+
+    def deep_copy(self) -> "Counted":
+        return Counted(self._matcher.deep_copy(), self._masks)
+
+    def compute_bitmask(self) -> bytes:
+        self._masks.append(self._matcher.compute_bitmask())
+        return self._masks[-1]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [GrammarSpec("json_schema", json.dumps(LONG_FORM)), GrammarSpec("regex", "[a-z ]{0,50}"), GrammarSpec("regex", "a{0}")],
+    ids=["schema", "text or none", "none"],
+)
+def test_a_token_that_does_not_fit_costs_no_mask(spec):
+    """Most tokens that a step draws freely may not fit: each is looked at, and nothing more."""
+    grammar, masks = own_compiler().compile(spec).start(), []
+    wanted = grammar.mask()
+    grammar._states.first = Counted(grammar._states.first, masks)
+    refused = [token for token in range(shipped().size) if not grammar.allows(token)]
+    assert len(refused) > 1000 and not wanted[refused].any()
+    assert masks == []
