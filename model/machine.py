@@ -38,7 +38,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / controllers
+        top = root / "sys/fs/cgroup" / (controller if controllers else "")  # version 1 has a directory or link of this name
         own = top / path.lstrip("/")
         yield from (group for group in (own, *own.parents) if group.is_relative_to(top))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
 
 FAULTS = {UNSCORED: NO_SCORE, EXCLUDED: NO_TOKEN_LEFT}
-DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
+DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error")
 """How the messages of errors of a device begin: torch has a type for some of them only."""
 MEMORY_ERRORS = ("out of memory", "ALLOC_FAILED")
 SCORED_AT_ONCE = 256

@@ -110,9 +110,12 @@ def test_the_tightest_quota_on_the_way_to_the_root_decides(tmp_path):
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(-1, 8), (300000, 3)])
-def test_quotas_of_version_1_are_read_too(tmp_path, quota, cores):
-    machine(tmp_path, "9:cpu,cpuacct:/docker/a\n0::/")
+@pytest.mark.parametrize("controllers", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
+def test_quotas_of_version_1_are_read_too(tmp_path, quota, cores, controllers):
+    """The kernel may name the controllers of a tree in another order than its directory; each has a link of its own name."""
+    machine(tmp_path, f"9:{controllers}:/docker/a\n0::/")
     group(tmp_path, "cpu,cpuacct/docker/a", cpu_cfs_quota_us=quota, cpu_cfs_period_us=100000)
+    (tmp_path / "sys/fs/cgroup/cpu").symlink_to("cpu,cpuacct")
     assert cores == usable_cores(tmp_path, affinity=8)
 
 

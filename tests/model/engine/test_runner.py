@@ -153,6 +153,7 @@ DEVICE_ERRORS = [
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
     torch.AcceleratorError("CUDA error: device-side assert triggered"),
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+    RuntimeError("CUDA driver error: an illegal memory access was encountered"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
 ]
@@ -160,6 +161,7 @@ STEP_ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     torch.AcceleratorError("CUDA error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA driver error: out of memory"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
     MemoryError("the native decoder's buffers for this step do not fit into memory"),
     RuntimeError("index 128 is out of bounds"),
