@@ -1,0 +1,78 @@
+"""A published config.json of each served family, and what transformers 5 makes of it, are read as transformers reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from model.net.checkpoint import read_config
+
+COMMON = {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "torch_dtype": "bfloat16",
+    "attention_dropout": 0.0,
+}
+
+
+def shape(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocab: int, positions: int) -> dict[str, Any]:
+    names = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size"
+    values = (width, mlp, layers, heads, kv_heads, vocab)
+    return COMMON | dict(zip(names.split(), values, strict=True)) | {"max_position_embeddings": positions}
+
+
+LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+LLAMA2 = shape(4096, 11008, 32, 32, 32, 32000, 4096) | {"model_type": "llama", "rms_norm_eps": 1e-5, "pretraining_tp": 1}
+LLAMA2 |= {"bos_token_id": 1, "eos_token_id": 2}
+LLAMA = shape(2048, 8192, 16, 32, 8, 128256, 131072) | {
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+LLAMA |= {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "head_dim": 64,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+}
+MISTRAL = shape(4096, 14336, 32, 32, 8, 32000, 32768) | {"model_type": "mistral", "rms_norm_eps": 1e-5}
+MISTRAL |= {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
+QWEN2 = shape(896, 4864, 24, 14, 2, 151936, 32768) | {"model_type": "qwen2", "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+QWEN2 |= {"rope_theta": 1e6, "sliding_window": 32768, "use_sliding_window": False, "use_mrope": False}
+QWEN2 |= {"bos_token_id": 151643, "eos_token_id": 151643}
+QWEN3 = shape(1024, 3072, 28, 16, 8, 151936, 40960) | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+QWEN3 |= {"attention_bias": False, "head_dim": 128, "max_window_layers": 28, "rope_scaling": None, "rope_theta": 1000000}
+QWEN3 |= {"bos_token_id": 151643, "eos_token_id": 151645}
+GPT2 = {"model_type": "gpt2", "activation_function": "gelu_new", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
+GPT2 |= {"n_positions": 1024, "vocab_size": 50257, "attn_pdrop": 0.1, "summary_type": "cls_index"}
+GPT2 |= {"bos_token_id": 50256, "eos_token_id": 50256}
+PUBLISHED = {
+    "Llama-2-7b": LLAMA2 | {"rope_scaling": None, "tie_word_embeddings": False},
+    "Llama-3.2-1B": LLAMA | {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
+    "Mistral-7B-v0.1": MISTRAL | {"rope_theta": 10000.0, "sliding_window": 4096},
+    "Mistral-7B-v0.3": MISTRAL | {"rope_theta": 1e6, "sliding_window": None, "vocab_size": 32768},
+    "Qwen2.5-0.5B": QWEN2 | {"max_window_layers": 24},
+    "Qwen2.5-0.5B-Instruct": QWEN2 | {"max_window_layers": 21, "rope_scaling": None},
+    "Qwen3-0.6B": QWEN3 | {"sliding_window": None, "use_sliding_window": False},
+    "gpt2": GPT2,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(tmp_path: Path, name: str):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), encoding="utf-8")
+    ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    assert ours.sliding_window == (theirs.sliding_window if ours.family == "mistral" else None)
+    if ours.positions == "rotary":
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+        assert (ours.rope_scaling is None) == (theirs.rope_parameters["rope_type"] == "default")
+    assert ours.tied_head == theirs.tie_word_embeddings
+    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", ours.num_heads)
+    theirs.save_pretrained(tmp_path)
+    assert "rope_theta" not in json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert ours == read_config(tmp_path)
