@@ -12,16 +12,16 @@ from torch import Tensor
 
 def integers(values: Iterable[int], device: str | torch.device = "cpu") -> Tensor:
     """An int64 tensor of at least one value: several times faster than `torch.tensor`, which a step calls often."""
-    return there(torch.frombuffer(array("q", values), dtype=torch.int64), device)
+    return to_device(torch.frombuffer(array("q", values), dtype=torch.int64), device)
 
 
 def column(values: Sequence[float], like: Tensor) -> Tensor:
     """[R, 1] of the type and on the device of another tensor."""
-    return there(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
 
 
-def there(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """A tensor that was made here, on a device; itself where that is the CPU."""
+def to_device(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the CPU on a device, which is not waited for; the tensor itself where the device is the CPU."""
     if torch.device(device).type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -157,7 +157,7 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
 
 
 def processor(device: str) -> str:
-    """What computes, and what its kernels were made for: other ones sum in another order."""
+    """The GPU and the CUDA version, or the CPU's vector instructions: kernels for others may sum in another order."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()} CUDA {torch.version.cuda}"
     return f"{device} {torch.backends.cpu.get_cpu_capability()}"

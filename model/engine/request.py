@@ -59,7 +59,7 @@ class Lack:
     """Why a request could not start when it was tried last."""
 
     num_free: int
-    """So many blocks must be free before it can, at most all; fewer may do once others hold known blocks that counted as free."""
+    """So many blocks must be free before it can. Fewer do once others hold known blocks that counted as free."""
     num_known: int
     """Blocks, from the first on, that the prefix cache knew; `parent` is the number of the last of them."""
     parent: str | int

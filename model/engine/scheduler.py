@@ -224,7 +224,7 @@ class Scheduler:
         return False
 
     def _lacks_blocks(self, request: Request) -> bool:
-        """Whether it would fail again, as estimated: a wrong no is a try in vain, a wrong yes a wait for blocks that come back."""
+        """Whether it would fail again. An estimate: a wrong no is a try in vain, a wrong yes a wait until blocks come back."""
         lack = request.lack
         while lack is not None and (found := self._find(request, lack.num_known, lack.parent)) is not None:
             lack.num_free, lack.num_known, lack.parent = lack.num_free - 1, lack.num_known + 1, found[1]

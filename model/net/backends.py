@@ -23,7 +23,7 @@ from torch import Tensor
 from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask
 from model.net.features import ALL, features
-from model.transfer import integers, there
+from model.transfer import integers, to_device
 
 LEAST_KEYS = 64
 """Rows with fewer keys are computed together, whatever their lengths are."""
@@ -115,7 +115,7 @@ class BatchLayout:
             )
             if known < widest:
                 blocks_B[known:] = 0
-        slots, positions, table = there(torch.from_numpy(numbers), device).split([num_tokens, num_tokens, len(table_N)])
+        slots, positions, table = to_device(torch.from_numpy(numbers), device).split([num_tokens, num_tokens, len(table_N)])
         return cls(rows, slots, positions, table.view(len(rows), widest), block_size, num_single)
 
     def slots_of(self, rows: slice, num_keys: int) -> Tensor:

@@ -108,7 +108,7 @@ LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 def rope(raw: Raw) -> tuple[float, RopeScaling | None]:
     """(theta, scaling) as `transformers` reads them: from `rope_scaling`, or else from `rope_parameters`, never from both.
 
-    Every key in there must be understood; one that stands beside them holds where they lack it.
+    Every key of that object must be known here. A rope_theta beside the object holds where the object has none.
     """
     name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     values = raw.get(name) or {}
