@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from model.errors import Overloaded
@@ -75,20 +76,31 @@ class TurnPool:
     def __init__(self, threads: int, name: str, initializer: Callable[[], None] | None = None) -> None:
         self._threads = ThreadPoolExecutor(threads, name, initializer)
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str | None, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+        self._waiting: OrderedDict[str | None, dict[Future[Any], Callable[[], Any]]] = OrderedDict()
 
     def submit(self, owner: str | None, work: Callable[[], T]) -> Future[T]:
-        """The result of `work` to be. Work that is cancelled before its turn is never begun."""
+        """The result of `work` to be. Work that is cancelled before its turn is never begun, and forgotten at once."""
         future: Future[T] = Future()
         with self._lock:
-            self._waiting.setdefault(owner, deque()).append((future, work))
+            self._waiting.setdefault(owner, {})[future] = work
+        future.add_done_callback(partial(self._forget, owner))
         self._threads.submit(self._next)  # one for each piece of work, though not for this one
         return future
 
+    def _forget(self, owner: str | None, future: Future[Any]) -> None:
+        """Let go of work that was cancelled: it may hold a long text, and its turn may be far away."""
+        with self._lock:
+            pieces = self._waiting.get(owner, {})
+            if pieces.pop(future, None) is not None and not pieces:
+                del self._waiting[owner]
+
     def _next(self) -> None:
         with self._lock:
+            if not self._waiting:
+                return  # cancelled
             owner, pieces = self._waiting.popitem(last=False)
-            future, work = pieces.popleft()
+            future = next(iter(pieces))
+            work = pieces.pop(future)
             if pieces:
                 self._waiting[owner] = pieces  # behind all others
         if future.set_running_or_notify_cancel():

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import threading
-from concurrent.futures import wait
+import weakref
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -81,6 +82,27 @@ def test_work_that_is_given_up_before_its_turn_is_never_begun_and_holds_up_nobod
     gate.set()
     wait([busy, kept], 20)
     assert begun == ["kept"]
+
+
+def test_work_that_is_given_up_before_its_turn_lets_go_of_its_text_at_once():
+    class Text:
+        pass
+
+    def asked(owner: str) -> tuple[Future, weakref.ref]:
+        text = Text()
+        return pool.submit(owner, lambda: text), weakref.ref(text)
+
+    pool, gate = TurnPool(1, "test"), threading.Event()
+    busy = pool.submit("a", lambda: gate.wait(20))
+    dropped = [asked(owner) for owner in ("a", "a", "b")]
+    kept, _ = asked("b")
+    try:
+        assert all(future.cancel() for future, _ in dropped)
+        assert [None] * 3 == [text() for _, text in dropped]
+    finally:
+        gate.set()
+    wait([busy, kept], 20)
+    assert not pool._waiting
 
 
 def test_of_large_texts_one_key_may_not_have_all_places():
