@@ -243,8 +243,9 @@ class CompiledGrammar:
         GrammarFailed for a grammar that takes long to compile, or whose states are used up in no time.
         """
         with self._lock:
-            if self._states is spent:
-                if self.seconds > MAX_RENEW_SECONDS or spent.uses < MIN_USES:
+            current = self._states
+            if current is spent or current.used_up():  # others may have used up what came after those
+                if self.seconds > MAX_RENEW_SECONDS or current.uses < MIN_USES:
                     raise GrammarFailed(TOO_COMPLEX)
                 self._states = States(self._build(), spent.opening)
             return self._states

@@ -567,6 +567,16 @@ def test_what_may_follow_is_the_same_although_the_states_are_used_up():
         assert grammar.allows(token) == alone.allows(token)
 
 
+def test_an_answer_that_waited_while_two_sets_of_states_were_used_up_goes_on():
+    spec = GrammarSpec("json_schema", json.dumps(LONG_FORM))
+    compiled = own_compiler().compile(spec)
+    first, waited, alone = compiled.start(), compiled.start(), own_compiler().compile(spec).start()
+    spend(first)
+    assert first.mask().any()
+    spend(first)
+    assert np.array_equal(waited.mask(), alone.mask())
+
+
 @pytest.mark.parametrize("worn", ["slow", "hungry"])
 def test_a_grammar_that_cannot_be_renewed_in_a_step_fails_its_answer_and_is_new_for_the_next(worn, monkeypatch):
     """Because it takes long to compile, or because new states would not last."""
