@@ -50,8 +50,12 @@ class GenerationService:
         self._preparing = Places(most, "requests are being prepared")
         self._scores = Places(MOST_SCORES, "log probabilities of prompt tokens are being computed")
 
-    async def generate(self, command: Command, record: RequestRecord) -> AsyncGenerator[list[Chunk], None]:
+    async def generate(
+        self, command: Command, record: RequestRecord, held: ExitStack | None = None
+    ) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of what came together. Closing the iterator aborts.
+
+        Log probabilities of prompts hold their places until the end, or until `held` is closed: who gathers chunks keeps them.
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
@@ -66,7 +70,8 @@ class GenerationService:
                 lease.reserve(sum(request.max_total_tokens for request in requests))
             if command.prompt_logprobs is not None:
                 each = command.prompt_logprobs + 1
-                stack.enter_context(self._scores.hold(command.owner, each * sum(len(request.prompt) for request in requests)))
+                amount = each * sum(len(request.prompt) for request in requests)
+                (stack if held is None else held).enter_context(self._scores.hold(command.owner, amount))
             unfinished = dict(answers)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:

@@ -1,11 +1,13 @@
 """JSON of any size, written in pieces: an answer with a million log probabilities must hold up nobody, nor exist as a whole."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import Any
 
 import orjson
 from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.turns import in_turns
 
@@ -54,10 +56,23 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield orjson.dumps(value)
 
 
-def json_response(document: Any) -> Response:
-    """An answer in JSON: at once where it is one piece, else piece by piece, without a Content-Length."""
+class PieceResponse(StreamingResponse):
+    """An answer in JSON, piece by piece, without a Content-Length. `held` is closed when the caller has taken it or left."""
+
+    def __init__(self, parts: Iterator[bytes], held: ExitStack) -> None:
+        super().__init__(in_turns(parts), media_type="application/json")
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the answer."""
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+def json_response(document: Any, held: ExitStack | None = None) -> Response:
+    """An answer in JSON: at once where it is one piece, else in pieces, for which it takes over what `held` holds."""
     parts = pieces(document)
     first = [*islice(parts, 2)]
     if len(first) < 2:
         return Response(first[0], media_type="application/json")
-    return StreamingResponse(in_turns(chain(first, parts)), media_type="application/json")
+    return PieceResponse(chain(first, parts), ExitStack() if held is None else held.pop_all())

@@ -1,7 +1,7 @@
 """Every HTTP route, in the order of the README. A handler parses, calls the service, and writes."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
 from service.quota import Key, name_of
-from service.records import Chunk, Command, Gathered, Usage
+from service.records import Command, Gathered, Usage
 
 STALE_SECONDS = 30.0
 """A step thread that has not come round for so long is taken for stuck; the longest step is far shorter."""
@@ -116,7 +116,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
             writer = CompletionWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
-            return await _answer(service.generate(command, record), writer, record, stream=bool(body.stream))
+            return await _answer(service, command, writer, record, stream=bool(body.stream))
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -134,7 +134,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
             writer = chat.ChatWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
-            return await _answer(service.generate(command, record), writer, record, stream=bool(body.stream))
+            return await _answer(service, command, writer, record, stream=bool(body.stream))
 
 
 def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
@@ -144,17 +144,19 @@ def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
 
 
 async def _answer(
-    batches: AsyncGenerator[list[Chunk], None], writer: Writer, record: RequestRecord, *, stream: bool
+    service: GenerationService, command: Command, writer: Writer, record: RequestRecord, *, stream: bool
 ) -> Response:
     """The whole answer, or a stream that begins with what the first step brought: an early failure has its own status."""
     record.at_once = not stream
     if stream:
+        batches = service.generate(command, record)
         return EventStream(events(await anext(batches), batches, writer))
     gathered = Gathered()
-    async for batch in batches:
-        gathered.add(batch)
-        writer.usage.add(batch)
-    return json_response(writer.whole(gathered.answers()))
+    with ExitStack() as held:
+        async for batch in service.generate(command, record, held):
+            gathered.add(batch)
+            writer.usage.add(batch)
+        return json_response(writer.whole(gathered.answers()), held)
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:

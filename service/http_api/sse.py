@@ -6,7 +6,7 @@ for dead: one line without the empty line that would end an event, since some de
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -58,22 +58,23 @@ class Writer(Protocol):
 class EventStream(StreamingResponse):
     """The response that writes events, and comments between them while nothing comes."""
 
-    def __init__(self, content: AsyncIterator[bytes], keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(self, content: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
+        self._content = content
         self._keep_alive = keep_alive
         self._wrote = False
         self._inside = False
         """Whether a part of an event has been written, and not all of it."""
 
     async def stream_response(self, send: Send) -> None:
-        """Write the content as it comes."""
+        """Write the content as it comes, and close it, whoever leaves: it holds what the call holds."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         idle = asyncio.create_task(self._keep_alive_while_idle(send))
         try:
-            async for piece in self.body_iterator:
-                assert isinstance(piece, bytes)
-                self._wrote, self._inside = True, not piece.endswith(b"\n")
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async with aclosing(self._content) as content:
+                async for piece in content:
+                    self._wrote, self._inside = True, not piece.endswith(b"\n")
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
             idle.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -87,7 +88,7 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
-async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncIterator[bytes]:
+async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncGenerator[bytes, None]:
     """Server-sent events of a stream: each batch of chunks is one write unless it is long, and `[DONE]` is always last."""
     lines = EventLines(writer)
     async with aclosing(rest):

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
 
 from model.engine.request import TokenLogprob
 from service.http_api import documents
@@ -94,8 +96,10 @@ def large_server() -> Server:
     return build_server(Scored(info=replace(info(), max_model_len=2 * TOKENS, num_blocks=1000)))
 
 
-async def sent(server: Server, path: str, body: dict[str, Any]) -> list[tuple[int, bytes]]:
-    """The writes of an answer, each with the number of rounds of the event loop that came before it."""
+async def sent(
+    server: Server, path: str, body: dict[str, Any], look: Callable[[], object] = lambda: None
+) -> list[tuple[int, bytes]]:
+    """The writes of an answer, each with the number of rounds of the event loop that came before it. Each calls `look`."""
     rounds, writes = 0, []
 
     async def count() -> None:
@@ -110,6 +114,7 @@ async def sent(server: Server, path: str, body: dict[str, Any]) -> list[tuple[in
     async def send(message: Any) -> None:
         if message.get("body"):
             writes.append((rounds, message["body"]))
+            look()
 
     scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "POST"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http", "root_path": ""}
@@ -136,6 +141,26 @@ def test_a_large_answer_is_written_in_small_pieces_with_a_turn_for_every_neighbo
     rows = choice["prompt_logprobs"] if "prompt_logprobs" in asked else choice["logprobs"]["top_logprobs"]
     assert len(rows) >= TOKENS
     assert rows[0] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_log_probabilities_of_a_prompt_hold_their_places_until_the_caller_has_taken_them_or_left(stream, leaves):
+    server, taken = large_server(), []
+
+    def look() -> None:
+        taken.append(server.service._scores.taken)
+        if leaves and len(taken) == 3:
+            raise OSError("the caller has left")
+
+    async def run() -> None:
+        with suppress(ClientDisconnect):
+            await sent(server, "/v1/completions", PROMPT | {"prompt_logprobs": 20, "stream": stream}, look)
+        assert not server.service._scores.taken
+
+    asyncio.run(run())
+    assert [21 * TOKENS] * len(taken[:-2]) == taken[:-2]
+    assert len(taken) == 3 if leaves else len(taken) > 10
 
 
 def test_the_strings_of_many_tokens_are_written_in_small_pieces():
