@@ -7,7 +7,7 @@ from typing import Any
 
 from model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from model.errors import ContextTooLong, InvalidRequest
-from model.grammar import MAX_CHOICES, GrammarSpec
+from model.grammar import MAX_CHOICES, MAX_TEXT_BYTES, GrammarSpec
 from model.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
@@ -54,6 +54,9 @@ def check_sizes(request: pb.GenerateRequest, info: EngineInfo) -> None:
     at_most("bad_words", decoding.bad_words, MAX_BAD_WORDS, "strings")
     at_most("logit_bias", decoding.logit_bias, MAX_BIASES, "entries")
     at_most("choice", decoding.choice.choices, MAX_CHOICES, "strings")
+    size = sum(map(len, decoding.choice.choices))
+    if size > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {size}", "choice")
 
 
 def to_command(request: pb.GenerateRequest, request_id: str) -> Command:

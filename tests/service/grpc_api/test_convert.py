@@ -337,6 +337,12 @@ TOO_LONG = {
 }
 
 
+def test_choices_that_are_too_long_together_are_refused_before_they_are_written_as_json():
+    choices = {"choices": ["x" * 1000] * 66}
+    with pytest.raises(InvalidRequest, match="choice must be at most 65536 bytes; got at least 66000"):
+        check_sizes(pb.GenerateRequest(decoding=D(choice=choices)), info())
+
+
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_a_list_that_is_too_long_is_refused_before_it_is_read(name):
     request = TOO_LONG[name]

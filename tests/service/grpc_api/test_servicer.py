@@ -276,6 +276,7 @@ def test_tokens_of_a_text_are_the_text_again(text, special):
     ("method", "fields", "code"),
     [
         ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
+        ("Tokenize", {"text": "a" * (servicer.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
         ("Detokenize", {"token_ids": [97] * (servicer.MAX_TOKEN_IDS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -287,6 +288,18 @@ def test_tokens_are_made_by_the_served_model_alone(method, fields, code):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         ask(build_server(), method, getattr(pb, f"{method}Request")(**fields))
     assert caught.value.code() is code
+
+
+def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
+    turns = []
+
+    async def turn() -> None:
+        turns.append(1)
+
+    monkeypatch.setattr(servicer, "turn", turn)
+    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * servicer.IDS)))
+    assert [97] * (3 * servicer.IDS) == told.token_ids
+    assert len(turns) == 2
 
 
 def test_server_info_tells_the_limits_and_the_load():
