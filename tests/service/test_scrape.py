@@ -203,3 +203,26 @@ def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):
     monkeypatch.setattr(scrape, "merge", lambda pages: threads.append(threading.current_thread()) or "page\n")
     assert asyncio.run(scrape.over_replicas(None)).startswith("page\n")
     assert threading.main_thread() not in threads
+
+
+def test_all_who_ask_for_the_page_while_it_is_made_get_the_same_one_and_one_who_leaves_takes_it_from_nobody(monkeypatch):
+    made = []
+
+    async def asked(method: str, own: object) -> tuple[int, list[tuple[str, str]]]:
+        made.append(method)
+        await asyncio.sleep(1)
+        return 1, [("a", f"x {len(made)}.0\n")]
+
+    async def run() -> list[object]:
+        calls = [asyncio.create_task(scrape.over_replicas(own_page)) for _ in range(100)]
+        await asyncio.sleep(0.5)
+        calls[0].cancel()
+        pages = await asyncio.gather(*calls[1:])
+        return [*pages, await scrape.over_replicas(own_page)]
+
+    monkeypatch.setattr(scrape, "asked", asked)
+    monkeypatch.setattr(scrape, "cluster_page", no_cluster)
+    *together, later = [samples(page)["x", (("replica", "a"),)] for page in run_at_once(run())]
+    assert [1.0] * 99 == together
+    assert later == 2.0
+    assert len(made) == 2
