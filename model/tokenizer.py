@@ -149,12 +149,18 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8"), parse_int=_number)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a JSON object: {error}") from error
     if not isinstance(facts, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return facts
+
+
+def _number(text: str) -> int | float:
+    """An integer, or a double for one that not every reader of JSON takes: many files say 10^30 where there is no limit."""
+    value = int(text)
+    return value if -(2**63) <= value < 2**63 else float(text)
 
 
 def _fallback_bytes(raw: RawTokenizer) -> dict[int, int]:

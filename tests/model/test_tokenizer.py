@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -163,6 +164,14 @@ def test_the_start_token_is_read_from_the_tokenizer_config(tmp_path, token):
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": token}), encoding="utf-8")
     assert Tokenizer.load(tmp_path).bos_token_id == END
+
+
+@pytest.mark.parametrize("limit", [4096, 2**63 - 1, -(2**63), 2**63, 1000000000000000019884624838656, 10**400], ids=str)
+def test_any_number_of_the_tokenizer_config_can_be_told_in_json(tmp_path, limit):
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}), encoding="utf-8")
+    told = json.loads(orjson.dumps(Tokenizer.load(tmp_path).facts))["model_max_length"]
+    assert told == (None if limit == 10**400 else limit)
 
 
 @pytest.mark.parametrize("document", [{}, {"bos_token": None}, {"bos_token": "<unknown>"}], ids=str)
