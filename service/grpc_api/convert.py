@@ -54,9 +54,9 @@ def check_sizes(request: pb.GenerateRequest, info: EngineInfo) -> None:
     at_most("bad_words", decoding.bad_words, MAX_BAD_WORDS, "strings")
     at_most("logit_bias", decoding.logit_bias, MAX_BIASES, "entries")
     at_most("choice", decoding.choice.choices, MAX_CHOICES, "strings")
-    size = sum(map(len, decoding.choice.choices))
-    if size > MAX_TEXT_BYTES:
-        raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {size}", "choice")
+    characters = sum(map(len, decoding.choice.choices))
+    if characters > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {characters}", "choice")
 
 
 def to_command(request: pb.GenerateRequest, request_id: str) -> Command:

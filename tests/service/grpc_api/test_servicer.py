@@ -290,6 +290,20 @@ def test_tokens_are_made_by_the_served_model_alone(method, fields, code):
     assert caught.value.code() is code
 
 
+def test_log_probabilities_of_a_prompt_hold_their_places_until_they_are_written(monkeypatch):
+    server, taken, write = build_server(), [], servicer.to_response
+
+    async def watched(*given):
+        taken.append(server.service._scores.taken)
+        return await write(*given)
+
+    monkeypatch.setattr(servicer, "to_response", watched)
+    asked = pb.GenerateRequest(text="abc", max_tokens=1, response=pb.ResponseOptions(prompt_logprobs=1))
+    assert len(ask(server, "Generate", asked).prompt_info.logprobs) == 3
+    assert taken == [6]
+    assert server.service._scores.taken == 0
+
+
 def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     turns = []
 
