@@ -5,6 +5,7 @@ RayService import.
 """
 
 import asyncio
+import sys
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -32,6 +33,9 @@ from service.settings import Settings, read_settings
 SPARE_CALLS = 64
 """Calls beside those that are bounded here (health, metrics, refusals) that Serve lets into a replica. What comes on top waits
 for one of them to end, and with it the probes."""
+SWITCH_SECONDS = 0.001
+"""How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
+thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
 
 
 @serve.deployment(name="Attend")
@@ -41,6 +45,7 @@ class Attend(GrpcMethods):
 
     def __init__(self, settings_json: str) -> None:
         settings = Settings.from_json(settings_json)
+        sys.setswitchinterval(SWITCH_SECONDS)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once

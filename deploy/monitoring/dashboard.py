@@ -84,7 +84,9 @@ def overview() -> Iterator[Panel]:
     yield panel("Calls that are tokenized and checked", "none", preparing)
     yield panel("Log lines dropped a second", "none", {"{{replica}}": total("attend_log_lines_dropped_total", "replica")})
     states = {"{{state}}": "max by (state) (attend_replicas)", "died": "max(attend_replica_deaths_total)"}
-    yield panel("Replicas", "none", states, text="As Serve's controller knows them; of those that died, all since the cluster began.")
+    yield panel(
+        "Replicas", "none", states, text="As Serve's controller knows them; of those that died, all since the cluster began."
+    )
     yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: good. Only where callers need keys.")

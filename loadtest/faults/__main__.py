@@ -64,12 +64,12 @@ def judged(quiet: Seen, seen: Seen, outcomes: str) -> list[Measure]:
     ]
 
 
-def try_attack(target: Target, watched: Watched, name: str, seconds: float) -> list[Measure]:
+def try_attack(target: Target, watched: Watched, runner: asyncio.Runner, name: str, seconds: float) -> list[Measure]:
     """One attack beside the neighbours, and a quiet stretch before it."""
     watched.take()
     time.sleep(seconds)
     quiet = watched.take()
-    outcomes = asyncio.run(_attacked(target, name, seconds))
+    outcomes = runner.run(_attacked(target, name, seconds))
     seen = watched.take()
     recovered = target.ready(RECOVERY_SECONDS)
     time.sleep(SETTLE_SECONDS)
@@ -81,10 +81,11 @@ def try_attacks(names: Sequence[str], seconds: float, found: Found) -> None:
     """All attacks on one server."""
     with tempfile.TemporaryDirectory() as folder:
         path, keys = make_keys(Path(folder))
-        with running(("--api-keys-file", str(path)), keys) as target, beside(target) as watched:
+        # One event loop for all: gRPC has one poller in a process, and tells each loop it ever met.
+        with running(("--api-keys-file", str(path)), keys) as target, beside(target) as watched, asyncio.Runner() as runner:
             time.sleep(SETTLE_SECONDS)
             for name in names:
-                note(name, try_attack(target, watched, name, seconds), found)
+                note(name, try_attack(target, watched, runner, name, seconds), found)
 
 
 def note(name: str, measures: list[Measure], found: Found) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.errors import InvalidRequest
 from service.http_api import body, routes
-from service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, parse
+from service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
 from tests.fakes import build_server
 
 JSON = {"content-type": "application/json"}
@@ -145,7 +145,7 @@ def test_the_time_to_refuse_a_mebibyte_does_not_grow_with_its_square(start, unit
 
 @pytest.mark.timeout(20)
 def test_many_keys_of_which_the_last_stands_twice_are_refused_in_time():
-    keys = [f'"{number:x}":1' for number in range(90_000)]
+    keys = [f'"{number:x}":1' for number in range(60_000)]
     with pytest.raises(InvalidRequest, match="duplicate key 'last'"):
         parse(("{" + ",".join([*keys, '"last":1', '"last":2']) + "}").encode())
 
@@ -210,3 +210,24 @@ def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_f
         monkeypatch.setattr(place, name, note)
     assert build_server().post(padded(size)).status_code == 200
     assert [thread is threading.main_thread() for thread in threads] == [size == INLINE_BYTES] * 3
+
+
+@pytest.mark.parametrize("part", [b"{}", b"[]", b'""', b'{"a":"b"}'])
+def test_a_body_of_half_a_million_parts_is_refused_after_the_first_of_them(part, monkeypatch):
+    data, looked = b'{"prompt":[' + b",".join([part] * ((MAX_BYTES - 20) // (len(part) + 1))) + b"]}", []
+    found = body._STRING_OR_BRACKET
+
+    class Counted:
+        def finditer(self, data):
+            return (looked.append(1) or one for one in found.finditer(data))
+
+    monkeypatch.setattr(body, "_STRING_OR_BRACKET", Counted())
+    with pytest.raises(InvalidRequest, match="more than 65536 strings and brackets"):
+        parse(data)
+    assert len(looked) == MAX_PARTS + 1
+
+
+def test_two_thousand_messages_and_a_text_full_of_quotes_are_read():
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 2000
+    document = {"messages": messages, "prompt": '"{}[],' * 60_000}
+    assert parse(json.dumps(document).encode()) == document
