@@ -23,6 +23,11 @@ CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
 may be busy for three seconds and is not taken for dead."""
+PROBES = ("option srvtcpka", "srvtcpka-idle 1s", "srvtcpka-intvl 1s")
+LOST_MS = 3500
+"""A connection to a replica ends when that machine has acknowledged nothing for so long, idle or not. Health checks see that
+sooner, but a HAProxy that leaves after a change of the replicas checks nobody any more. It is more than the three seconds that
+an event loop may be busy for: meanwhile it takes no more bytes than its kernel has room for, which counts too."""
 NONE = "no replica can take the request now"
 CRASH_SECONDS = 60
 """How long a HAProxy that stands in for a dead one lives at most. Ray starts the next one after a few seconds."""
@@ -103,8 +108,9 @@ $1 == "backend" { name = $2 }
 $1 == "server" && / backup$/ { next }
 $1 == "server" { sub(/ observe .*/, ""); followed = "grpc-" substr(name, 6) "/" $2 }
 $1 == "server" && name ~ /^http-/ && followed in known { sub(/ check$/, " track " followed) }
+$1 == "server" { $0 = $0 " tcp-ut LOST_MS" } # a default-server ignores it
 { print }
-"""
+""".replace("LOST_MS", str(LOST_MS))
 
 
 def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
@@ -124,7 +130,9 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
         raise SettingError(str(error)) from error
     idle = [] if idle_seconds is None else [f"timeout http-keep-alive {idle_seconds}s"]
     parts = {
-        "defaults.cfg": _section(f"timeout http-request {HEADER_SECONDS}s", f"timeout check {CHECK_TIMEOUT_MS}ms", *_pages()),
+        "defaults.cfg": _section(
+            f"timeout http-request {HEADER_SECONDS}s", f"timeout check {CHECK_TIMEOUT_MS}ms", *PROBES, *_pages()
+        ),
         "http.cfg": _section(f"maxconn {MOST_HTTP}", *idle, *_http_rules()),
         "grpc.cfg": _section(f"maxconn {MOST_GRPC}", *idle, *_grpc_rules()),
         # Before the model has loaded there is no application yet, which to Ray is a wrong path.

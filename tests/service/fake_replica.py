@@ -2,18 +2,24 @@
 
 One event loop serves both sides, as in a replica. Over HTTP the path says what happens: /now answers, /wait never does, /die
 ends the process, /stream sends a line every 50 ms, /block holds the event loop for three seconds, /leave begins what a replica
-does that Serve ends. Over gRPC a method's name says it: Now, Wait, Stream.
+does that Serve ends, /eat reads the body. Over gRPC a method's name says it: Now, Wait, Stream. On SIGUSR1 the kernel drops
+whatever comes for it, as if its machine were gone.
 """
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import signal
+import socket
+import struct
 import sys
 import time
 
 import grpc
 
 BLOCK_SECONDS = 3.0
+SO_ATTACH_FILTER = 26
 
 
 class Replica:
@@ -37,6 +43,8 @@ class Replica:
                 os._exit(1)
             if path == "/block":
                 time.sleep(BLOCK_SECONDS)  # noqa: ASYNC251  # that is what it is for
+            if path == "/eat":
+                await reader.readexactly(next(int(line.split()[1]) for line in head.split(b"\r\n") if b"ength:" in line))
             if path == "/leave":
                 self.health = "DRAINING"
                 self.listener.close()
@@ -78,6 +86,16 @@ class Replica:
         return grpc.unary_unary_rpc_method_handler(methods.get(name, self.call))
 
 
+def vanish() -> None:
+    """Drop every packet for any of our connections before TCP sees it: no acknowledgement, no RST."""
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # one instruction of BPF: return 0 bytes
+    program = struct.pack("HP", 1, ctypes.addressof(drop))
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as held:
+            held.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 async def main(http: int, rpc: int, name: str) -> None:
     replica = Replica(name)
 
@@ -90,6 +108,7 @@ async def main(http: int, rpc: int, name: str) -> None:
     server.add_insecure_port(f"127.0.0.1:{rpc}")
     await server.start()
     replica.listener = await asyncio.start_server(replica.http, "127.0.0.1", http)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, vanish)
     print("ready", flush=True)
     await server.wait_for_termination()
 

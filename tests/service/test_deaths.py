@@ -1,5 +1,6 @@
 """What callers see when a replica or HAProxy dies or freezes. HAProxy is the real one; replicas are fakes."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -164,6 +165,10 @@ def is_refusal(answer: tuple[int, str, http.client.HTTPMessage]) -> bool:
     return status == 503 and headers["retry-after"] == "1" and json.loads(body)["error"]["type"] == "unavailable_error"
 
 
+def is_stopped(pid: int) -> bool:
+    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+
+
 def seconds_until_end(answer: http.client.HTTPResponse) -> float:
     """How long a stream goes on; it ends without its last chunk."""
     started = time.monotonic()
@@ -225,6 +230,38 @@ def test_a_call_whose_replica_dies_before_the_first_byte_is_tried_once_more_unde
     for _ in range(2):  # one of two goes to it
         status, body, _ = front.ask("/now", **{"X-Request-Id": ID})
         assert (status, body) == (200, f"b {ID}")
+
+
+def test_calls_and_streams_to_a_lost_machine_end_in_five_seconds_although_haproxy_has_just_been_replaced(front):
+    """A HAProxy that leaves checks no replica any more."""
+    lost = front.replicas["a"]
+    front.replicas["b"].send_signal(signal.SIGSTOP)
+    with front.open("/stream") as stream:
+        assert front.call("Now") == (grpc.StatusCode.OK, "a")
+        front.replicas["b"].send_signal(signal.SIGCONT)
+        lost.send_signal(signal.SIGUSR1)
+        assert wait_for(lambda: is_stopped(lost.pid))
+        started = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            http = [pool.submit(front.ask, "/now") for _ in range(4)]
+            rpc = [pool.submit(front.call, "Now") for _ in range(4)]
+            front.start("-sf", str(front.processes[-1].pid))
+            assert [answer.result()[0] for answer in http] == [200] * 4
+            assert {answer.result()[0] for answer in rpc} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+        seconds_until_end(stream)
+    assert time.monotonic() - started < FAIL_SECONDS
+    assert front.processes[0].wait(5) == 0
+
+
+def test_a_large_body_for_a_busy_event_loop_arrives(front):
+    """For three seconds the replica's kernel has room for no byte more."""
+    front.replicas["b"].kill()
+    assert wait_for(lambda: {front.ask("/now")[1][:1] for _ in range(4)} == {"a"})
+    connection = http.client.HTTPConnection("127.0.0.1", front.http, timeout=30)
+    with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.closing(connection):
+        busy = pool.submit(front.ask, "/block")
+        connection.request("POST", "/eat", bytes(8 << 20))
+        assert (connection.getresponse().status, busy.result()[0]) == (200, 200)
 
 
 def test_a_call_is_never_tried_a_third_time(front):
