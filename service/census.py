@@ -44,12 +44,18 @@ def sign_out(replica: str) -> None:
 
 def take(application: str) -> Census:
     """Ask Serve's controller and the store. Blocks until both answer; raises RayError or RayServeException."""
-    signed = {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
-    return read(_get_global_client().get_serve_details(), signed, application)
+    before = signed_in()
+    details = _get_global_client().get_serve_details()
+    return read(details, before & signed_in(), application)  # one that signs in or out meanwhile has not died
+
+
+def signed_in() -> set[str]:
+    """Replicas that have signed in and not out."""
+    return {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
 
 
 def read(details: Mapping[str, Any], signed: set[str], application: str) -> Census:
-    """A census from what the controller says, and the replicas that signed in and not out before it said so."""
+    """A census from what the controller says, and the replicas that were signed in before and after it said so."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
     proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -35,6 +36,14 @@ def test_a_replica_that_signed_in_and_is_known_no_more_has_died():
 def test_a_replica_that_stops_in_order_is_no_death():
     assert census.read(details({"a": "stopping"}), {"a"}, "app").dead == frozenset()
     assert census.read(details({}), set(), "app").dead == frozenset()
+
+
+def test_a_replica_that_signs_in_or_out_while_the_controller_answers_is_no_death(monkeypatch):
+    signed = [{"leaves", "dead"}, {"dead", "comes"}]
+    keys = [[census.PREFIX + name.encode() for name in names] for names in signed]
+    monkeypatch.setattr(census.internal_kv, "_internal_kv_list", lambda prefix, namespace: keys.pop(0))
+    monkeypatch.setattr(census, "_get_global_client", lambda: SimpleNamespace(get_serve_details=lambda: details({})))
+    assert census.take("app").dead == {"dead"}
 
 
 def test_without_the_application_there_is_nobody():
