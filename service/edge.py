@@ -50,7 +50,7 @@ case " $* " in *" -sf "*) ;; *)
     # A new manager of Ray's. A HAProxy of one that died, or one that stands in, gives up the ports and ends with its streams.
     # The manager knows no replicas for a moment: meanwhile calls go where they went before.
     for old in $(cat "$state/current" "$state/stand-in" 2>/dev/null); do
-        [ "$(readlink "/proc/$old/exe")" = "$(readlink -f "$binary")" ] && set -- "$@" -sf "$old"
+        grep -qF "$state/" "/proc/$old/cmdline" && set -- "$@" -sf "$old" # the id may be another process's by now
     done
     case " $* " in *" -sf "*) grep -q '^backend http-' "$file" || cp "$state/last.cfg" "$file" ;; esac ;;
 esac

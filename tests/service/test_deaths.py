@@ -165,6 +165,13 @@ def is_refusal(answer: tuple[int, str, http.client.HTTPMessage]) -> bool:
     return status == 503 and headers["retry-after"] == "1" and json.loads(body)["error"]["type"] == "unavailable_error"
 
 
+def stands_in(front: Edge) -> bool:
+    """Whether calls are answered although the HAProxy of Ray's is gone."""
+    with contextlib.suppress(OSError):
+        return front.ask("/now", 1)[0] == 200
+    return False
+
+
 def is_stopped(pid: int) -> bool:
     return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
 
@@ -295,13 +302,7 @@ def test_a_killed_haproxy_is_replaced_in_five_seconds_and_gives_the_ports_up_to_
     front.processes[-1].kill()
     front.processes[-1].wait()
     started = time.monotonic()
-
-    def served() -> bool:
-        with contextlib.suppress(OSError):
-            return front.ask("/now", 1)[0] == 200
-        return False
-
-    assert wait_for(served)
+    assert wait_for(lambda: stands_in(front))
     assert time.monotonic() - started < FAIL_SECONDS
     assert front.call("Now")[0] is grpc.StatusCode.OK
     assert front.commanded_process() == 0, "Ray would take it for its own and never know"
@@ -320,6 +321,23 @@ def test_a_reload_ends_the_old_haproxy_and_nobody_stands_in_for_it(front):
     assert front.ask("/now")[0] == 200
     assert wait_for(lambda: len(front.ours()) == 2), "HAProxy and its watch"
     assert not (front.state / "stand-in").exists()
+
+
+def test_the_haproxy_of_another_server_is_left_alone(front):
+    """Its process has the id of one of ours that is long gone."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as ending:
+        other = Edge(Path(folder))
+        ending.callback(other.stop)
+        other.start_replicas("c")
+        foreign = other.start()
+        front.processes[-1].kill()
+        front.processes.pop().wait()
+        assert wait_for(lambda: stands_in(front))
+        (front.state / "current").write_text(f"{foreign.pid}\n", encoding="ascii")
+        front.start()
+        assert front.ask("/now")[0] == 200
+        with pytest.raises(subprocess.TimeoutExpired):
+            foreign.wait(2)
 
 
 def test_an_end_by_ray_leaves_no_process(front):
