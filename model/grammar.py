@@ -55,7 +55,7 @@ _MAX_PROBES = 2  # at once
 _PROBE_CODE = "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); from model.grammar import probe; probe()"
 # A core that is free compiles as fast; one that streams need is mostly theirs.
 
-_CAUSES = {
+_CAUSES: dict[int, str] = {
     signal.SIGXCPU: f"too complex: it takes over {_PROBE_CPU_SECONDS} s to compile",
     signal.SIGSEGV: "nested too deeply, or references chained too long",
     signal.SIGBUS: "nested too deeply, or references chained too long",
