@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,8 @@ def compiled_with(tmp_path):
 
     def run(packages):
         make_root(tuple(sorted(packages)), tmp_path)
-        mounts = [f"mkdir -p {tmp_path}{path} && mount --rbind {path} {tmp_path}{path}" for path in (PYTHON, site, "/dev")]
-        mounts += [f"mkdir -p {tmp_path}/tmp && mount -t tmpfs tmpfs {tmp_path}/tmp"]
+        mounts = [f"mkdir -p {tmp_path}/tmp && mount -t tmpfs tmpfs {tmp_path}/tmp"]  # first: this tree may lie below /tmp
+        mounts += [f"mkdir -p {tmp_path}{path} && mount --rbind {path} {tmp_path}{path}" for path in (PYTHON, site, "/dev")]
         return contained("\n".join([*mounts, f"chroot {tmp_path} {shlex.join(command)}"]), 120).stdout
 
     yield run
@@ -90,9 +91,18 @@ def mounts_of(words):
     path, _, options = values["--tmpfs"].partition(":")
     given = options.split(",") if options else []
     defaults = [option for option in ("noexec", "nosuid", "nodev") if option.removeprefix("no") not in given]
-    lines = [f"mount -t tmpfs -o {','.join(['mode=1777', *defaults, *given])} tmpfs {path}"]
+    lines = around(path, f"mount -t tmpfs -o {','.join(['mode=1777', *defaults, *given])} tmpfs {path}")
     lines += [f"mount -t tmpfs -o mode=1777,size={values['--shm-size']} tmpfs /dev/shm", "ip link set lo up"]
     return "\n".join([*lines, *(["mount -o remount,bind,ro /"] if "--read-only" in words else [])])
+
+
+def around(path, mount):
+    """Shell that mounts over `path`, and keeps this tree and its environment in sight where they lie below."""
+    ours = {tree for tree in (ROOT, Path(sys.prefix)) if tree.is_relative_to(path)}
+    trees = sorted(tree for tree in ours if not any(tree.is_relative_to(other) for other in ours - {tree}))
+    before = [f"mkdir -p /run/kept{at} && mount --rbind {tree} /run/kept{at}" for at, tree in enumerate(trees)]
+    after = [f"mkdir -p {tree} && mount --rbind /run/kept{at} {tree}" for at, tree in enumerate(trees)]
+    return [*before, mount, *after]
 
 
 def in_the_image(words, script):
