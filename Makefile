@@ -20,9 +20,9 @@ serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 	$(BIN)/attend serve $(ARGS)
 
 # What starts no server runs on two workers of a thread each; the others have the machine to themselves. 5: none of ARGS is of this kind.
-test: setup  ## every test but the cluster's
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ray and not cluster" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m "ray and not cluster" $(ARGS) || [ $$? -eq 5 ]
+test: setup  ## every test but the cluster's and the clients'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not (ray or cluster or clients)" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "ray and not (cluster or clients)" $(ARGS) || [ $$? -eq 5 ]
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
 	$(BIN)/python -m pytest -m cluster $(ARGS)
