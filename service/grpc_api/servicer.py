@@ -6,23 +6,24 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from model.errors import InvalidRequest
 from model.params import at_most, describe
 from protos.attend.v1 import generation_pb2 as pb
+from service.aside import aside
 from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
 from service.grpc_api.convert import Responses, check_sizes, to_command, to_response
-from service.grpc_api.register import Malformed
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
-from service.quota import Key
+from service.quota import Key, name_of
 from service.records import REQUEST_ID, Command, Gathered
 from service.turns import turn
 
@@ -37,6 +38,8 @@ MAX_TOKEN_IDS = 1 << 19
 """Token ids to be made text in one call: as many as a body of HTTP can hold."""
 IDS = 1 << 14
 """Token ids that are written together: less than a millisecond of work."""
+INLINE_BYTES = 16 << 10
+"""Larger messages are read beside the event loop: reading these takes up to a millisecond."""
 MAX_WATCHES = 256
 """Open health watches of a replica: they need no key, and never end by themselves."""
 WATCH_SECONDS = 0.5
@@ -79,41 +82,41 @@ class GrpcMethods:
         """Whether new calls are refused."""
         raise NotImplementedError
 
-    async def Generate(self, request: pb.GenerateRequest | Malformed, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
+    async def Generate(self, message: bytes, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
-        request_id, record = self._opened("Generate", request, grpc_context)
+        record = self._opened("Generate", grpc_context)
         record.at_once = True
         try:
             with record.errors(), ExitStack() as held:
-                batches = self.service.generate(self._command(request, record, grpc_context), record, held)
+                request, command = await self._asked(message, record, grpc_context)
                 gathered = Gathered()
-                async for batch in batches:
+                async for batch in self.service.generate(command, record, held):
                     gathered.add(batch)
-                ask, fingerprint = decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint
-                return await to_response(gathered.answers(), ask, fingerprint)
+                return await to_response(gathered.answers(), request, self.service.engine.info.fingerprint)
         except Exception as error:
-            _refuse(error, request_id, grpc_context)
+            _refuse(error, record.request_id, grpc_context)
             return pb.GenerateResponse()
 
     async def GenerateStream(  # noqa: N802
-        self, request: pb.GenerateRequest | Malformed, grpc_context: Context
+        self, message: bytes, grpc_context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
-        request_id, record = self._opened("GenerateStream", request, grpc_context)
+        record = self._opened("GenerateStream", grpc_context)
         try:
             with record.errors():
-                async with aclosing(self.service.generate(self._command(request, record, grpc_context), record)) as batches:
-                    responses = Responses(decoded(request, pb.GenerateRequest), self.service.engine.info.fingerprint)
+                request, command = await self._asked(message, record, grpc_context)
+                responses = Responses(request, self.service.engine.info.fingerprint)
+                async with aclosing(self.service.generate(command, record)) as batches:
                     async for chunks in batches:
                         yield await responses.of(chunks)
         except Exception as error:
-            _refuse(error, request_id, grpc_context)
+            _refuse(error, record.request_id, grpc_context)
 
-    async def Tokenize(self, request: pb.TokenizeRequest | Malformed, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
+    async def Tokenize(self, message: bytes, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
             key = self._charged(grpc_context)
-            ask = decoded(request, pb.TokenizeRequest)
+            ask = await read(message, pb.TokenizeRequest, key)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
             at_most("text", ask.text, MAX_CHARACTERS, "characters")
@@ -128,11 +131,11 @@ class GrpcMethods:
             _refuse(error, "", grpc_context)
             return pb.TokenizeResponse()
 
-    async def Detokenize(self, request: pb.DetokenizeRequest | Malformed, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+    async def Detokenize(self, message: bytes, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
             key = self._charged(grpc_context)
-            ask = decoded(request, pb.DetokenizeRequest)
+            ask = await read(message, pb.DetokenizeRequest, key)
             self.service.check_model(ask.model)
             at_most("token_ids", ask.token_ids, MAX_TOKEN_IDS, "ids")
             return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key))
@@ -140,9 +143,7 @@ class GrpcMethods:
             _refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()
 
-    async def GetServerInfo(  # noqa: N802
-        self, request: pb.GetServerInfoRequest | Malformed, grpc_context: Context
-    ) -> pb.GetServerInfoResponse:
+    async def GetServerInfo(self, message: bytes, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
         """The model, the limits, and the load of the replica that answers."""
         try:
             self._key(grpc_context)
@@ -200,18 +201,21 @@ class GrpcMethods:
         finally:
             self._num_watches -= 1
 
-    def _opened(self, route: str, request: pb.GenerateRequest | Malformed, context: Context) -> tuple[str, RequestRecord]:
-        """A call's id, which goes back as metadata, and its record."""
-        request_id = id_of(request, context)
-        context.set_trailing_metadata([("x-request-id", request_id)])
-        return request_id, self.metrics.open("grpc", route, request_id, context.invocation_metadata, context.peer())
+    def _opened(self, route: str, context: Context) -> RequestRecord:
+        """A call's record, under the id in its metadata, or a new one: the message has not been read."""
+        record = self.metrics.open("grpc", route, "", context.invocation_metadata, context.peer())
+        given = (value for name, value in context.invocation_metadata() if name == "x-request-id")
+        _named(record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context)
+        return record
 
-    def _command(self, request: pb.GenerateRequest | Malformed, record: RequestRecord, context: Context) -> Command:
-        """What a caller asks for, after a look at the caller's API key."""
+    async def _asked(self, message: bytes, record: RequestRecord, context: Context) -> tuple[pb.GenerateRequest, Command]:
+        """What a caller asks for, after a look at the API key. A plain id in the message is the call's."""
         key = self._charged(context, record)
-        ask = decoded(request, pb.GenerateRequest)
-        check_sizes(ask, self.service.engine.info)
-        return replace(to_command(ask, record.request_id), key=key)
+        request = await read(message, pb.GenerateRequest, key)
+        if REQUEST_ID.fullmatch(request.request_id):
+            _named(record, request.request_id, context)
+        check_sizes(request, self.service.engine.info)
+        return request, replace(to_command(request, record.request_id), key=key)
 
     def _key(self, context: Context) -> Key | None:
         """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none."""
@@ -234,18 +238,20 @@ class GrpcMethods:
         return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
 
 
-def id_of(request: pb.GenerateRequest | Malformed, context: Context) -> str:
-    """The caller's id for the request, in the message or else in the metadata, where it is plain; or a new one."""
-    given = [] if isinstance(request, Malformed) else [request.request_id]
-    given += [value for name, value in context.invocation_metadata() if name == "x-request-id"]
-    return next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16)
+async def read(message: bytes, kind: type[M], key: Key | None) -> M:
+    """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
+    try:
+        if len(message) <= INLINE_BYTES:
+            return kind.FromString(message)
+        return await aside(partial(kind.FromString, message), 1, owner=name_of(key))
+    except DecodeError as error:
+        raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
 
 
-def decoded(request: M | Malformed, kind: type[M]) -> M:
-    """`request`, unless its bytes were no message."""
-    if isinstance(request, Malformed):
-        raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}")
-    return request
+def _named(record: RequestRecord, request_id: str, context: Context) -> None:
+    """Give a call its id, which goes back as metadata."""
+    record.request_id = request_id
+    context.set_trailing_metadata([("x-request-id", request_id)])
 
 
 def _refuse(error: Exception, request_id: str, context: Context) -> None:

@@ -13,7 +13,6 @@ import grpc
 from model.chat import ChatTemplate
 from protos.attend.v1 import generation_pb2 as pb
 from service.errors import INTERNAL, TABLE
-from service.grpc_api.register import decoder
 from service.http_api.app import build_app
 from service.http_api.routes import Site
 from service.keys import KeyRing
@@ -99,10 +98,9 @@ class MetadataContext(CallContext):
 
 
 async def grpc_bytes(server: Server, method: str, data: bytes, metadata: Sequence[tuple[str, str]] = ()) -> CallContext:
-    """One RPC from its bytes, as the registered decoder and the servicer treat it; what status it set."""
-    kinds = {"Tokenize": pb.TokenizeRequest, "Detokenize": pb.DetokenizeRequest}
+    """One RPC from its bytes; what status it set."""
     context = MetadataContext(metadata)
-    call = getattr(server.methods, method)(decoder(kinds.get(method, pb.GenerateRequest))(data), context)
+    call = getattr(server.methods, method)(data, context)
     if method == "GenerateStream":
         async for _ in call:
             pass

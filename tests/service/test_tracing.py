@@ -283,7 +283,7 @@ def test_a_grpc_call_is_one_tree_in_its_callers_trace(method):
 
     async def run():
         request = pb.GenerateRequest(text="ab", max_tokens=3, temperature=1, sampling=pb.SamplingParameters(n=2))
-        answer = getattr(server.methods, method)(request, context)
+        answer = getattr(server.methods, method)(request.SerializeToString(), context)
         return await answer if method == "Generate" else [piece async for piece in answer]
 
     asyncio.run(run())

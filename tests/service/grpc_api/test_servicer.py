@@ -14,7 +14,9 @@ from model.errors import EngineFailed, Overloaded, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.grpc_api import servicer
+from service.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, until
+from tests.service.bad_calls import grpc_bytes
 
 PATH = "/attend.v1.GenerationService/"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -211,6 +213,35 @@ def test_bytes_that_are_no_message_are_invalid_argument(method, data):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "the bytes sent are not a valid GenerateRequest"
     assert server.outcomes() == {("grpc", method, "invalid"): 1}
+
+
+LARGE = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 2 * servicer.INLINE_BYTES), max_tokens=1, request_id="large")
+
+
+def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monkeypatch):
+    aside, owners = servicer.aside, []
+
+    def watched(work, size, *, owner):
+        owners.append(owner)
+        return aside(work, size, owner=owner)
+
+    monkeypatch.setattr(servicer, "aside", watched)
+    server = build_server()
+    assert refused(generate, server, LARGE)[0] is refused(stream, server, LARGE)[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert owners == [None, None]
+    generate(server, pb.GenerateRequest(text="a", max_tokens=1))
+    assert owners == [None, None]
+
+
+def test_a_call_is_charged_before_its_message_is_read(tmp_path, monkeypatch):
+    write_keys(tmp_path / "keys.json", {"ci": Entry(digest_of(b"att_secret"), Limits(requests_per_minute=1))})
+    server = build_server()
+    server.methods.keys = KeyRing(tmp_path / "keys.json", lambda: 1000.0)
+    monkeypatch.setattr(servicer, "read", None)
+
+    message, key = LARGE.SerializeToString(), ("authorization", "Bearer att_secret")
+    codes = [asyncio.run(grpc_bytes(server, "Generate", message, metadata)).code for metadata in ((), (key,), (key,))]
+    assert codes == [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
