@@ -218,9 +218,13 @@ class Polls(threading.Thread):
                 self.failed.append((started, f"{address}: {error!r}{shape(error)}"))
                 self.waited = max(self.waited, time.monotonic() - started)
 
+    def end(self) -> None:
+        """Ask no more; the question under way is still answered."""
+        self._end.set()
+
     def counts(self, since: float) -> dict[str, Any]:
         """End, and what it saw; times are seconds after `since`."""
-        self._end.set()
+        self.end()
         self.join(60)
         slowest, started = max(((seconds, started) for started, seconds in self.answered), default=(0.0, since))
         return {
@@ -391,7 +395,8 @@ def scale(folder: Path) -> dict[str, Any]:
     before = ray.wait_for_replicas(2)
     up = time.monotonic() - began
     busy = wait_for(lambda: len(busy_replicas(FIRST)) == 2, 30)
-    loaded = [client.counts(began) for client in clients]
+    for client in clients:
+        client.end()
     idle = time.monotonic()
     trickle = Polls(FIRST, pause=0.2)
     streams: list[Stream] = []
@@ -403,11 +408,11 @@ def scale(folder: Path) -> dict[str, Any]:
     across = [stream for stream in streams if stream.is_alive()]
     for stream in streams:
         stream.join(120)
-    rest = trickle.counts(began)
+    seen = [client.counts(began) for client in (*clients, trickle)]
     ray.stop()
     return {
-        "requests": sum(each["requests"] for each in (*loaded, rest)),
-        "failed": [what for each in (*loaded, rest) for what in each["failed"]],
+        "requests": sum(each["requests"] for each in seen),
+        "failed": [what for each in seen for what in each["failed"]],
         "streams": len(streams),
         "streams_broken": sum(stream.broken for stream in streams),
         "streams_at_the_removal": len(across),
