@@ -19,6 +19,9 @@ IDLE_SECONDS = 10
 """How long `attend serve` keeps a connection on which nobody asks anything."""
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
+MOST_ERRORS = 200
+"""Errors that the calls of one API key may get in a second. HAProxy refuses further ones for about a second, at a tenth of the
+cost."""
 CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
@@ -35,7 +38,7 @@ CRASH_SECONDS = 60
 WRAPPER = """#!/bin/sh
 # Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
 folder="{folder}" binary="{binary}" file="$3"
-cd "$folder" && sed -i -f edge.sed "$file" && cat sources.cfg >>"$file" || exit 1
+cd "$folder" && sed -i -f edge.sed "$file" && cat tables.cfg >>"$file" || exit 1
 awk -f servers.awk "$file" "$file" >"$file.new" && mv "$file.new" "$file" || exit 1
 most={most} files=$(ulimit -Hn)
 # HAProxy does not start where it may not have two and a half files for each connection.
@@ -139,7 +142,8 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
         "none.cfg": _section(f"http-request return {_unavailable()}"),
         "none-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)}"),
         "down-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)} if {{ nbsrv lt 1 }}", *GRPC_ERRORS),
-        "sources.cfg": "backend attend_sources\n" + _section("stick-table type ipv6 size 100k expire 60s store conn_cur"),
+        "tables.cfg": _table("attend_sources", "type ipv6 size 100k expire 60s store conn_cur")
+        + _table("attend_errors", "type binary len 20 size 100k expire 10s store http_err_rate(1s)"),
         "edge.sed": EDITS.format(check=CHECK),
         "servers.awk": SERVERS,
     }
@@ -164,9 +168,13 @@ def _pages() -> list[str]:
 def _http_rules() -> list[str]:
     version = http_error(505, "the request must be HTTP/1.0 or HTTP/1.1", "invalid_request_error", "invalid_request")
     many = http_error(429, "too many connections from your address", "rate_limit_error", "too_many_connections")
+    wrong = f"more than {MOST_ERRORS} errors in a second with this key"
+    failing = http_error(429, wrong, "rate_limit_error", "too_many_errors")
     return [
         *IDS,
         *_sources(f"{many} hdr retry-after 1 hdr connection close"),
+        "http-request track-sc1 req.hdr(authorization),sha1 table attend_errors if { req.hdr(authorization) -m found }",
+        f"http-request return {failing} hdr retry-after 1 if {{ sc1_http_err_rate gt {MOST_ERRORS} }}",
         CARRY_ID,
         FORWARDED_FOR,
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
@@ -206,6 +214,10 @@ def _sources(refusal: str) -> list[str]:
         "tcp-request connection reject if { sc0_conn_cur gt ATTEND_SOURCES_TWICE }",
         f"http-request return {refusal} if {{ sc0_conn_cur gt ATTEND_SOURCES }}",
     ]
+
+
+def _table(name: str, kind: str) -> str:
+    return f"backend {name}\n" + _section(f"stick-table {kind}")
 
 
 def _unavailable() -> str:

@@ -13,7 +13,7 @@ from model.mask import CompiledGrammar, Grammar
 from model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
-from service.aside import TurnPool, aside
+from service.aside import TurnPool, alone, aside
 from service.records import ChatPrompt, Command, Prompt
 from service.text import TextStream
 
@@ -86,10 +86,10 @@ class Preparation:
                 size = f"{limit} tokens, which a prompt of {len(prompt)} exceeds"
                 raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
             return prompt
-        if isinstance(prompt, ChatPrompt):
-            text = _Text(await aside(prompt.write, 1, owner=command.owner), False)  # the template writes its own
+        if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
+            text = _Text(await alone(prompt.write, command.owner), add_special_tokens=False)
         else:
-            text = _Text(prompt, True)
+            text = _Text(prompt, add_special_tokens=True)
         if len(text.text) > self._most_characters:
             size = f"{limit} tokens, which {len(text.text)} characters cannot fit"
             raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from model.errors import InvalidRequest
 from model.params import at_most, describe
 from protos.attend.v1 import generation_pb2 as pb
-from service.aside import aside
+from service.aside import alone
 from service.errors import INTERNAL, sentence, wire
 from service.generation import GenerationService
 from service.grpc_api.convert import Responses, check_sizes, to_command, to_response
@@ -243,7 +243,7 @@ async def read(message: bytes, kind: type[M], key: Key | None) -> M:
     try:
         if len(message) <= INLINE_BYTES:
             return kind.FromString(message)
-        return await aside(partial(kind.FromString, message), 1, owner=name_of(key))
+        return await alone(partial(kind.FromString, message), name_of(key))
     except DecodeError as error:
         raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from model.errors import InvalidRequest
-from service.aside import aside
+from service.aside import alone
 from service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], owner
     body = await _read(request)
     if len(body) <= INLINE_BYTES:
         return read(parse(body))
-    return await aside(lambda: read(parse(body)), 1, owner=owner)  # not on the patient thread: this holds the interpreter
+    return await alone(lambda: read(parse(body)), owner)
 
 
 async def _read(request: Request) -> bytes:

@@ -3,16 +3,18 @@
 import asyncio
 import os
 import threading
+import time
 import weakref
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import Overloaded
-from service.aside import LARGE, MOST_LARGE, Places, TurnPool, aside
+from service.aside import LARGE, MOST_LARGE, Places, TurnPool, alone, aside
 
 
 def policy() -> int:
@@ -58,6 +60,24 @@ def test_no_more_than_so_many_large_ones_wait(monkeypatch):
 def test_an_error_comes_back_to_the_caller(size):
     with pytest.raises(ZeroDivisionError):
         asyncio.run(aside(lambda: 1 // 0, size))
+
+
+def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_works():
+    began, ended = [], []
+
+    def work(seconds: float) -> None:
+        began.append(time.perf_counter())
+        start = time.thread_time()
+        while time.thread_time() < start + seconds:
+            pass
+        ended.append(time.perf_counter())
+
+    async def run() -> None:
+        await asyncio.gather(*(alone(partial(work, 0.05), owner) for owner in "abcd"))
+
+    asyncio.run(run())
+    rests = [after - before for before, after in zip(ended, began[1:], strict=False)]
+    assert len(rests) == 3 and min(rests) >= 0.05
 
 
 # Turns and places

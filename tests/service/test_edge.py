@@ -14,6 +14,7 @@ import pytest
 
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
+from service.edge import MOST_ERRORS
 from tests.service.server import Server, running, wait_for
 
 pytestmark = pytest.mark.ray
@@ -234,6 +235,21 @@ def test_a_version_that_is_no_version_is_refused_in_our_shape(server: Server) ->
     assert status == 505
     assert "HTTP/1.1" in error_of(body)["message"]
     assert len(headers["x-request-id"]) > 8
+
+
+def test_a_key_with_too_many_errors_in_a_second_is_refused_by_the_proxy_and_no_other_key_is(server):
+    failing, other = "Authorization: Bearer failing", "Authorization: Bearer other"
+    with Wire(server) as wire:
+        answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
+        while not answers or answers[-1][0] == 400:
+            assert len(answers) < 10_000
+            wire.send(post({"prompt": 1}, failing) * 50)
+            answers += [wire.answer() for _ in range(50)]
+        status, body, headers = answers[-1]
+        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "1", "too_many_errors")
+        assert sum(status == 400 for status, *_ in answers) >= MOST_ERRORS
+        assert wire.send(post(ASK, other)).answer()[0] == wire.send(post(ASK)).answer()[0] == 200
+        assert wait_for(lambda: wire.send(post(ASK, failing)).answer()[0] == 200, 5)
 
 
 def test_a_connection_is_good_after_an_error(server: Server) -> None:
