@@ -150,7 +150,7 @@ def grpc(service: GenerationService, metrics: Metrics) -> Stream:
     async def run(tokens: int) -> None:
         request = pb.GenerateRequest(text="def ", max_tokens=tokens, stopping=pb.StoppingCriteria(ignore_eos=True))
         count = size = 0
-        async for message in methods.GenerateStream(request, Context()):
+        async for message in methods.GenerateStream(request.SerializeToString(), Context()):
             size += len(message.SerializeToString())
             count = message.outputs[0].num_tokens
         assert count == tokens and size > tokens

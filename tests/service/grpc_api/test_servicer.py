@@ -219,13 +219,13 @@ LARGE = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 2 * servicer.INLINE_B
 
 
 def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monkeypatch):
-    aside, owners = servicer.aside, []
+    alone, owners = servicer.alone, []
 
-    def watched(work, size, *, owner):
+    def watched(work, owner):
         owners.append(owner)
-        return aside(work, size, owner=owner)
+        return alone(work, owner)
 
-    monkeypatch.setattr(servicer, "aside", watched)
+    monkeypatch.setattr(servicer, "alone", watched)
     server = build_server()
     assert refused(generate, server, LARGE)[0] is refused(stream, server, LARGE)[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert owners == [None, None]
