@@ -6,31 +6,18 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from model.errors import CheckpointError, SettingError
+from model.rope import Rope, RopeScaling
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm"]
+NormPlace = Literal["pre", "post", "sandwich", "output"]
+"""Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
+"post": norm(x + f(x)) (Vaswani et al. 2017)."""
+QKNorm = Literal["none", "head", "all"]
+"""What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Llama 3's stretching of the rotary wavelengths (Llama 3.1 model card; `rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_positions: int
-
-    def __post_init__(self) -> None:
-        values = (self.factor, self.low_freq_factor, self.high_freq_factor, self.original_positions)
-        sound = all(type(value) in (int, float) and 0 < value < math.inf for value in values)
-        if not (sound and self.factor >= 1 and self.low_freq_factor < self.high_freq_factor):
-            raise CheckpointError(
-                "config.json: rope scaling needs a factor of 1 or more, and low_freq_factor below high_freq_factor, "
-                f"and all of them above 0; got {self}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +30,15 @@ class AttentionVariant:
     """Scores s become softcap * tanh(s / softcap) before the mask (Gemma 2)."""
     scale: float | None = None
     """What Q Kᵀ is multiplied by; None: 1 / sqrt(head size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one layer of a model is, as far as layers of a model differ."""
+
+    attention: AttentionVariant
+    rope: Rope | None
+    """None: queries and keys are not rotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +56,33 @@ class ModelConfig:
     max_positions: int
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-5
-    post_norm: bool = False
-    """Norm after each residual sum (Vaswani et al. 2017) instead of before each sublayer."""
+    norm_place: NormPlace = "pre"
     positions: Positions = "rotary"
     rope_theta: float = 10000.0
+    rope_size: int | None = None
+    """Columns of a head that are rotated, the first ones; None: all of them."""
     rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None
+    """The theta of layers with a window, which are not scaled then (Gemma 3, OLMo 3); None: they turn as the others do."""
+    rope_layers: tuple[int, ...] | None = None
+    """The layers, counted from 0, that rotate (SmolLM3); None: all of them."""
     activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
-    linear_bias: bool = False
-    """Bias on the attention output and on both MLP projections."""
-    qk_norm: bool = False
+    out_bias: bool = False
+    """Bias on the attention output."""
+    mlp_bias: bool = False
+    """Bias on the projections of the MLP."""
+    qk_norm: QKNorm = "none"
     tied_head: bool = True
-    scale_embedding: bool = False
-    """Multiply embeddings by sqrt(hidden_size) (Vaswani et al. 2017, section 3.4)."""
+    embedding_scale: float = 1.0
+    """What token vectors are multiplied by: sqrt(hidden_size) in Vaswani et al. 2017, section 3.4, and in Gemma."""
+    residual_scale: float = 1.0
+    """What a sublayer's output is multiplied by before it is added (Granite)."""
+    logit_scale: float = 1.0
+    """What the scores of the next token are multiplied by (Granite)."""
+    logit_softcap: float | None = None
+    """The scores of the next token s become softcap * tanh(s / softcap), after their scale (Gemma 2)."""
     sliding_window: int | None = None
     """Keys that a query of a layer with a window sees at most, itself included."""
     window_layers: tuple[int, ...] | None = None
@@ -81,69 +90,85 @@ class ModelConfig:
     softcap: float | None = None
     """Bound of the attention scores; see AttentionVariant."""
     attention_scale: float | None = None
-    """What the scores are multiplied by; None: 1 / sqrt(head_size)."""
+    """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_size",
-            "mlp_size",
-            "max_positions",
-        ):
+        for name in SIZES:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
-        for name, known in (("norm", Norm), ("positions", Positions), ("activation", Activation)):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in get_args(known):
                 raise CheckpointError(
                     f"config.json: {name} {getattr(self, name)!r} is not supported; known: {', '.join(get_args(known))}"
                 )
-        for name in ("norm_eps", "rope_theta"):
+        for name in NUMBERS:
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            optional = type(self).__dataclass_fields__[name].default is None
+            if not (optional and value is None) and not (type(value) in (int, float) and 0 < value < math.inf):
                 raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
-        for name in ("post_norm", "gated_mlp", "qkv_bias", "linear_bias", "qk_norm", "tied_head", "scale_embedding"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"config.json: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
-        if self.positions == "rotary" and self.head_size % 2:
-            raise CheckpointError(f"config.json: rotary positions need an even head size; got {self.head_size}")
-        self._check_attention()
+        self._check_positions()
+        self._check_layers()
         starts = () if self.bos_token_id is None else (self.bos_token_id,)
         for name, tokens in (("bos_token_id", starts), ("eos_token_id", self.eos_token_ids)):
             for token in tokens:
                 if not isinstance(token, int) or not 0 <= token < self.vocab_size:
                     raise CheckpointError(f"config.json: {name} {token!r} is not a token of a vocabulary of {self.vocab_size}")
 
-    def _check_attention(self) -> None:
-        window, layers = self.sliding_window, self.window_layers
+    def _check_positions(self) -> None:
+        size = self.head_size if self.rope_size is None else self.rope_size
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= self.head_size:
+            raise CheckpointError(f"config.json: {size!r} columns of a head of {self.head_size} cannot be rotated")
+        if self.positions == "rotary" and size % 2:
+            raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
+        if self.rope_scaling is not None:
+            self.rope_scaling.check(size)
+            if self.rope_theta <= 1:
+                raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {self.rope_theta}")
+
+    def _check_layers(self) -> None:
+        window = self.sliding_window
         if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
             raise CheckpointError(f"config.json: sliding_window must be a positive integer; got {window!r}")
         known = range(self.num_layers)
-        if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
-            raise CheckpointError(
-                f"config.json: window_layers must be some of {self.num_layers} layers, from 0; got {layers!r}"
-            )
-        for name in ("softcap", "attention_scale"):
-            value = getattr(self, name)
-            if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
-                raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
+        for name in ("window_layers", "rope_layers"):
+            layers = getattr(self, name)
+            if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
+                raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """What each layer is, the first layer first."""
+        return tuple(self._layer(number) for number in range(self.num_layers))
+
+    def _layer(self, number: int) -> LayerSpec:
+        slides = self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
+        variant = AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale)
+        if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
+            return LayerSpec(variant, None)
+        size = self.head_size if self.rope_size is None else self.rope_size
+        if slides and self.local_rope_theta is not None:
+            return LayerSpec(variant, Rope(self.local_rope_theta, size, None))
+        return LayerSpec(variant, Rope(self.rope_theta, size, self.rope_scaling))
 
     @property
     def attention_variants(self) -> tuple[AttentionVariant, ...]:
         """How each layer attends, the first layer first."""
-        slide = range(self.num_layers) if self.window_layers is None else self.window_layers
-        windows = [self.sliding_window if layer in slide else None for layer in range(self.num_layers)]
-        return tuple(AttentionVariant(window, self.softcap, self.attention_scale) for window in windows)
+        return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ways in which layers rotate, each once."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
     @property
     def query_size(self) -> int:
@@ -158,6 +183,13 @@ class ModelConfig:
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes that one token holds in the KV cache, over all layers."""
         return 2 * self.num_layers * self.kv_size * bytes_per_value
+
+
+SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions")
+CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
+SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
+NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap")
+SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head")
 
 
 @dataclass(frozen=True, slots=True)

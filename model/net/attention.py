@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
-from model.net.layers import Rotation, apply_rotary, make_norm
+from model.net.layers import make_norm
+from model.net.rope import Rotation, apply_rotary
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`(layer, q_THD, k_TKD, v_TKD) -> o_THD`: how the tokens of this step see each other and the past."""
@@ -64,14 +65,20 @@ class MultiHeadAttention(nn.Module):
         self.head_size = config.head_size
         self.sizes = [config.query_size, config.kv_size, config.kv_size]
         self.qkv = nn.Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
-        self.out = nn.Linear(config.query_size, config.hidden_size, bias=config.linear_bias)
-        self.q_norm = make_norm(config, config.head_size) if config.qk_norm else nn.Identity()
-        self.k_norm = make_norm(config, config.head_size) if config.qk_norm else nn.Identity()
+        self.out = nn.Linear(config.query_size, config.hidden_size, bias=config.out_bias)
+        normed = {"none": (0, 0), "head": (config.head_size, config.head_size), "all": (config.query_size, config.kv_size)}
+        self.q_norm, self.k_norm = (make_norm(config, size) if size else nn.Identity() for size in normed[config.qk_norm])
+        self.norm_heads = config.qk_norm == "head"
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         q_TQ, k_TQ, v_TQ = self.qkv(x_TE).split(self.sizes, dim=-1)
-        q_THD = apply_rotary(self.q_norm(q_TQ.unflatten(-1, (-1, self.head_size))), rotation)
-        k_TKD = apply_rotary(self.k_norm(k_TQ.unflatten(-1, (-1, self.head_size))), rotation)
-        v_TKD = v_TQ.unflatten(-1, (-1, self.head_size))
-        heads_THD = attention(layer, q_THD, k_TKD, v_TKD)
+        q_THD = apply_rotary(self._normed(self.q_norm, q_TQ), rotation)
+        k_TKD = apply_rotary(self._normed(self.k_norm, k_TQ), rotation)
+        heads_THD = attention(layer, q_THD, k_TKD, self._heads(v_TQ))
         return self.out(heads_THD.flatten(-2))
+
+    def _normed(self, norm: nn.Module, x_TQ: Tensor) -> Tensor:
+        return norm(self._heads(x_TQ)) if self.norm_heads else self._heads(norm(x_TQ))
+
+    def _heads(self, x_TQ: Tensor) -> Tensor:
+        return x_TQ.unflatten(-1, (-1, self.head_size))

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import CheckpointError
-from model.net.families import FAMILIES, Family, family_of, part_sizes, stop_tokens, their_names
+from model.net.families.reading import Family, stop_tokens
+from model.net.families.table import FAMILIES, family_of, part_sizes, their_names
 from model.net.transformer import Decoder
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
@@ -203,11 +204,20 @@ def _our_tensors(
     net: Decoder, family: Family, weights: _Weights, dtype: torch.dtype, device: str
 ) -> Iterator[tuple[str, Tensor]]:
     for ours, parameter in net.named_parameters():
-        shapes = _their_shapes(net.config, family, ours, parameter)
-        pieces = [weights.take(name, shape, family.optional_prefix) for name, shape in shapes]
-        whole = [piece.t() if _is_transposed(family, ours, parameter) else piece for piece in pieces if piece is not None]
-        if len(whole) == len(pieces):
-            yield ours, torch.cat(whole).to(device=device, dtype=dtype).contiguous()
+        shapes = list(_their_shapes(net.config, family, ours, parameter))
+        pieces = {name: weights.take(name, shape, family.optional_prefix) for name, shape in shapes}
+        whole = [_ours(net.config, family, name, piece) for name, piece in pieces.items() if piece is not None]
+        if len(whole) < len(pieces):
+            continue
+        tensor = torch.cat([piece.t() for piece in whole] if _is_transposed(family, ours, parameter) else whole)
+        if family.gain_offset and ours.endswith("norm.weight"):
+            yield ours, (tensor.float() + family.gain_offset).to(device)
+        else:
+            yield ours, tensor.to(device=device, dtype=dtype).contiguous()
+
+
+def _ours(config: ModelConfig, family: Family, name: str, tensor: Tensor) -> Tensor:
+    return tensor if family.adapt is None else family.adapt(config, name, tensor)
 
 
 def _their_shapes(config: ModelConfig, family: Family, ours: str, parameter: Tensor) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -4,43 +4,51 @@ list it refuses, so that nothing new is left out in silence.
 Every field of ModelConfig stands in one of the three tables.
 """
 
+from dataclasses import fields
+
 from model.config import ModelConfig
 
 SIZES = frozenset(
     {
         *("family", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size"),
         *("max_positions", "norm_eps", "rope_theta", "tied_head", "bos_token_id", "eos_token_ids"),
+        *("logit_scale", "logit_softcap"),
     }
 )
-"""Fields that everybody carries out, or that ask for nothing: a bound on a size is a check of its own."""
+"""Fields that everybody carries out, or that ask for nothing: a bound on a size is a check of its own.
+`final_scores` scales and caps the scores of the next token, whoever multiplied."""
 
-CHOICES = ("norm", "positions", "activation", "gated_mlp")
+CHOICES = ("norm", "norm_place", "positions", "activation", "gated_mlp", "qk_norm")
 """Fields whose every value is a feature: `norm=rmsnorm`."""
 
 SWITCHES = {
-    "post_norm": "post_norm",
-    "scale_embedding": "scale_embedding",
+    "embedding_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
     "qkv_bias": "qkv_bias",
-    "linear_bias": "linear_bias",
-    "qk_norm": "qk_norm",
+    "out_bias": "linear_bias",
+    "mlp_bias": "linear_bias",
+    "rope_size": "rope_size",
     "rope_scaling": "rope_scaling",
+    "local_rope_theta": "rope_by_layer",
+    "rope_layers": "rope_by_layer",
     "sliding_window": "window",
     "window_layers": "window",
     "softcap": "softcap",
     "attention_scale": "attention_scale",
 }
-"""Fields that ask for a feature, and which, where they are neither None nor false."""
+"""Fields that ask for a feature, and which, where they are not at their default."""
 
 ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
 LLAMA = ATTENTION | {
-    *("norm=rmsnorm", "positions=rotary", "activation=silu", "gated_mlp=True"),
-    *("qkv_bias", "linear_bias", "qk_norm", "rope_scaling"),
+    *("norm=rmsnorm", "norm_place=pre", "qk_norm=none", "qk_norm=head", "positions=rotary", "rope_scaling"),
+    *("activation=silu", "gated_mlp=True", "qkv_bias", "linear_bias"),
 }
 """What the native and the Triton decoder compute: Llama, Mistral, Qwen2 and Qwen3."""
 ALL = LLAMA | {
-    *("norm=layernorm", "positions=learned", "positions=sinusoidal", "gated_mlp=False", "post_norm", "scale_embedding"),
-    *("activation=gelu", "activation=gelu_tanh", "activation=relu"),
+    *("norm=layernorm", "norm_place=post", "norm_place=output", "norm_place=sandwich", "qk_norm=all"),
+    *("positions=learned", "positions=sinusoidal", "rope_size", "rope_by_layer", "embedding_scale", "residual_scale"),
+    *("gated_mlp=False", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
 }
 """What the decoder of transformer.py computes, with any attention backend that computes ATTENTION."""
 
@@ -48,4 +56,5 @@ ALL = LLAMA | {
 def features(config: ModelConfig) -> frozenset[str]:
     """What a model asks for."""
     chosen = {f"{name}={getattr(config, name)}" for name in CHOICES}
-    return frozenset(chosen | {feature for name, feature in SWITCHES.items() if getattr(config, name)})
+    default = {field.name: field.default for field in fields(ModelConfig)}
+    return frozenset(chosen | {feature for name, feature in SWITCHES.items() if getattr(config, name) != default[name]})

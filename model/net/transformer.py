@@ -7,36 +7,43 @@ Shapes: T tokens · E model width · V vocabulary · P positions.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.net.attention import Attention, MultiHeadAttention
-from model.net.layers import MLP, GatedMLP, Rotation, make_norm, rotary_table, sinusoidal_table
+from model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
+from model.net.rope import Rotation, rotary_table
 
 
-class PreNormBlock(nn.Module):
-    """x + f(norm(x)) for attention, then for the MLP."""
+class Block(nn.Module):
+    """x + f(x) for attention, then for the MLP, with norms before f, after f, or both."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = make_norm(config, config.hidden_size)
+        self.scale = config.residual_scale
+        before, after = config.norm_place in ("pre", "sandwich", "post"), config.norm_place in ("output", "sandwich")
+        self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.attention = MultiHeadAttention(config)
-        self.mlp_norm = make_norm(config, config.hidden_size)
+        self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
+        self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
+        self.mlp_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        x_TE = x_TE + self.attention(self.attention_norm(x_TE), rotation, layer, attention)
-        return x_TE + self.mlp(self.mlp_norm(x_TE))
+        update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
+        x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
+        return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
 
 
-class PostNormBlock(PreNormBlock):
+class PostNormBlock(Block):
     """norm(x + f(x)): Add & Norm as first published (Vaswani et al. 2017, section 3.1)."""
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        x_TE = self.attention_norm(x_TE + self.attention(x_TE, rotation, layer, attention))
-        return self.mlp_norm(x_TE + self.mlp(x_TE))
+        x_TE = self.attention_norm(x_TE + self.attention(x_TE, rotation, layer, attention) * self.scale)
+        return self.mlp_norm(x_TE + self.mlp(x_TE) * self.scale)
 
 
 class Embedding(nn.Module):
@@ -45,7 +52,7 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig, context: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
+        self.scale = config.embedding_scale
         self.positions: nn.Embedding | None = None
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_positions, config.hidden_size)
@@ -77,46 +84,51 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, context: int | None = None) -> None:
         super().__init__()
         context = config.max_positions if context is None else context
-        block = PostNormBlock if config.post_norm else PreNormBlock
+        block = PostNormBlock if config.norm_place == "post" else Block
         self.config = config
         self.embedding = Embedding(config, context)
         self.blocks = nn.ModuleList(block(config) for _ in range(config.num_layers))
-        self.norm = nn.Identity() if config.post_norm else make_norm(config, config.hidden_size)
+        self.norm = nn.Identity() if config.norm_place == "post" else make_norm(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.embedding.tokens.weight
-        self.rotate = self._rotation if config.positions == "rotary" else self._no_rotation
-        if config.positions == "rotary":
-            cos, sin = rotary_table(config, context)
-            self.register_buffer("cos", cos, persistent=False)
-            self.register_buffer("sin", sin, persistent=False)
+        self.rope_of_layer = [None if layer.rope is None else config.ropes.index(layer.rope) for layer in config.layers]
+        self.rope_tables: list[tuple[Tensor, Tensor]] = []
+        """(cos, sin) [P, R] of each of `config.ropes`, float32: angles are not rounded."""
+        self.reach(context)
 
     def reach(self, context: int) -> None:
-        """Make the tables of positions anew, for so many positions."""
-        if self.config.positions == "rotary":
-            self.cos, self.sin = (table.to(self.cos.device) for table in rotary_table(self.config, context))
-        elif self.config.positions == "sinusoidal":
-            table = sinusoidal_table(context, self.config.hidden_size)
-            self.embedding.sinusoids = table.to(self.embedding.sinusoids.device)
+        """Make the tables of positions for so many positions."""
+        device = self.embedding.tokens.weight.device
+        device = torch.device("cpu") if device.type == "meta" else device
+        self.rope_tables = [
+            (cos.to(device), sin.to(device)) for cos, sin in (rotary_table(rope, context) for rope in self.config.ropes)
+        ]
+        if self.config.positions == "sinusoidal":
+            self.embedding.sinusoids = sinusoidal_table(context, self.config.hidden_size).to(device)
 
-    def _rotation(self, positions_T: Tensor) -> Rotation:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoder":
+        super()._apply(fn, recurse)
+        device = self.embedding.tokens.weight.device
+        if device.type != "meta":
+            self.rope_tables = [(cos.to(device), sin.to(device)) for cos, sin in self.rope_tables]
+        return self
+
+    def _rotations(self, positions_T: Tensor) -> list[Rotation]:
         dtype = self.embedding.tokens.weight.dtype  # cast once here, not again in each layer
-        return self.cos[positions_T].to(dtype)[:, None], self.sin[positions_T].to(dtype)[:, None]
-
-    def _no_rotation(self, positions_T: Tensor) -> None:
-        return None
+        return [(cos[positions_T].to(dtype)[:, None], sin[positions_T].to(dtype)[:, None]) for cos, sin in self.rope_tables]
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, E] of `tokens_T` (int64) standing at `positions_T` (int64, below `context`)."""
         x_TE = self.embedding(tokens_T, positions_T)
-        rotation = self.rotate(positions_T)
-        for layer, block in enumerate(self.blocks):
-            x_TE = block(x_TE, rotation, layer, attention)
+        rotations = self._rotations(positions_T)
+        for layer, (block, rope) in enumerate(zip(self.blocks, self.rope_of_layer, strict=True)):
+            x_TE = block(x_TE, None if rope is None else rotations[rope], layer, attention)
         return self.norm(x_TE)
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """Unnormalised log probabilities of the next token, [T, V]."""
-        return self.head(hidden_TE)
+        return final_scores(self.head(hidden_TE), self.config)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
@@ -128,3 +140,10 @@ class Decoder(nn.Module):
                 parameter.normal_(0.0, 0.02 / depth, generator=generator)
             elif name.endswith("bias"):
                 parameter.zero_()
+
+
+def final_scores(scores_TV: Tensor, config: ModelConfig) -> Tensor:
+    """The head's products with the model's scale and soft cap; the same tensor where it has neither."""
+    if config.logit_scale != 1.0:
+        scores_TV = scores_TV * config.logit_scale
+    return scores_TV if config.logit_softcap is None else config.logit_softcap * torch.tanh(scores_TV / config.logit_softcap)

@@ -1,6 +1,7 @@
 """`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder with its plot."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ def default_config(max_positions: int) -> ModelConfig:
         mlp_size=1024,
         max_positions=max_positions,
         norm_eps=1e-6,
-        qk_norm=True,
+        qk_norm="head",
         bos_token_id=0,
         eos_token_ids=(0,),
     )
@@ -60,12 +61,13 @@ def original_config(max_positions: int) -> ModelConfig:
         mlp_size=1280,
         max_positions=max_positions,
         norm="layernorm",
-        post_norm=True,
+        norm_place="post",
         positions="sinusoidal",
         activation="relu",
         gated_mlp=False,
-        linear_bias=True,
-        scale_embedding=True,
+        out_bias=True,
+        mlp_bias=True,
+        embedding_scale=math.sqrt(384),
         bos_token_id=0,
         eos_token_ids=(0,),
     )

@@ -69,6 +69,22 @@ def _gpt2(**more: Any) -> nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2_SHAPE | more))
 
 
+def _shaped(family: str, **more: Any) -> nn.Module:
+    """A model of a family whose config has the same keys as Llama's."""
+    config = getattr(transformers, f"{family}Config")(**_LLAMA_SHAPE | {"num_hidden_layers": 4, "pad_token_id": 0} | more)
+    return getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config)
+
+
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [1.5, 2.5, 5.0, 9.0],
+    "original_max_position_embeddings": 32,
+}
+_WINDOW: dict[str, Any] = {"sliding_window": 7, "query_pre_attn_scalar": 11}
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: _llama(tie_word_embeddings=False),
     "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
@@ -79,6 +95,23 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen2-tied": lambda: _qwen2(tie_word_embeddings=True),
     "qwen3": lambda: _qwen3(tie_word_embeddings=False),
     "qwen3-tied": lambda: _qwen3(tie_word_embeddings=True, num_key_value_heads=4),
+    "llama-yarn": lambda: _llama(rope_parameters=_YARN, tie_word_embeddings=False),
+    "llama-linear": lambda: _llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}),
+    "llama-half-biased": lambda: _llama(attention_bias=True, tie_word_embeddings=False),
+    "gemma": lambda: _shaped("Gemma"),
+    "gemma2": lambda: _shaped("Gemma2", **_WINDOW),
+    "gemma2-uncapped": lambda: _shaped("Gemma2", **_WINDOW, attn_logit_softcapping=None, final_logit_softcapping=3.0),
+    "gemma3_text": lambda: _shaped("Gemma3Text", **_WINDOW, sliding_window_pattern=3),
+    "glm4": lambda: _shaped("Glm4", tie_word_embeddings=False, head_dim=16),
+    "granite": lambda: _shaped(
+        "Granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.2
+    ),
+    "olmo2": lambda: _shaped("Olmo2"),
+    "olmo3": lambda: _shaped("Olmo3", sliding_window=7),
+    "phi3": lambda: _shaped("Phi3"),
+    "phi3-long": lambda: _shaped("Phi3", rope_parameters=_LONG, original_max_position_embeddings=32),
+    "phi3-partial": lambda: _shaped("Phi3", head_dim=8, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}),
+    "smollm3": lambda: _shaped("SmolLM3", tie_word_embeddings=False),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }

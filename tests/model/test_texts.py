@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.net.attention import MultiHeadAttention, attend, attention_weights, causal_mask
-from model.net.layers import apply_rotary, make_norm, rotary_table, sinusoidal_table
-from model.net.transformer import Decoder, PostNormBlock, PreNormBlock
+from model.net.layers import make_norm, sinusoidal_table
+from model.net.rope import apply_rotary, rotary_table
+from model.net.transformer import Block, Decoder, PostNormBlock
+from model.rope import Rope
 from model.train.loss import dense_causal, hidden_states, summed_loss
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
@@ -116,7 +118,7 @@ def test_query_heads_share_key_value_heads_in_groups(qkv, mask):
 def test_multi_head_attention_concatenates_heads_and_projects():
     """Vaswani et al., 3.2.2: MultiHead(X) = Concat(head_1, ..., head_H) W_O with head_i = Attention(X W_i^Q, ...)."""
     torch.manual_seed(0)
-    config = tiny_config(qkv_bias=True, linear_bias=True)
+    config = tiny_config(qkv_bias=True, out_bias=True, mlp_bias=True)
     layer, size, x_TE = MultiHeadAttention(config), config.head_size, torch.randn(S, config.hidden_size)
     causal = causal_mask(torch.arange(S), S)
     q, k, v = layer.qkv(x_TE).split([config.query_size, config.kv_size, config.kv_size], dim=-1)
@@ -155,7 +157,7 @@ def test_a_sinusoidal_shift_is_a_linear_map(width):
 
 def test_embeddings_are_scaled_before_positions_are_added():
     """Vaswani et al., 3.4 and 3.5: the input of the first block is sqrt(d_model) times the embedding, plus PE."""
-    net = tiny_decoder(tiny_config(positions="sinusoidal", scale_embedding=True))
+    net = tiny_decoder(tiny_config(positions="sinusoidal", embedding_scale=math.sqrt(32)))
     tokens, positions = torch.tensor([4, 4, 70]), torch.tensor([0, 9, 3])
     by_hand = net.embedding.tokens.weight[tokens] * math.sqrt(32) + sinusoidal_table(10, 32)[positions]
     torch.testing.assert_close(net.embedding(tokens, positions), by_hand)
@@ -163,7 +165,7 @@ def test_embeddings_are_scaled_before_positions_are_added():
 
 def test_deep_residual_streams_start_at_an_even_width():
     """Radford et al. 2019, 2.3: normal weights, those into the residual stream scaled by 1/sqrt of its number of sums."""
-    net = Decoder(tiny_config(num_layers=8, linear_bias=True))
+    net = Decoder(tiny_config(num_layers=8, out_bias=True, mlp_bias=True))
     net.initialise(torch.Generator().manual_seed(0))
     for name, parameter in net.named_parameters():
         if name.endswith("bias"):
@@ -177,7 +179,7 @@ def test_deep_residual_streams_start_at_an_even_width():
 
 def test_rotary_scores_depend_on_the_distance_alone():
     """Su et al., equation 16: the score of a query at m and a key at n is a function of m - n; rotation keeps lengths."""
-    cos, sin = rotary_table(tiny_config(head_size=D), 128)
+    cos, sin = rotary_table(Rope(10000.0, D, None), 128)
     torch.manual_seed(0)
     q, k = torch.randn(1, 1, D).double(), torch.randn(1, 1, D).double()
 
@@ -230,7 +232,7 @@ def test_the_gradient_of_cross_entropy_is_softmax_minus_one_hot(cross_entropy):
 def test_a_post_norm_block_normalises_each_sum():
     """Vaswani et al., 3.1: the output of each sublayer is LayerNorm(x + Sublayer(x))."""
     torch.manual_seed(0)
-    block = PostNormBlock(tiny_config(norm="layernorm", post_norm=True))
+    block = PostNormBlock(tiny_config(norm="layernorm", norm_place="post"))
     x = torch.randn(S, 32)
     middle = block.attention_norm(x + block.attention(x, None, 0, own_value))
     torch.testing.assert_close(block(x, None, 0, own_value), block.mlp_norm(middle + block.mlp(middle)))
@@ -239,7 +241,7 @@ def test_a_post_norm_block_normalises_each_sum():
 def test_a_pre_norm_block_leaves_the_residual_stream_untouched():
     """Radford et al. 2019, 2.3: the norm moves to the input of each sublayer; the sum itself is never normalised."""
     torch.manual_seed(0)
-    block = PreNormBlock(tiny_config())
+    block = Block(tiny_config())
     x = torch.randn(S, 32)
     middle = x + block.attention(block.attention_norm(x), None, 0, own_value)
     torch.testing.assert_close(block(x, None, 0, own_value), middle + block.mlp(block.mlp_norm(middle)))

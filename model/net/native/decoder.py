@@ -17,7 +17,7 @@ from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
 from model.net.features import LLAMA, features
 from model.net.native.library import load, variant
-from model.net.transformer import Decoder
+from model.net.transformer import Decoder, final_scores
 
 MAX_GROUP = 16
 MAX_HEAD = 256
@@ -73,10 +73,11 @@ class NativeDecoder:
     def __init__(self, net: Decoder, *, spend: bool = False) -> None:
         self.config = config = net.config
         self._library = native()
-        self._tensors = _kept(net)  # the library points into these
-        kinds = {tensor.dtype for tensor in self._tensors if tensor is not net.cos and tensor is not net.sin}
+        ((cos, sin),) = net.rope_tables
+        self._tensors = [*_kept(net), cos, sin]  # the library points into these
+        kinds = {tensor.dtype for tensor in self._tensors[:-2]}
         assert kinds == {torch.bfloat16}, kinds
-        assert net.cos.dtype == net.sin.dtype == torch.float32, "angles are not rounded"
+        assert cos.dtype == sin.dtype == torch.float32, "angles are not rounded"
         heads = (config.num_heads, config.num_kv_heads, config.head_size)
         sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size, *heads)
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in _arrays(net)]
@@ -117,7 +118,7 @@ class NativeDecoder:
         logits_TV = torch.empty(len(hidden_TE), self.config.vocab_size)
         hidden_TE = hidden_TE.contiguous()
         _check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
-        return logits_TV
+        return final_scores(logits_TV, self.config)
 
     def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ctypes.Array]:
         """Addresses of the layers' keys and values."""
@@ -160,12 +161,12 @@ def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Arr
 
 def _kept(net: Decoder) -> list[Tensor]:
     norms = [module.weight for module in net.modules() if isinstance(module, nn.RMSNorm)]
-    return [net.embedding.tokens.weight, net.cos, net.sin, *norms]
+    return [net.embedding.tokens.weight, *norms]
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
     """In the order that `attend_new` names."""
-    arrays = [net.embedding.tokens.weight, net.norm.weight, net.cos, net.sin]
+    arrays = [net.embedding.tokens.weight, net.norm.weight, *net.rope_tables[0]]
     for block in net.blocks:
         attention = block.attention
         gains = [getattr(norm, "weight", None) for norm in (attention.q_norm, attention.k_norm)]

@@ -68,13 +68,12 @@ class TritonDecoder:
         """The step's queries, rotated, [T, H, D]; its keys and values are in the cache then."""
         config, cache, layout = self.config, attention.cache, attention.layout
         qkv = module.qkv(normed_TE)
-        gains = (module.q_norm.weight, module.k_norm.weight) if config.qk_norm else (qkv, qkv)
+        gains = (module.q_norm.weight, module.k_norm.weight) if config.qk_norm == "head" else (qkv, qkv)
         caches = (cache.keys[layer], cache.values[layer], layout.slots_T, layout.positions_T)
         fused.turn_kernel[(len(qkv),)](
             qkv,
             *caches,
-            self.net.cos,
-            self.net.sin,
+            *self.net.rope_tables[0],
             *gains,
             config.norm_eps,
             H=config.num_heads,
@@ -83,7 +82,7 @@ class TritonDecoder:
             K_P=next_power_of_2(config.num_kv_heads),
             D=config.head_size,
             HALF_P=next_power_of_2(config.head_size // 2),
-            NORM=config.qk_norm,
+            NORM=config.qk_norm == "head",
         )
         return qkv[:, : config.query_size].unflatten(1, (config.num_heads, config.head_size))
 

@@ -344,10 +344,9 @@ def test_tables_of_positions_are_as_long_as_the_context_that_is_served(tmp_path,
     folder, made, make = write_checkpoint("llama", tmp_path), [], model.net.transformer.rotary_table
     whole = load(folder, torch.float32, "cpu")
     edit_config(folder, max_position_embeddings=1_000_000)
-    monkeypatch.setattr(
-        model.net.transformer, "rotary_table", lambda config, length: made.append(length) or make(config, length)
-    )
+    monkeypatch.setattr(model.net.transformer, "rotary_table", lambda rope, length: made.append(length) or make(rope, length))
     engine = build_engine(folder, replace(OPTIONS, **asked))
     net = engine._engine.runner.net
-    assert served == engine.info.max_model_len == max(made) == len(net.cos) == len(net.sin)
-    assert torch.equal(net.cos, whole.cos[:served])
+    ((cos, sin),) = net.rope_tables
+    assert served == engine.info.max_model_len == max(made) == len(cos) == len(sin)
+    assert torch.equal(cos, whole.rope_tables[0][0][:served])

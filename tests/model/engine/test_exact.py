@@ -15,7 +15,7 @@ from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import answers
 
 needs_library = pytest.mark.skipif(load() is None, reason="the native decoder is not built here: python -m model.net.native")
-CONFIG = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=128, qk_norm=True)
+CONFIG = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=128, qk_norm="head")
 BLOCK = CONFIG.kv_bytes_per_token(2) * 32
 WAYS = [{}, {"max_batch_tokens": 13}, {"max_batch_requests": 2}, {"kv_cache_memory": 6 * BLOCK}, {"prefix_caching": False}]
 

@@ -72,10 +72,10 @@ def test_a_window_counts_the_query_itself():
 
 SWITCHES = {
     "plain": {},
-    "qk-norm": {"qk_norm": True},
-    "biases": {"qkv_bias": True, "linear_bias": True},
+    "qk-norm": {"qk_norm": "head"},
+    "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "learned": {"positions": "learned"},
-    "original": {"positions": "sinusoidal", "post_norm": True, "norm": "layernorm", "scale_embedding": True},
+    "original": {"positions": "sinusoidal", "norm_place": "post", "norm": "layernorm", "embedding_scale": 32**0.5},
 }
 
 

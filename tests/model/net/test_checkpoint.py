@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.config import ModelConfig, RopeScaling
+from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.checkpoint import inspect, load, read_config, save
 from model.net.transformer import Decoder
+from model.rope import Llama3Scaling
 from model.train.loss import hidden_states
 from tests.model.checkpoints import (
     KINDS,
@@ -27,30 +28,37 @@ from tests.model.checkpoints import (
 )
 
 TOKENS = [5, 17, 80, 3, 44, 61, 9, 2]
-LLAMA3 = RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32)
+LLAMA3 = Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32)
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "attend": {},
     "attend-untied": {"tied_head": False, "bos_token_id": 0, "eos_token_ids": (0, 3)},
     "attend-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
     "attend-gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "gated_mlp": False}
-    | {"qkv_bias": True, "linear_bias": True},
+    | {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "attend-original": {"norm": "layernorm", "positions": "sinusoidal", "activation": "relu", "gated_mlp": False}
-    | {"post_norm": True, "scale_embedding": True, "qkv_bias": True, "linear_bias": True, "num_kv_heads": 4},
-    "attend-qk-norm": {"qk_norm": True, "norm_eps": 1e-3, "num_kv_heads": 1},
+    | {
+        "norm_place": "post",
+        "embedding_scale": 32**0.5,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "num_kv_heads": 4,
+    },
+    "attend-qk-norm": {"qk_norm": "head", "norm_eps": 1e-3, "num_kv_heads": 1},
     "attend-variants": {"sliding_window": 3, "window_layers": (1,), "softcap": 2.0, "attention_scale": 0.2},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
     "llama-gelu": {"activation": "gelu_tanh"},
-    "llama-biased": {"qkv_bias": True, "linear_bias": True},
+    "llama-biased": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "llama-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
     "mistral": {"tied_head": False, "eos_token_ids": (2, 3)},
     "mistral-sliding": {"sliding_window": 3},
     "qwen2": {"qkv_bias": True},
     "qwen2-sliding": {"qkv_bias": True, "sliding_window": 3, "window_layers": (0,)},
-    "qwen3-sliding": {"qk_norm": True, "sliding_window": 3},
-    "qwen3": {"qk_norm": True, "norm_eps": 1e-3},
-    "qwen3-untied": {"qk_norm": True, "tied_head": False},
+    "qwen3-sliding": {"qk_norm": "head", "sliding_window": 3},
+    "qwen3": {"qk_norm": "head", "norm_eps": 1e-3},
+    "qwen3-untied": {"qk_norm": "head", "tied_head": False},
 }
 THEIRS = [name for name in WRITTEN if not name.startswith("attend")]
 
@@ -311,12 +319,16 @@ def test_a_matrix_that_lies_the_wrong_way_is_named_with_both_shapes(tmp_path, ki
                 check(folder)
 
 
+def tables(net: Decoder) -> list[torch.Tensor]:
+    return [*net.buffers(), *(table for pair in net.rope_tables for table in pair)]
+
+
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
 def test_tables_of_positions_reach_as_far_as_they_are_told_to(tmp_path, positions):
     save(tiny_decoder(tiny_config(positions=positions)), tmp_path, torch.float32)
     whole, short = load(tmp_path, torch.float32, "cpu"), load(tmp_path, torch.float32, "cpu", context=3)
     for context in (3, 0, len(TOKENS)):
         short.reach(context)
-        pairs = list(zip(whole.buffers(), short.buffers(), strict=True))
+        pairs = list(zip(tables(whole), tables(short), strict=True))
         assert pairs and all(torch.equal(long[:context], table) for long, table in pairs)
     assert torch.equal(logits(whole), logits(short))

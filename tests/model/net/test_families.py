@@ -16,8 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from model.errors import CheckpointError
 from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from model.net.checkpoint import load, read_config, save
-from model.net.families import FAMILIES
-from model.net.layers import rotary_table
+from model.net.families.table import FAMILIES
+from model.net.rope import rotary_table
 from model.net.transformer import Decoder
 from model.train.loss import hidden_states
 from tests.model.checkpoints import (
@@ -131,19 +131,23 @@ def test_an_unknown_family_is_refused_by_name(llama, kind):
 
 
 REFUSED = {
-    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "proportional": {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}},
     "full_attention": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
     "partial_rotary_factor inside": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "factor": {
         "rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 0}
         | {"original_max_position_embeddings": 32}
     },
-    "rope_type": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
-    "rope_type of old": {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "rope_type": {"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4}},
+    "rope_type of old": {"rope_parameters": ..., "rope_scaling": {"type": "su", "factor": 2.0}},
+    "short_factors must be 4 numbers": {
+        "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0, 2.0, 2.0, 2.0]}
+        | {"original_max_position_embeddings": 32}
+    },
+    "rope_theta above 1": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 0.5}},
     "(hidden_act|activation).*mish": {"hidden_act": "mish"},
     "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
     "partial_rotary_factor": {"partial_rotary_factor": 0.5},
-    "attention_bias": {"attention_bias": True},
     "original_max_position_embeddings": {
         "rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     },
@@ -168,22 +172,36 @@ GOOD_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GOOD_ROPES = [
+    GOOD_ROPE,
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "truncate": False, "mscale": 0.7}
+    | {"mscale_all_dim": 1.2, "beta_fast": 8.0, "beta_slow": 0.5},
+    {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    | {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2, 3, 9.5]},
+]
 ROPE_VALUES = {
-    "rope_type": ["default", "llama3", "linear", "dynamic", "yarn", None],
-    "type": ["default", "llama3", "yarn"],
+    "rope_type": ["default", "llama3", "linear", "dynamic", "yarn", "longrope", "proportional", None],
+    "type": ["default", "llama3", "yarn", "longrope"],
     "rope_theta": [500.0, 1000000, 0],
     "factor": [8.0, 1, 0, 0.5, -2.0, math.inf],
     "low_freq_factor": [1.0, 0, 4.0],
     "high_freq_factor": [4.0, 1.0],
     "original_max_position_embeddings": [64, 0, 64.5],
     "partial_rotary_factor": [0.5, 1.0],
-    "attention_factor": [1.0],
+    "attention_factor": [1.0, 1.3],
+    "beta_fast": [16, 64.0],
+    "beta_slow": [2.0],
+    "truncate": [True, False, 1],
+    "long_factor": [[2.0] * 4, [2.0] * 3, 7],
     "mrope_section": [[1, 1, 2]],
     "full_attention": [{"rope_type": "default", "rope_theta": 1e6}],
 }
 GIVEN_ROPE = st.none() | st.builds(
     lambda base, changes: {**base, **changes},
-    st.sampled_from([{}, GOOD_ROPE]),
+    st.sampled_from([{}, *GOOD_ROPES]),
     st.lists(st.sampled_from(sorted(ROPE_VALUES)), max_size=2, unique=True).flatmap(
         lambda keys: st.fixed_dictionaries({key: st.sampled_from(ROPE_VALUES[key]) for key in keys})
     ),
@@ -219,8 +237,8 @@ def test_angles_are_those_of_transformers_or_the_config_is_refused(plain, parame
         return
     config = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
     rotary = LlamaRotaryEmbedding(config)
-    theirs = rotary(torch.zeros(1), torch.arange(POSITIONS)[None])
-    for mine, table in zip(rotary_table(ours, POSITIONS), theirs, strict=True):
+    theirs = rotary(torch.zeros(1), torch.arange(2 * POSITIONS)[None])
+    for mine, table in zip(rotary_table(ours.ropes[0], 2 * POSITIONS), theirs, strict=True):
         torch.testing.assert_close(mine, table[0], atol=2e-5, rtol=0)
 
 
@@ -229,14 +247,14 @@ def test_angles_are_those_of_transformers_or_the_config_is_refused(plain, parame
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.text(min_size=1, max_size=12), value=st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
 def test_a_key_of_rope_that_is_not_understood_is_refused(plain, base, name, key, value):
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *GOOD_ROPE}
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *base, *GOOD_ROPE}
     assume(key not in known)
     with pytest.raises(CheckpointError, match=name):
         FAMILIES["llama"].read(plain | {name: {"rope_type": "default", **base, key: value}})
 
 
 def test_what_is_read_with_rope_is_accepted_often_enough_to_compare(plain):
-    for values in ({"rope_theta": 500.0}, GOOD_ROPE, {"type": "default"}):
+    for values in ({"rope_theta": 500.0}, *GOOD_ROPES, {"type": "default"}):
         for name in ("rope_parameters", "rope_scaling"):
             FAMILIES["llama"].read(plain | {name: values})
 
@@ -289,7 +307,7 @@ ATTEND_VALUES = {
     "positions": "alibi",
     "activation": "gelu_new",
     "norm_eps": "small",
-    "post_norm": "yes",
+    "gated_mlp": "yes",
     "rope_scaling": {"factor": 2.0},
     "num_layers": 2.0,
     "eos_token_ids": 2,
@@ -297,6 +315,12 @@ ATTEND_VALUES = {
     "window_layers": [2],
     "softcap": -1.0,
     "attention_scale": "small",
+    "norm_place": "behind",
+    "qk_norm": "some",
+    "embedding_scale": 0,
+    "rope_layers": [-1],
+    "local_rope_theta": "small",
+    "logit_softcap": -30.0,
 }
 
 
@@ -394,3 +418,11 @@ def test_a_folder_without_generation_config_is_complete(llama):
 
 def test_every_family_is_compared():
     assert set(FAMILIES) - {"attend"} <= set(KINDS)
+
+
+def test_our_own_spelling_of_an_earlier_version_is_understood(tmp_path):
+    config = tiny_config(norm_place="post", out_bias=True, mlp_bias=True, embedding_scale=math.sqrt(32), qk_norm="head")
+    save(tiny_decoder(config), tmp_path, torch.float32)
+    earlier = {"post_norm": True, "linear_bias": True, "scale_embedding": True, "qk_norm": True}
+    edit_config(tmp_path, **earlier, norm_place=..., out_bias=..., mlp_bias=..., embedding_scale=...)
+    assert read_config(tmp_path) == config

@@ -6,15 +6,16 @@ from typing import get_args
 import pytest
 import torch
 
-from model.config import Activation, ModelConfig, Norm, Positions, RopeScaling
+from model.config import CHOICES as NAMED
+from model.config import ModelConfig
 from model.net import features as table
 from model.net.backends import ReferenceBackend, TorchBackend
 from model.net.features import ALL, ATTENTION, CHOICES, LLAMA, SIZES, SWITCHES, features
 from model.net.native.decoder import NativeBackend
+from model.rope import Llama3Scaling
 from tests.model.checkpoints import tiny_config
 
-FAMILY_OF_ALL = {"norm": get_args(Norm), "positions": get_args(Positions), "activation": get_args(Activation)}
-FAMILY_OF_ALL["gated_mlp"] = (True, False)
+FAMILY_OF_ALL = {name: get_args(kind) for name, kind in NAMED.items()} | {"gated_mlp": (True, False)}
 BACKENDS = {"reference": ReferenceBackend, "torch": TorchBackend, "native": NativeBackend}
 
 
@@ -34,12 +35,15 @@ def test_every_feature_that_there_is_has_somebody_who_computes_it():
 
 
 ON = {
-    "post_norm": True,
-    "scale_embedding": True,
+    "embedding_scale": 2.0,
+    "residual_scale": 0.5,
     "qkv_bias": True,
-    "linear_bias": True,
-    "qk_norm": True,
-    "rope_scaling": RopeScaling(2.0, 1.0, 4.0, 32),
+    "out_bias": True,
+    "mlp_bias": True,
+    "rope_size": 4,
+    "rope_scaling": Llama3Scaling(2.0, 1.0, 4.0, 32),
+    "local_rope_theta": 100.0,
+    "rope_layers": (0,),
     "sliding_window": 7,
     "softcap": 5.0,
     "attention_scale": 0.5,

@@ -44,7 +44,7 @@ def test_a_checkpoint_is_measured_on_every_held_out_file(tmp_path):
     """Bits per byte over all of them, from what stands in the folder; files to train on have no say."""
     tokenizer, folder, root = byte_level_tokenizer(), write_tokenizer(tmp_path / "model"), tmp_path / "root"
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": corpus.END_OF_TEXT}))
-    net = tiny_decoder(tiny_config(family="qwen3", qk_norm=True, vocab_size=tokenizer.size))
+    net = tiny_decoder(tiny_config(family="qwen3", qk_norm="head", vocab_size=tokenizer.size))
     save(net, folder, torch.float32)
     root.mkdir()
     for at in range(200):

@@ -125,7 +125,7 @@ def owners(net: Decoder) -> dict[str, list[type]]:
     "config",
     [
         tiny_config(),
-        tiny_config(tied_head=False, positions="learned", qkv_bias=True, qk_norm=True),
+        tiny_config(tied_head=False, positions="learned", qkv_bias=True, qk_norm="head"),
         default_config(16),
         original_config(16),
     ],
@@ -141,7 +141,7 @@ def test_every_parameter_has_one_optimizer(config):
 
 
 def test_only_vectors_are_free_of_weight_decay():
-    net = Decoder(tiny_config(tied_head=False, linear_bias=True))
+    net = Decoder(tiny_config(tied_head=False, out_bias=True, mlp_bias=True))
     for optimizer in build_optimizers(net, RECIPE):
         for group in optimizer.param_groups:
             decays = {RECIPE.weight_decay if parameter.dim() == 2 else 0.0 for parameter in group["params"]}

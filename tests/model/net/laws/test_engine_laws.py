@@ -26,7 +26,7 @@ BLOCK = 32
 MODELS = {
     "plain": tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=256),
     "window above": tiny_config(
-        num_heads=2, num_kv_heads=2, head_size=64, max_positions=256, qk_norm=True, sliding_window=20, window_layers=(1,)
+        num_heads=2, num_kv_heads=2, head_size=64, max_positions=256, qk_norm="head", sliding_window=20, window_layers=(1,)
     ),
     "everything": tiny_config(
         num_heads=3,
@@ -59,11 +59,7 @@ each_coming = pytest.mark.parametrize("coming", COMINGS)
 @cache
 def net_of(config: ModelConfig, dtype: torch.dtype) -> Decoder:
     """As a checkpoint is loaded: weights in the dtype, tables of angles in float32."""
-    net = tiny_decoder(config)
-    tables = net.cos, net.sin
-    net.to(dtype)
-    net.cos, net.sin = tables
-    return net.requires_grad_(False)
+    return tiny_decoder(config).to(dtype).requires_grad_(False)
 
 
 def engine(way: Way, config: ModelConfig, *, ahead: bool = False, **changes) -> Engine:

@@ -106,7 +106,7 @@ def launch_all(heads, kv_heads, size, dtype, variant):
 def launch_fused():
     """A layer of Qwen3-0.6B."""
     config = tiny_config(
-        num_heads=16, num_kv_heads=8, head_size=128, num_layers=1, hidden_size=1024, mlp_size=3072, qk_norm=True
+        num_heads=16, num_kv_heads=8, head_size=128, num_layers=1, hidden_size=1024, mlp_size=3072, qk_norm="head"
     )
     cache = KVCache.allocate(config, 4, 32, torch.bfloat16, "cpu")
     layout = BatchLayout.build([Row([1], 9, 1)], 32, "cpu")

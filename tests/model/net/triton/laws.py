@@ -292,8 +292,8 @@ def test_one_backend_sees_what_a_new_step_brings():
     ("changes", "dtype"),
     [
         ({}, torch.bfloat16),
-        ({"qk_norm": True, "num_heads": 6, "head_size": 24, "mlp_size": 70}, torch.float32),
-        ({"qkv_bias": True, "linear_bias": True}, torch.float32),
+        ({"qk_norm": "head", "num_heads": 6, "head_size": 24, "mlp_size": 70}, torch.float32),
+        ({"qkv_bias": True, "out_bias": True, "mlp_bias": True}, torch.float32),
     ],
     ids=["llama", "norms of queries and keys", "biases"],
 )

@@ -1,0 +1,44 @@
+"""GLM-4 (model_type glm4): norms before and after each sublayer, and half of each head rotated, neighbour with neighbour."""
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.net.families import llama
+from model.net.families.positions import rope
+from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block
+
+
+def read(raw: Raw) -> ModelConfig:
+    """Its stop tokens have defaults."""
+    raw = raw | {"head_dim": raw.get("head_dim") or 128, "num_key_value_heads": raw.get("num_key_value_heads") or 2}
+    if raw.get("eos_token_id") is None:
+        raw = raw | {"eos_token_id": [151329, 151336, 151338]}
+    fields = decoder_sizes(raw, eps=1.5625e-7) | rope(raw, head_size(raw), partial=0.5)
+    return ModelConfig(**fields | {"norm_place": "sandwich", "qkv_bias": flag(raw, "attention_bias", True)})
+
+
+def halves(tensor: Tensor, head: int, rotated: int) -> Tensor:
+    """Rows of queries or keys [heads * D, ...] whose pairs are (2i, 2i + 1), in the order in which pairs are (i, i + R / 2).
+
+    Queries and keys change places alike, so their products stay.
+    """
+    order = torch.arange(head)
+    order[:rotated] = torch.cat((order[0:rotated:2], order[1:rotated:2]))
+    return tensor.unflatten(0, (-1, head))[:, order].flatten(0, 1)
+
+
+def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+    """From neighbours to halves."""
+    turned = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj"))
+    return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor
+
+
+NORMS = {
+    "attention_norm": ("input_layernorm",),
+    "attention_post_norm": ("post_self_attn_layernorm",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "mlp_post_norm": ("post_mlp_layernorm",),
+}
+MLP = {"mlp.gate_up": ("mlp.gate_up_proj",), "mlp.down": ("mlp.down_proj",)}
+FAMILIES = {"glm4": Family(read, llama.OUTSIDE | in_block("model.layers", NORMS | llama.ATTENTION | MLP), adapt=adapt)}

@@ -1,0 +1,122 @@
+"""Llama, Mistral, Qwen2 and Qwen3: one shape with a few switches. Other families borrow their names of weights."""
+
+from typing import Any
+
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.net.families.positions import rope
+from model.net.families.reading import (
+    Family,
+    Raw,
+    decoder_sizes,
+    flag,
+    head_size,
+    in_block,
+    pairs,
+    sliding_layers,
+    windows,
+)
+from model.rope import Llama3Scaling
+
+ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def read(raw: Raw) -> ModelConfig:
+    """Qwen2 has a bias on queries, keys and values alone; Qwen3 norms queries and keys."""
+    kind = raw["model_type"]
+    bias = flag(raw, "attention_bias")
+    return ModelConfig(
+        **decoder_sizes(raw)
+        | {
+            **rope(raw, head_size(raw)),
+            **sliding(raw),
+            "qkv_bias": kind == "qwen2" or bias,
+            "out_bias": kind != "qwen2" and bias,
+            "mlp_bias": flag(raw, "mlp_bias"),
+            "qk_norm": "head" if kind == "qwen3" else "none",
+        }
+    )
+
+
+def sliding(raw: Raw) -> dict[str, Any]:
+    """The window as `transformers` reads it; an absent key is its default.
+
+    Mistral slides in every layer; Qwen, once switched on, in those that `layer_types` names, else from `max_window_layers` on.
+    """
+    kind, window = raw["model_type"], raw.get("sliding_window", 4096)
+    on = kind == "mistral" or (kind != "llama" and flag(raw, "use_sliding_window"))
+    layers = None if kind in ("llama", "mistral") else _qwen_layers(raw)
+    if not on or window is None:
+        if layers and raw.get("layer_types"):
+            raise CheckpointError("config.json: layer_types name sliding layers, but there is no sliding_window in use")
+        return {}
+    return windows(raw, window, layers)
+
+
+def _qwen_layers(raw: Raw) -> tuple[int, ...]:
+    first = raw.get("max_window_layers", 28)
+    if raw.get("layer_types") is None and (not isinstance(first, int) or isinstance(first, bool) or first < 0):
+        raise CheckpointError(f"config.json: max_window_layers must be an integer from 0; got {first!r}")
+    return sliding_layers(raw, lambda layer: layer >= first)
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """config.json of a Llama-shaped model, as `transformers` reads it."""
+    assert config.softcap is None and config.attention_scale is None, f"{config.family} has no soft cap, and no other scale"
+    assert config.rope_scaling is None or isinstance(config.rope_scaling, Llama3Scaling), "written as llama3 alone"
+    scaling = config.rope_scaling and {
+        "rope_type": "llama3",
+        "factor": config.rope_scaling.factor,
+        "low_freq_factor": config.rope_scaling.low_freq_factor,
+        "high_freq_factor": config.rope_scaling.high_freq_factor,
+        "original_max_position_embeddings": config.rope_scaling.original_positions,
+    }
+    return {
+        "architectures": [f"{ARCHITECTURES[config.family]}ForCausalLM"],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "intermediate_size": config.mlp_size,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
+        "attention_bias": config.out_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_ids[0] if len(config.eos_token_ids) == 1 else list(config.eos_token_ids),
+        **_write_sliding(config),
+    }
+
+
+def _write_sliding(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `sliding`: an absent window would be read as one of 4096 by Mistral, and as none by the others."""
+    variants, window = config.attention_variants, config.sliding_window
+    if config.family == "mistral":
+        assert len(set(variants)) == 1, "Mistral slides in every layer or in none"
+        return {"sliding_window": window}
+    if window is None:
+        return {}
+    assert config.family != "llama", "Llama has no sliding window"
+    kinds = ["sliding_attention" if variant.window else "full_attention" for variant in variants]
+    return {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
+
+
+OUTSIDE = pairs("embedding.tokens", "model.embed_tokens") | pairs("norm", "model.norm") | pairs("head", "lm_head")
+"""What is not in a block."""
+ATTENTION = {
+    "attention.qkv": tuple(f"self_attn.{x}_proj" for x in "qkv"),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "attention.out": ("self_attn.o_proj",),
+}
+MLP = {"mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down": ("mlp.down_proj",)}
+PRE_NORMS = {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)}
+WEIGHTS = OUTSIDE | in_block("model.layers", PRE_NORMS | ATTENTION | MLP)
+FAMILIES = dict.fromkeys(ARCHITECTURES, Family(read, WEIGHTS, write))

@@ -1,0 +1,119 @@
+"""How config.json says by how much queries and keys are rotated: `rope_scaling`, `rope_parameters`, and keys beside them."""
+
+import math
+from typing import Any
+
+from model.errors import CheckpointError
+from model.net.families.reading import Raw, need, number, refuse, size
+from model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+
+ORIGINAL = "original_max_position_embeddings"
+KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor", ORIGINAL),
+}
+"""What each `rope_type` may say beside its theta."""
+
+
+def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | None = None) -> dict[str, Any]:
+    """The fields of ModelConfig on rotation, as `transformers` reads them.
+
+    From `rope_scaling`, or else from `rope_parameters`, never from both. Keys beside the object hold where it has none.
+    `partial` is the share of a head's columns that is rotated where no key says one; None: no key may say one.
+    """
+    name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    values = raw.get(name) or {}
+    if not isinstance(values, dict):
+        raise CheckpointError(f"config.json: {name} must be an object; got {values!r}")
+    values = {"rope_theta": number(raw, "rope_theta", theta), **values}
+    if partial is None:
+        refuse(raw, "partial_rotary_factor", None, 1.0)
+        refuse(values, "partial_rotary_factor", None, 1.0)
+    elif values.get("partial_rotary_factor") is None:
+        values["partial_rotary_factor"] = number(raw, "partial_rotary_factor", partial)
+    return rope_of(raw, name, values, head_size)
+
+
+def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict[str, Any]:
+    """The same from one object, which config.json calls `name`. Every key of it must be known here."""
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in KEYS:
+        raise CheckpointError(f"config.json: {name}: rope_type {kind!r} is not supported; known: {', '.join(KEYS)}")
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind]}
+    if strangers := sorted(map(str, values.keys() - known)):
+        raise CheckpointError(f"config.json: {name} has {', '.join(strangers)}, which rope_type {kind!r} does not know")
+    rotated = int(head_size * number(values, "partial_rotary_factor", 1.0))
+    fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}
+    fields["rope_size"] = None if rotated == head_size else rotated
+    fields["rope_scaling"] = scaling = _scaling(raw, kind, values)
+    if isinstance(scaling, DynamicScaling):  # what it learned, and how far it is stretched
+        fields["max_positions"] = int(scaling.factor * scaling.original_positions)
+    return fields
+
+
+def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
+    def given(key: str) -> float:
+        return number({key: need(values, key)}, key, 1.0)
+
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(given("factor"))
+    if kind == "dynamic":
+        return DynamicScaling(given("factor"), size(raw, "max_position_embeddings"))
+    positions = size(values if values.get(ORIGINAL) is not None else raw, ORIGINAL)
+    refuse(raw, ORIGINAL, None, positions)
+    if kind == "llama3":
+        return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), positions)
+    if kind == "longrope":
+        factor = number(values, "factor", size(raw, "max_position_embeddings") / positions)
+        learned = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(positions))
+        lists = (_numbers(values, "short_factor"), _numbers(values, "long_factor"))
+        return LongScaling(*lists, positions, number(values, "attention_factor", learned))
+    factor = given("factor")
+    scales = (number(values, "mscale", 0.0), number(values, "mscale_all_dim", 0.0))
+    learned = _mscale(factor, scales[0]) / _mscale(factor, scales[1]) if all(scales) else _mscale(factor, 1.0)
+    truncate = values.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise CheckpointError(f"config.json: truncate must be true or false; got {truncate!r}")
+    fast, slow = number(values, "beta_fast", 32.0), number(values, "beta_slow", 1.0)
+    return YarnScaling(factor, positions, fast, slow, number(values, "attention_factor", learned), truncate)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _numbers(values: dict[str, Any], key: str) -> tuple[float, ...]:
+    given = need(values, key)
+    if not isinstance(given, list):
+        raise CheckpointError(f"config.json: {key} must be a list of numbers; got {given!r}")
+    return tuple(number({key: value}, key, 1.0) if value is not None else 0.0 for value in given)
+
+
+def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_theta: float) -> dict[str, Any]:
+    """The same for a family whose layers with a window turn otherwise: `rope_parameters` has an object for each kind of layer.
+
+    Older configs have one theta for each kind, and a `rope_scaling` for layers without a window.
+    """
+    values = raw.get("rope_parameters") or {}
+    if not isinstance(values, dict) or values.keys() - {"full_attention", "sliding_attention"}:
+        raise CheckpointError(f"config.json: rope_parameters must have full_attention and sliding_attention; got {values!r}")
+    whole = {**(values.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
+    local = dict(values.get("sliding_attention") or {})
+    whole.setdefault("rope_theta", number(raw, "rope_theta", theta))
+    local.setdefault("rope_theta", number(raw, local_key, local_theta))
+    for object_ in (whole, local):
+        refuse(object_, "partial_rotary_factor", None, 1.0)
+    fields = rope_of(raw, "rope_parameters", whole, head_size)
+    slides = rope_of(raw, "rope_parameters", local, head_size)
+    if slides["rope_scaling"] not in (None, fields["rope_scaling"]):
+        raise CheckpointError("config.json: layers with a window cannot be scaled otherwise than those without")
+    alike = slides["rope_scaling"] == fields["rope_scaling"] and slides["rope_theta"] == fields["rope_theta"]
+    if slides["rope_scaling"] is not None and not alike:
+        raise CheckpointError("config.json: layers with a window cannot be scaled, and turn by a theta of their own")
+    return fields if alike else fields | {"local_rope_theta": slides["rope_theta"]}

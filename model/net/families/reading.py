@@ -1,0 +1,181 @@
+"""What readers of config.json share. A value that is missing, of the wrong type, or not understood raises CheckpointError."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from model.config import Activation, ModelConfig
+from model.errors import CheckpointError
+
+Raw = Mapping[str, Any]
+"""A parsed config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How to read, and to write, one `model_type`.
+
+    `{}` in a weight's name stands for the number of the block. Several names on the right of one on the left are laid under
+    each other, in that order.
+    """
+
+    read: Callable[[Raw], ModelConfig]
+    weights: Mapping[str, tuple[str, ...]] | None
+    """Our name -> their names; None: the same names."""
+    write: Callable[[ModelConfig], dict[str, Any]] | None = None
+    """None: checkpoints of this family are read only."""
+    adapt: Callable[[ModelConfig, str, Tensor], Tensor] | None = None
+    """(config, their name, their tensor) -> the tensor as our equations want it, of the same shape."""
+    transposed: bool = False
+    """Whether matrices are stored as [in, out]."""
+    gain_offset: float = 0.0
+    """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32."""
+    optional_prefix: str = ""
+    """A prefix of their names that some checkpoints leave out."""
+    ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
+    """Tensors that carry no weights: masks and tables that old checkpoints saved."""
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def need(raw: Raw, key: str) -> Any:
+    """The value of a key that config.json must have."""
+    if raw.get(key) is None:
+        raise CheckpointError(f"config.json has no {key!r}")
+    return raw[key]
+
+
+def size(raw: Raw, key: str, default: int | None = None) -> int:
+    """A positive integer; one without a default must be there."""
+    value = need(raw, key) if default is None or raw.get(key) is not None else default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {key} must be a positive integer; got {value!r}")
+    return value
+
+
+def number(raw: Raw, key: str, default: float) -> float:
+    """A number, or the default where there is none."""
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} must be a number; got {value!r}")
+    return float(value)
+
+
+def optional_number(raw: Raw, key: str, default: float | None) -> float | None:
+    """A number, None where the key says null, or the default where there is no such key."""
+    return default if key not in raw else None if raw[key] is None else number(raw, key, 0.0)
+
+
+def flag(raw: Raw, key: str, default: bool = False) -> bool:
+    """True or false, or the default where there is neither."""
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} must be true or false; got {value!r}")
+    return value
+
+
+def refuse(raw: Raw, key: str, *harmless: Any) -> None:
+    """Stop at a key that changes the arithmetic in a way that is not built."""
+    if key in raw and raw[key] not in harmless:
+        raise CheckpointError(f"config.json: {key} = {raw[key]!r} is not supported")
+
+
+def activation(raw: Raw, key: str, default: str) -> Activation:
+    """Our name of an activation function."""
+    name = raw.get(key, default)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: {key} {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def stop_tokens(raw: Raw) -> tuple[int, ...]:
+    """`eos_token_id` may be absent, one id, or several."""
+    value = raw.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) for token in values):
+        raise CheckpointError(f"config.json: eos_token_id must be a token id, or a list of them; got {value!r}")
+    return tuple(values)
+
+
+def head_size_of(raw: Raw, hidden: str, heads: str) -> int:
+    """Columns of one head where a config does not say: an even share of the width."""
+    if size(raw, hidden) % size(raw, heads):
+        raise CheckpointError(f"config.json: {hidden} {raw[hidden]} cannot be shared by {heads} {raw[heads]} evenly")
+    return size(raw, hidden) // size(raw, heads)
+
+
+def head_size(raw: Raw) -> int:
+    """`head_dim`, or an even share of the width."""
+    return size(raw, "head_dim") if raw.get("head_dim") else head_size_of(raw, "hidden_size", "num_attention_heads")
+
+
+def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation_key: str = "hidden_act") -> dict[str, Any]:
+    """The fields of ModelConfig whose keys are the same in most families; keywords are what an absent key means."""
+    refuse(raw, "quantization_config", None)
+    heads = size(raw, "num_attention_heads")
+    default = "silu" if activation_key == "hidden_act" else "gelu_pytorch_tanh"
+    return {
+        "family": raw["model_type"],
+        "vocab_size": size(raw, "vocab_size"),
+        "hidden_size": size(raw, "hidden_size"),
+        "num_layers": size(raw, "num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": size(raw, "num_key_value_heads", heads),
+        "head_size": head_size(raw),
+        "mlp_size": size(raw, "intermediate_size"),
+        "max_positions": size(raw, "max_position_embeddings"),
+        "norm_eps": number(raw, "rms_norm_eps", eps),
+        "activation": activation(raw, activation_key, default),
+        "tied_head": flag(raw, "tie_word_embeddings", tied),
+        "bos_token_id": raw.get("bos_token_id"),
+        "eos_token_ids": stop_tokens(raw),
+    }
+
+
+KINDS = ("full_attention", "sliding_attention")
+
+
+def sliding_layers(raw: Raw, default: Callable[[int], bool]) -> tuple[int, ...]:
+    """The layers, from 0, that `layer_types` calls sliding; without it those for which `default` is true."""
+    count, kinds = size(raw, "num_hidden_layers"), raw.get("layer_types")
+    if kinds is None:
+        return tuple(filter(default, range(count)))
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in KINDS for kind in kinds):
+        raise CheckpointError(
+            f"config.json: layer_types must name full_attention or sliding_attention for each of {count} layers; got {kinds!r}"
+        )
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> dict[str, Any]:
+    """Fields for a window that holds for `layers`, or for all; none where no query could fail to see a key."""
+    if window is None or layers == ():
+        return {}
+    window = size({"sliding_window": window}, "sliding_window")
+    if window >= size(raw, "max_position_embeddings"):
+        return {}
+    whole = layers is None or len(layers) == size(raw, "num_hidden_layers")
+    return {"sliding_window": window, "window_layers": None if whole else layers}
+
+
+def pairs(ours: str, *theirs: str) -> dict[str, tuple[str, ...]]:
+    """The entry of a matrix, and that of its bias; a bias that a config does without is never asked for."""
+    return {f"{ours}.{part}": tuple(f"{name}.{part}" for name in theirs) for part in ("weight", "bias")}
+
+
+def in_block(block: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The entries of our parts of a block, whose names in their block `block` are given."""
+    entries: dict[str, tuple[str, ...]] = {}
+    for ours, theirs in names.items():
+        entries |= pairs(f"blocks.{{}}.{ours}", *(f"{block}.{{}}.{name}" for name in theirs))
+    return entries
