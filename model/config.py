@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from model.errors import CheckpointError, SettingError
-from model.rope import Rope, RopeScaling
+from model.rope import DynamicScaling, Rope, RopeScaling
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
@@ -169,6 +169,12 @@ class ModelConfig:
     def ropes(self) -> tuple[Rope, ...]:
         """The different ways in which layers rotate, each once."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
+
+    @property
+    def default_context(self) -> int:
+        """Positions that are served where nobody asks for more: with more of them a dynamic scaling turns all otherwise."""
+        scaling = self.rope_scaling
+        return scaling.original_positions if isinstance(scaling, DynamicScaling) else self.max_positions
 
     @property
     def query_size(self) -> int:

@@ -85,7 +85,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | {
         "mlp": {"size": config.mlp_size, "activation": config.activation, "gated": config.gated_mlp},
         "tied_head": config.tied_head,
-        "max_model_len": config.max_positions,
+        "max_model_len": config.default_context,
     }
 
 

@@ -142,7 +142,7 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
     asked = options.max_model_len
     if asked is not None and asked > config.max_positions:
         raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
-    context = asked or config.max_positions
+    context = asked or config.default_context
     memory = free_memory(device) if options.kv_cache_memory is None else options.kv_cache_memory
     num_blocks = count_blocks(config, dtype, options.block_size, memory, context * options.max_batch_requests)
     return EngineConfig(

@@ -83,7 +83,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, context: int | None = None) -> None:
         super().__init__()
-        context = config.max_positions if context is None else context
+        context = config.default_context if context is None else context
         block = PostNormBlock if config.norm_place == "post" else Block
         self.config = config
         self.embedding = Embedding(config, context)

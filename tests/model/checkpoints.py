@@ -69,7 +69,7 @@ def _gpt2(**more: Any) -> nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2_SHAPE | more))
 
 
-def _shaped(family: str, **more: Any) -> nn.Module:
+def shaped(family: str, **more: Any) -> nn.Module:
     """A model of a family whose config has the same keys as Llama's."""
     config = getattr(transformers, f"{family}Config")(**_LLAMA_SHAPE | {"num_hidden_layers": 4, "pad_token_id": 0} | more)
     return getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config)
@@ -97,21 +97,22 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen3-tied": lambda: _qwen3(tie_word_embeddings=True, num_key_value_heads=4),
     "llama-yarn": lambda: _llama(rope_parameters=_YARN, tie_word_embeddings=False),
     "llama-linear": lambda: _llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}),
+    "llama-dynamic": lambda: _llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}),
     "llama-half-biased": lambda: _llama(attention_bias=True, tie_word_embeddings=False),
-    "gemma": lambda: _shaped("Gemma"),
-    "gemma2": lambda: _shaped("Gemma2", **_WINDOW),
-    "gemma2-uncapped": lambda: _shaped("Gemma2", **_WINDOW, attn_logit_softcapping=None, final_logit_softcapping=3.0),
-    "gemma3_text": lambda: _shaped("Gemma3Text", **_WINDOW, sliding_window_pattern=3),
-    "glm4": lambda: _shaped("Glm4", tie_word_embeddings=False, head_dim=16),
-    "granite": lambda: _shaped(
+    "gemma": lambda: shaped("Gemma"),
+    "gemma2": lambda: shaped("Gemma2", **_WINDOW),
+    "gemma2-uncapped": lambda: shaped("Gemma2", **_WINDOW, attn_logit_softcapping=None, final_logit_softcapping=3.0),
+    "gemma3_text": lambda: shaped("Gemma3Text", **_WINDOW, sliding_window_pattern=3),
+    "glm4": lambda: shaped("Glm4", tie_word_embeddings=False, head_dim=16),
+    "granite": lambda: shaped(
         "Granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.2
     ),
-    "olmo2": lambda: _shaped("Olmo2"),
-    "olmo3": lambda: _shaped("Olmo3", sliding_window=7),
-    "phi3": lambda: _shaped("Phi3"),
-    "phi3-long": lambda: _shaped("Phi3", rope_parameters=_LONG, original_max_position_embeddings=32),
-    "phi3-partial": lambda: _shaped("Phi3", head_dim=8, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}),
-    "smollm3": lambda: _shaped("SmolLM3", tie_word_embeddings=False),
+    "olmo2": lambda: shaped("Olmo2"),
+    "olmo3": lambda: shaped("Olmo3", sliding_window=7),
+    "phi3": lambda: shaped("Phi3"),
+    "phi3-long": lambda: shaped("Phi3", rope_parameters=_LONG, original_max_position_embeddings=32),
+    "phi3-partial": lambda: shaped("Phi3", head_dim=8, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}),
+    "smollm3": lambda: shaped("SmolLM3", tie_word_embeddings=False),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
@@ -122,7 +123,7 @@ def write_checkpoint(kind: str, folder: Path) -> Path:
     """A checkpoint folder of `kind`, float32, its weights spread so that logits are far from flat."""
     torch.manual_seed(len(kind))
     net = KINDS[kind]()
-    _spread(net)
+    spread(net)
     net.save_pretrained(folder)
     return folder
 
@@ -139,7 +140,7 @@ def their_logits(theirs: nn.Module, tokens: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def _spread(net: nn.Module) -> None:
+def spread(net: nn.Module) -> None:
     for parameter in net.parameters():
         if parameter.dim() > 1:
             parameter.normal_(0.0, 0.3)
@@ -167,7 +168,7 @@ def tiny_decoder(config: ModelConfig, seed: int = 0) -> Decoder:
     """A decoder with weights spread like those of the checkpoints."""
     torch.manual_seed(seed)
     net = Decoder(config)
-    _spread(net)
+    spread(net)
     return net.eval()
 
 

@@ -40,12 +40,11 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(**fields | rope(raw, head_size(raw)))
 
 
-def _sandwich(raw: Raw, attention_cap: float | None, final_cap: float | None) -> dict[str, Any]:
-    """Fields of Gemma 2 and 3, with their caps where config.json says none."""
+def _sandwich(raw: Raw, final_cap: float | None) -> dict[str, Any]:
+    """Fields of Gemma 2 and 3, with the cap of the next token's scores where config.json says none."""
     return _common(raw) | {
         "norm_place": "sandwich",
         "attention_scale": number(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
-        "softcap": optional_number(raw, "attn_logit_softcapping", attention_cap),
         "logit_softcap": optional_number(raw, "final_logit_softcapping", final_cap),
     }
 
@@ -53,15 +52,16 @@ def _sandwich(raw: Raw, attention_cap: float | None, final_cap: float | None) ->
 def read2(raw: Raw) -> ModelConfig:
     """Gemma 2. Even layers have a window."""
     layers = sliding_layers(raw, lambda layer: layer % 2 == 0)
-    fields = _sandwich(raw, 50.0, 30.0) | rope(raw, head_size(raw))
+    fields = _sandwich(raw, 30.0) | rope(raw, head_size(raw))
+    fields |= {"softcap": optional_number(raw, "attn_logit_softcapping", 50.0)}
     return ModelConfig(**fields | windows(raw, raw.get("sliding_window", 4096), layers))
 
 
 def read3(raw: Raw) -> ModelConfig:
-    """Gemma 3's text model. All layers but every sixth have a window."""
+    """Gemma 3's text model. All layers but every sixth have a window. Its reference looks at no `attn_logit_softcapping`."""
     pattern = size(raw, "sliding_window_pattern", 6)
     layers = sliding_layers(raw, lambda layer: (layer + 1) % pattern != 0)
-    fields = _sandwich(raw, None, None) | {"qk_norm": "head"}
+    fields = _sandwich(raw, None) | {"qk_norm": "head"}
     fields |= two_ropes(raw, head_size(raw), theta=1e6, local_key="rope_local_base_freq", local_theta=10000.0)
     return ModelConfig(**fields | local_windows(raw, raw.get("sliding_window", 4096), layers))
 

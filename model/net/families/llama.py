@@ -22,17 +22,17 @@ ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Qwen2 has a bias on queries, keys and values alone; Qwen3 norms queries and keys."""
+    """Qwen2 has a bias on queries, keys and values alone; Qwen3 norms queries and keys. Not every family looks at every key."""
     kind = raw["model_type"]
-    bias = flag(raw, "attention_bias")
+    bias = kind in ("llama", "qwen3") and flag(raw, "attention_bias")
     return ModelConfig(
         **decoder_sizes(raw)
         | {
             **rope(raw, head_size(raw)),
             **sliding(raw),
             "qkv_bias": kind == "qwen2" or bias,
-            "out_bias": kind != "qwen2" and bias,
-            "mlp_bias": flag(raw, "mlp_bias"),
+            "out_bias": bias,
+            "mlp_bias": kind == "llama" and flag(raw, "mlp_bias"),
             "qk_norm": "head" if kind == "qwen3" else "none",
         }
     )
