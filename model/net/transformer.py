@@ -46,16 +46,21 @@ class PostNormBlock(Block):
         return self.mlp_norm(x_TE + self.mlp(x_TE) * self.scale)
 
 
+def empty_table(rows: int, width: int) -> nn.Embedding:
+    """An embedding that draws no values: drawing on the meta device imports torch's compiler, a second or two for nothing."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 class Embedding(nn.Module):
     """Token vectors, plus position vectors where positions are added rather than rotated in."""
 
     def __init__(self, config: ModelConfig, context: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.tokens = empty_table(config.vocab_size, config.hidden_size)
         self.scale = config.embedding_scale
         self.positions: nn.Embedding | None = None
         if config.positions == "learned":
-            self.positions = nn.Embedding(config.max_positions, config.hidden_size)
+            self.positions = empty_table(config.max_positions, config.hidden_size)
         elif config.positions == "sinusoidal":
             table = sinusoidal_table(context, config.hidden_size)
             self.register_buffer("sinusoids", table, persistent=False)

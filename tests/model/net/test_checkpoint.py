@@ -4,6 +4,8 @@ import json
 import pickle
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.config import ModelConfig
+from model.config import DEFAULT_MODEL, ModelConfig
 from model.errors import CheckpointError
 from model.net.checkpoint import inspect, load, read_config, save
 from model.net.transformer import Decoder
@@ -332,3 +334,20 @@ def test_tables_of_positions_reach_as_far_as_they_are_told_to(tmp_path, position
         pairs = list(zip(tables(whole), tables(short), strict=True))
         assert pairs and all(torch.equal(long[:context], table) for long, table in pairs)
     assert torch.equal(logits(whole), logits(short))
+
+
+READ = """
+import sys
+from pathlib import Path
+import torch
+from model.net.checkpoint import inspect, load
+inspect(Path(sys.argv[1]))
+load(Path(sys.argv[1]), torch.float32, "cpu")
+print(sorted({"torch._dynamo", "sympy"} & sys.modules.keys()))
+"""
+
+
+def test_a_checkpoint_is_read_without_torchs_compiler():
+    """Its import takes as long as all the rest of torch's, and each process of a server that reads a checkpoint paid it."""
+    command = [sys.executable, "-c", READ, str(DEFAULT_MODEL)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"
