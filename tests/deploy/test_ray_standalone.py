@@ -1,4 +1,4 @@
-"""`attend serve` with the settings of the standalone Deployment: its probes are answered, and SIGTERM ends it well."""
+"""`attend serve` with the settings of the standalone Deployment: its probes are answered, and SIGTERM ends it at once."""
 
 import grpc
 import pytest
@@ -6,13 +6,13 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.deploy.manifests import ROOT
-from tests.service.server import running
+from tests.service.server import SLOWNESS, running
 
 pytestmark = pytest.mark.ray
 FOLDER = ROOT / "deploy/base/standalone"
 
 
-def test_the_probes_of_the_deployment_are_answered(tmp_path, monkeypatch):
+def test_the_probes_of_the_deployment_are_answered_and_an_idle_server_stops_in_six_seconds(tmp_path, monkeypatch):
     for line in (ROOT / "deploy/base/standalone/attend.env").read_text().splitlines():
         if not line.startswith("#"):
             monkeypatch.setenv(*line.split("=", 1))
@@ -26,5 +26,6 @@ def test_the_probes_of_the_deployment_are_answered(tmp_path, monkeypatch):
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         assert server.metric("attend_requests_waiting") == 0  # what the HorizontalPodAutoscaler asks for
-        server.stop(within=60)
+        assert server.stop(within=60) < 6 * SLOWNESS
         assert server.process.returncode == 0
+        assert server.processes() == []

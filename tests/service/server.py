@@ -16,6 +16,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 200.0
+SLOWNESS = float(os.environ.get("ATTEND_TEST_SLOWNESS", "1.5"))
+"""How much slower than the reference machine a busy one may be."""
 TAG = "ATTEND_TEST_SERVER"
 """A variable that every process of a server inherits, whatever becomes of its parents."""
 

@@ -3,6 +3,8 @@
 import concurrent.futures
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -16,7 +18,7 @@ import pytest
 
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
-from tests.service.server import Server, running
+from tests.service.server import Server, running, wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -145,3 +147,10 @@ def test_one_keys_limit_counts_over_both_transports(guarded: tuple[Server, str])
         stub(server).Generate(request, metadata=metadata, timeout=30)
     assert (status, document["error"]["code"]) == (429, "rate_limit_exceeded")
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_server_whose_first_process_is_killed_leaves_no_process(guarded: tuple[Server, str]) -> None:
+    """The last test of this server. Without the supervisor, HAProxy would keep the ports and answer 500 for ever."""
+    server, _ = guarded
+    os.kill(server.pid_of("service.cli"), signal.SIGKILL)
+    assert wait_for(lambda: server.processes() == [], 60), server.processes()

@@ -3,8 +3,6 @@
 import concurrent.futures
 import http.client
 import json
-import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ import pytest
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
 from service.edge import MOST_ERRORS
-from tests.service.server import Server, running, wait_for
+from tests.service.server import Server, wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -25,13 +23,6 @@ LONG = {**ASK, "max_tokens": 900, "ignore_eos": True}
 FOREVER = pb.StoppingCriteria(ignore_eos=True)
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 SLOW_SECONDS = 45.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all of these tests: none of them may hurt the next."""
-    with running(tmp_path_factory.mktemp("edge") / "log", "--dtype", "float32") as server:
-        yield server
 
 
 class Wire:
@@ -344,18 +335,3 @@ def test_a_body_that_does_not_end_is_refused_in_30_seconds(slow: dict) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert error_of(answer.partition(b"\r\n\r\n")[2])["code"] == "request_timeout"
     assert 29 < seconds < SLOW_SECONDS
-
-
-def test_a_replica_that_dies_under_a_call_gives_an_error_to_try_again_on_both_transports(server: Server) -> None:
-    """The last test: it costs the server its replica."""
-    with Wire(server) as wire, grpc.insecure_channel(server.target) as channel:
-        wire.send(post(LONG))
-        call = rpc.GenerationServiceStub(channel).Generate.future(
-            pb.GenerateRequest(text="def f(x):", max_tokens=900, stopping=FOREVER), timeout=60
-        )
-        assert wait_for(lambda: server.metric("attend_requests_running") == 2)
-        os.kill(server.pid_of("ray::ServeReplica"), signal.SIGKILL)
-        status, body, headers = wire.answer()
-        assert (status, headers["retry-after"]) == (503, "1")
-        assert error_of(body)["type"] == "unavailable_error"
-        assert call.exception(30).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

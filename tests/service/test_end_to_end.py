@@ -1,38 +1,24 @@
 """What a caller and an operator see of a real server: Ray Serve, the fast data plane, the default model."""
 
 import concurrent.futures
-import contextlib
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from http.client import HTTPException
-from pathlib import Path
 
 import grpc
 import openai
 import pytest
-from safetensors.torch import load_file, save_file
 
-from model.config import DEFAULT_MODEL as DEFAULT
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
-from tests.service.server import START_SECONDS, Server, free_port, free_ports, running, started, wait_for
+from tests.service.server import Server, free_port, wait_for
 
 pytestmark = pytest.mark.ray
 
-SLOWNESS = float(os.environ.get("ATTEND_TEST_SLOWNESS", "1.5"))
-"""How much slower than the reference machine a busy one may be."""
-
 PROMPT = "def fibonacci(n):"
 LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 0.7, "seed": 1}
-SLOW = ("--dtype", "float32", "--num-threads", "1")
-"""Of a server whose long streams outlive what is done to it."""
 
 
 def post(server: Server, **body: object) -> Iterator[bytes]:
@@ -57,34 +43,6 @@ def idle(server: Server) -> bool:
     """Whether no request runs or waits and every KV block is free."""
     names = ("attend_requests_running", "attend_requests_waiting", "attend_kv_cache_usage")
     return all(server.metric(name) == 0 for name in names)
-
-
-def test_early_callers_are_told_to_come_again_and_an_idle_server_stops_in_six_seconds(tmp_path: Path) -> None:
-    answers: set[tuple[int, str | None, str]] = set()
-    codes: set[tuple[grpc.StatusCode, bool]] = set()
-
-    def ready(server: Server) -> bool:
-        try:
-            complete(server, PROMPT, max_tokens=1)
-            answers.add((200, None, ""))
-        except urllib.error.HTTPError as refusal:
-            answers.add((refusal.code, refusal.headers["retry-after"], json.load(refusal)["error"]["code"]))
-        except (urllib.error.URLError, ConnectionError, HTTPException):  # nobody listens yet
-            return False
-        try:
-            stub(server).Generate(pb.GenerateRequest(text=PROMPT, max_tokens=1), timeout=60)
-        except grpc.RpcError as refusal:
-            codes.add((refusal.code(), "no replica can take" in (refusal.details() or "")))
-        return "Ready:" in server.output()
-
-    with started(tmp_path / "log") as server:
-        assert wait_for(lambda: ready(server), START_SECONDS)
-        ready(server)
-        assert server.stop(signal.SIGINT) < 6 * SLOWNESS
-        assert server.processes() == []
-    assert answers == {(503, "1", "unavailable"), (200, None, "")}
-    assert {code for code, _ in codes} == {grpc.StatusCode.UNAVAILABLE}
-    assert any(ours for _, ours in codes)
 
 
 def test_both_transports_give_the_same_greedy_text(server: Server) -> None:
@@ -194,91 +152,3 @@ def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
     done = attend("serve", "--port", str(server.http), "--grpc-port", str(free_port()))
     assert done.returncode == 2
     assert done.stderr == f"attend: port {server.http} is taken: another process listens on it\n"
-
-
-def test_a_checkpoint_that_is_only_found_bad_by_its_values_stops_the_start_too(tmp_path: Path) -> None:
-    folder = tmp_path / "bad"
-    shutil.copytree(DEFAULT, folder)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.norm.weight"][3] = float("nan")
-    save_file(tensors, folder / "model.safetensors")
-    port, grpc_port = map(str, free_ports(2))
-    done = attend("serve", str(folder), "--port", port, "--grpc-port", grpc_port)
-    assert done.returncode == 2
-    assert "model.safetensors: tensor model.norm.weight holds NaN or infinity" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_start_ends_it_within_seconds_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    with started(tmp_path / "log") as server:
-        assert wait_for(lambda: "Loading" in server.output(), 60), server.output()
-        assert wait_for(lambda: any("haproxy" in line for line in command_lines(server)), 60), server.output()
-        assert server.stop(number, within=20) < 15
-        assert server.process.returncode == 0, server.output()
-        assert "Traceback" not in server.output()
-        assert server.processes() == []
-
-
-def command_lines(server: Server) -> list[str]:
-    """What each process of the server runs."""
-    found = []
-    for pid in server.processes():
-        with contextlib.suppress(OSError):
-            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
-
-
-def test_sigterm_lets_streams_end_refuses_new_calls_and_leaves_nothing(tmp_path: Path) -> None:
-    flags = ("--drain-seconds", "60", *SLOW)
-    with running(tmp_path / "log", *flags) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        started = threading.Event()
-        http = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG | {"max_tokens": 400}), started)
-        request = pb.GenerateRequest(text=PROMPT, max_tokens=400, stopping=pb.StoppingCriteria(ignore_eos=True))
-        messages = pool.submit(list, stub(server).GenerateStream(request, timeout=120))
-        assert started.wait(60)
-        assert wait_for(lambda: server.metric("attend_requests_running") == 2)
-        ending = pool.submit(server.stop, within=60 + 5)
-        assert wait_for(lambda: server.get("/readyz")[0] == 503)
-        assert not http.done() and not messages.done()
-        with pytest.raises(grpc.RpcError) as caught:
-            stub(server).Generate(request, timeout=30)
-        lines = http.result()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert lines[-2] == b"data: [DONE]\n"
-        assert json.loads(lines[-4][6:])["choices"][0]["finish_reason"] == "length"
-        assert messages.result()[-1].outputs[0].finish_info.num_output_tokens == 400
-        assert ending.result() < 60 + 5
-        assert server.process.returncode == 0
-        assert server.processes() == []
-
-
-def read_all(lines: Iterator[bytes], started: threading.Event) -> list[bytes]:
-    """Every line, with an event at the first."""
-    kept = []
-    for line in lines:
-        started.set()
-        kept.append(line)
-    return kept
-
-
-def test_a_drain_that_is_too_short_ends_streams_with_their_reason(tmp_path: Path) -> None:
-    flags = ("--drain-seconds", "0.5", "--max-model-len", "1024", "--proxy", "python", *SLOW)
-    with running(tmp_path / "log", *flags) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        started = threading.Event()
-        stream = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, n=8, **LONG), started)
-        assert started.wait(60)
-        server.stop(signal.SIGINT)
-        lines = stream.result()
-        reasons = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith(b"data: {")]
-        assert lines[-2] == b"data: [DONE]\n"
-        assert reasons.count("abort") == 8
-        assert server.processes() == []
-
-
-@pytest.mark.parametrize("victim", ["service.driver", "service.cli"])
-def test_a_server_killed_outright_leaves_no_process(tmp_path: Path, victim: str) -> None:
-    """Without the supervisor, HAProxy would keep the ports and answer 500 for ever."""
-    with running(tmp_path / "log") as server:
-        os.kill(server.pid_of(victim), signal.SIGKILL)
-        assert wait_for(lambda: server.processes() == [], 60), server.processes()
