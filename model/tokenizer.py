@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders
 
-from model.errors import CheckpointError
+from model.errors import InvalidRequest
+from model.tokenizer_files import named_tokens, read_facts, read_raw
 
 REPLACEMENT = "\ufffd"
 """What an incomplete UTF-8 sequence decodes to."""
@@ -35,29 +35,21 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
-        self._alone = {skip: _Alone(raw, skip) for skip in (False, True)} if isinstance(raw.decoder, decoders.ByteLevel) else {}
+        self._alone = {skip: _Alone(raw, skip) for skip in (False, True)} if _joins_bytes(raw) else {}
         self.facts = facts or {}
-        """tokenizer_config.json, where there is one."""
+        """tokenizer_config.json, and what older files beside it say; empty where there is none."""
         self._special = {token for token, added in raw.get_added_tokens_decoder().items() if added.special}
+        self._size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._fallback = _fallback_bytes(raw)
         self._of_byte = {byte: token for token, byte in self._fallback.items()}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json`, and the start-of-text token from `tokenizer_config.json` where there is one."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing: Attend needs the tokenizer in the `tokenizers` JSON format")
-        try:
-            raw = RawTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every kind of damage
-            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
-        raw.no_truncation()  # a file may be saved with both, as its maker's last batch had them
-        raw.no_padding()
-        facts = _read_facts(folder)
-        token = facts.get("bos_token")
-        text = token.get("content") if isinstance(token, dict) else token
-        return cls(raw, raw.token_to_id(text) if isinstance(text, str) else None, facts)
+        """Read `tokenizer.json`, and the special tokens from `tokenizer_config.json` where there is one."""
+        facts = read_facts(folder)
+        raw = read_raw(folder, facts)
+        start = named_tokens(facts).get("bos_token")
+        return cls(raw, None if start is None else raw.token_to_id(start), facts)
 
     @cached_property
     def longest(self) -> int:
@@ -71,13 +63,19 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Number of token ids that the tokenizer knows."""
-        return self.raw.get_vocab_size(with_added_tokens=True)
+        """One more than the highest token id that the tokenizer knows; there may be ids below it without a token."""
+        return self._size
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, by default with the special tokens that the checkpoint's post-processor adds."""
+        """Token ids of `text`, by default with the special tokens that the checkpoint's post-processor adds.
+
+        Raises InvalidRequest where the tokenizer has nothing for a part of the text, not even an unknown token.
+        """
         # The library holds the GIL through encode, 1 s for 1 MiB, but not through encode_batch; "fast" leaves out offsets.
-        return self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            return self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except Exception as error:  # bare, where a text has what the vocabulary lacks and there is no unknown token
+            raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD, and no others."""
@@ -144,23 +142,12 @@ def _shown(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"), parse_int=_number)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a JSON object: {error}") from error
-    if not isinstance(facts, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return facts
-
-
-def _number(text: str) -> int | float:
-    """An integer, or a double for one that not every reader of JSON takes: many files say 10^30 where there is no limit."""
-    value = int(text)
-    return value if -(2**63) <= value < 2**63 else float(text)
+def _joins_bytes(raw: RawTokenizer) -> bool:
+    """Whether a text is the bytes of its tokens, one after the other, and nothing is made of it afterwards."""
+    if raw.decoder is None:
+        return False
+    described = json.loads(raw.decoder.__getstate__())
+    return [each["type"] for each in described.get("decoders", [described])] == ["ByteLevel"]
 
 
 def _fallback_bytes(raw: RawTokenizer) -> dict[int, int]:

@@ -1,0 +1,112 @@
+"""Every kind of tokenizer that published checkpoints have: the tokens are those of `transformers`, the stream is the text."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from model.tokenizer import StreamDecoder, Tokenizer
+from tests.model.tokenizers import KINDS, complete
+
+law = settings(max_examples=30, derandomize=True, deadline=None)
+kinds = pytest.mark.parametrize("kind", list(KINDS))
+
+NASTY = [
+    *("", " ", "   ", "\n", "\r\n\r\n", "\t", "\x00", "a\x00b", "a\r\nb\rc\n"),
+    *("  leading", "trailing  ", "in   between", "the cat\n  sat ", " \u00a0\u3000\u2028x\u200b"),
+    *("👩‍👩‍👧 👩🏽‍🚀 🏳️‍🌈", "e\u0301 é a\u0308\u0323", "\ue000\uf8ff\U000f0000", "\ufeffx\ufffd", "שלום עולם ‏abc‎ مرحبا"),
+    *("日本語のテキスト", "x" * 5000, "日" * 500, "1234567890 3.14", "▁a ▁▁ b", "Ġthe <0x41> <0xFF> ##ing</w>"),
+    *("<s>", "the </s> cat", "<|x|>  <|x|>", " <|x|> the <|y|>x", "<|turn|>user\nhi<|turn|>", "<|tur", "<tool>a <TOOL> <tool"),
+    *("zz azz zz.zza", "né née  né", "It's don't I'LL we've", "<unk> <pad>", "don 't , x . y !"),
+]
+PARTS = st.sampled_from(NASTY[:-20] + NASTY[-14:]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@cache
+def ours(kind: str) -> Tokenizer:
+    return Tokenizer(complete(kind))
+
+
+@cache
+def theirs(kind: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=complete(kind))
+
+
+@kinds
+@pytest.mark.parametrize("special", [True, False])
+def test_a_text_has_the_tokens_that_transformers_gives_it(kind, special):
+    for text in NASTY:
+        assert theirs(kind).encode(text, add_special_tokens=special) == ours(kind).encode(text, add_special_tokens=special)
+
+
+@kinds
+@law
+@given(parts=st.lists(PARTS, max_size=4))
+def test_any_texts_have_the_tokens_that_transformers_gives_them(kind, parts):
+    text = "".join(parts)
+    assert theirs(kind).encode(text) == ours(kind).encode(text)
+
+
+@kinds
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_tokens_of_a_text_are_decoded_as_transformers_does(kind, skip):
+    for text in NASTY:
+        ids = ours(kind).encode(text)
+        shown = theirs(kind).decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert shown == ours(kind).decode(ids, skip_special_tokens=skip), text
+
+
+def assert_every_prefix_streams(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+    """Cut after any token: the pieces so far and what a flush adds are the text of the tokens so far."""
+    whole = tokenizer.decode(ids, skip_special_tokens=skip)
+    for cut in range(len(ids) + 1):
+        stream = StreamDecoder(tokenizer, skip_special_tokens=skip)
+        sent = "".join([stream.push(token) for token in ids[:cut]])
+        assert whole.startswith(sent)
+        assert sent + stream.flush() == tokenizer.decode(ids[:cut], skip_special_tokens=skip)
+
+
+def tokens_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Tokens in any order, most of them no text, and ids without a token among them; or a text's, cut anywhere."""
+    known = sorted(tokenizer.raw.get_vocab(with_added_tokens=True).values())
+    added = sorted(tokenizer.raw.get_added_tokens_decoder())
+    some = st.sampled_from(known) | st.sampled_from(added) | st.integers(0, known[-1] + 3)
+    written = st.tuples(st.sampled_from(NASTY), st.integers(0, 8), st.integers(1, 14))
+    cut = written.map(lambda each: tokenizer.encode(each[0])[each[1] : each[1] + each[2]])
+    return st.lists(st.lists(some, max_size=6) | cut, max_size=3).map(lambda parts: [token for part in parts for token in part])
+
+
+@kinds
+@law
+@given(data=st.data(), skip=st.booleans())
+def test_every_prefix_of_any_tokens_streams_as_it_is_decoded(kind, data, skip):
+    assert_every_prefix_streams(ours(kind), data.draw(tokens_of(ours(kind))), skip)
+
+
+@kinds
+def test_a_character_is_streamed_whole_with_its_last_byte(kind):
+    ids = ours(kind).encode("a 👩🏽‍🚀 e\u0301 日本語 \ue000", add_special_tokens=False)
+    stream = StreamDecoder(ours(kind))
+    assert not any("\ufffd" in stream.push(token) for token in ids)
+
+
+@kinds
+def test_the_bytes_of_a_texts_tokens_are_the_bytes_of_the_text(kind):
+    """Up to the space that some kinds write before a text."""
+    for text in ("the cat sat", "naïve café 日本語 😀"):
+        ids = ours(kind).encode(text, add_special_tokens=False)
+        joined = b"".join(ours(kind).bytes_of(token) for token in ids)
+        assert ours(kind).decode(ids).encode().removeprefix(b" ") == joined.removeprefix(b" ")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "nested", "llama2", "gemma", "unigram_bytes"])
+@pytest.mark.parametrize("stray", [0, 1, 14, 15, 16, 17, 40])
+def test_bytes_that_are_no_character_do_not_hide_the_next_one(kind, stray):
+    """However many of them come before it."""
+    tokenizer = ours(kind)
+    of_byte = {tokenizer.bytes_of(token): token for token in range(tokenizer.size - 8) if len(tokenizer.bytes_of(token)) == 1}
+    ids = [of_byte[bytes([byte])] for byte in b"\x95" * stray + "€".encode()]
+    assert_every_prefix_streams(tokenizer, ids, skip=True)
+    assert tokenizer.decode(ids) == "\ufffd" * stray + "€"
