@@ -215,8 +215,7 @@ class GrammarCompiler:
             raise NotSupported(f"{field}: the served model has no end token that could end a structured answer", field)
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                described: dict[str, Any] = json.loads(self._source.raw.to_str())
-                described |= {"truncation": None, "padding": None}  # they concern prompts
+                described = _without_gaps(json.loads(self._source.raw.to_str()), self._source)
                 try:
                     self._vocabulary = llguidance.LLTokenizer(
                         json.dumps(described), n_vocab=max(self._vocab_size, self._source.size), eos_token=list(self._ends)
@@ -239,6 +238,17 @@ class GrammarCompiler:
         except GrammarFailed as error:
             raise InvalidRequest(f"{field}: {error}", field) from error
         return compiled
+
+
+def _without_gaps(described: dict[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
+    """A tokenizer.json for the library, which wants a token for every id: where there is none, a special one, never text."""
+    tokens = [token for token in range(tokenizer.size) if tokenizer.raw.id_to_token(token) is None]
+    filled = {f"<|no token {token}|>": token for token in tokens}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    if filled:
+        described["model"]["vocab"] |= filled
+        described["added_tokens"] += [{"id": token, "content": text, **flags} for text, token in filled.items()]
+    return described | {"truncation": None, "padding": None}  # they concern prompts
 
 
 def _limits() -> llguidance.LLParserLimits:

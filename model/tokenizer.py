@@ -118,9 +118,10 @@ class Tokenizer:
         return self._bytes[token_id]
 
     def text_of(self, token_id: int) -> str:
-        """One token inside a text; one that is no whole characters as `bytes:\\xc3`, so that no two look alike."""
+        """One token inside a text; one that is no whole characters as `bytes:\\xc3`, an id without a token as `token_id:7`."""
         if token_id not in self._texts:
-            self._texts[token_id] = _shown(self.bytes_of(token_id))
+            known = self.raw.id_to_token(token_id) is not None
+            self._texts[token_id] = _shown(self.bytes_of(token_id)) if known else f"token_id:{token_id}"
         return self._texts[token_id]
 
     def _find_bytes(self, token_id: int) -> bytes:

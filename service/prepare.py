@@ -160,7 +160,7 @@ class Preparation:
 
     def _start_of_text(self) -> list[int]:
         for token in (self.tokenizer.bos_token_id, self.info.bos_token_id, *self.info.eos_token_ids):
-            if token is not None:
+            if token is not None and token < self.info.vocab_size:
                 return [token]
         raise InvalidRequest("prompt is empty, and this model has no start-of-text token to begin from", "prompt")
 

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from model.tokenizer import StreamDecoder, Tokenizer
@@ -110,3 +111,14 @@ def test_bytes_that_are_no_character_do_not_hide_the_next_one(kind, stray):
     ids = [of_byte[bytes([byte])] for byte in b"\x95" * stray + "€".encode()]
     assert_every_prefix_streams(tokenizer, ids, skip=True)
     assert tokenizer.decode(ids) == "\ufffd" * stray + "€"
+
+
+def test_a_decoder_that_does_more_than_join_bytes_streams_characters_whole():
+    raw = complete("nested")
+    raw = type(raw).from_str(raw.to_str())
+    raw.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer = Tokenizer(raw)
+    ids = tokenizer.encode("the 👩🏽‍🚀 cat 日本語 \ue000")
+    assert_every_prefix_streams(tokenizer, ids, skip=True)
+    stream = StreamDecoder(tokenizer)
+    assert not any("\ufffd" in stream.push(token) for token in ids)

@@ -130,6 +130,12 @@ def test_an_empty_text_begins_with_the_start_of_text_token():
     assert engine.requests[0].prompt == [7]
 
 
+def test_an_empty_text_begins_with_no_token_that_the_model_does_not_have():
+    engine = FakeEngine(info=info(vocab_size=128, bos_token_id=128, eos_token_ids=(300, 5)))
+    generate(engine, command(""))
+    assert engine.requests[0].prompt == [5]
+
+
 def test_an_empty_text_is_refused_where_there_is_no_start_of_text_token():
     with pytest.raises(InvalidRequest, match="start-of-text") as caught:
         generate(FakeEngine(info=info(eos_token_ids=())), command(""))

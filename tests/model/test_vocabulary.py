@@ -1,0 +1,59 @@
+"""A tokenizer and a model that do not have the same ids: what is known to one alone harms nobody."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as RawTokenizer
+
+from model.grammar import GrammarCompiler, GrammarSpec
+from model.tokenizer import StreamDecoder, Tokenizer
+from tests.model.tokenizers import ENDS, complete
+
+GAP = 10
+"""Ids without a token before the added ones."""
+PADDING = 37
+"""Scores of the model beyond the last token."""
+
+
+def with_a_gap(kind: str = "gpt2") -> Tokenizer:
+    described = json.loads(complete(kind).to_str()) | {"post_processor": None}
+    for token in described["added_tokens"]:
+        token["id"] += GAP
+        described["model"]["vocab"][token["content"]] = token["id"]
+    return Tokenizer(RawTokenizer.from_str(json.dumps(described)))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2"])
+def test_the_size_reaches_to_the_last_token_although_ids_are_left_out(kind):
+    tokenizer = with_a_gap(kind)
+    assert max(tokenizer.raw.get_vocab(with_added_tokens=True).values()) + 1 == tokenizer.size
+    assert complete(kind).get_vocab_size() + GAP == tokenizer.size
+
+
+def test_no_grammar_allows_an_id_without_a_token_and_every_end_is_reached():
+    """In the middle of the vocabulary, beyond the tokenizer's end, and beyond the model's end."""
+    tokenizer = with_a_gap()
+    end = tokenizer.raw.token_to_id(ENDS)
+    known = set(tokenizer.raw.get_vocab(with_added_tokens=True).values())
+    for vocab_size in (tokenizer.size - 5, tokenizer.size, tokenizer.size + PADDING):
+        grammar = GrammarCompiler(tokenizer, vocab_size, (end,)).compile(GrammarSpec("regex", "(the|[^a-z])( cat)+.*")).start()
+        for token in [None, *tokenizer.encode("the cat")]:
+            if token is not None:
+                grammar.advance(token)
+            mask = grammar.mask()
+            assert len(mask) == vocab_size
+            assert known >= {*np.flatnonzero(mask).tolist()}
+        assert mask[end]
+
+
+def test_a_drawn_id_without_a_token_has_no_text_and_a_name_of_its_own():
+    """A model may draw one, as its reference does; what it says is nothing, and the text around it stays whole."""
+    tokenizer = with_a_gap()
+    silent = [tokenizer.size - 9, tokenizer.size + PADDING - 1]
+    silent[0] = next(token for token in range(tokenizer.size) if tokenizer.raw.id_to_token(token) is None)
+    half, other = [tokenizer.raw.token_to_id(letter) for letter in ("Ã", "©")]
+    stream = StreamDecoder(tokenizer)
+    assert ["", "", "", "é"] == [stream.push(token) for token in (half, *silent, other)]
+    assert [b"", b""] == [tokenizer.bytes_of(token) for token in silent]
+    assert [f"token_id:{token}" for token in silent] == [tokenizer.text_of(token) for token in silent]
