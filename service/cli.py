@@ -50,7 +50,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def run(folder: str | None, **flags: Any) -> None:
         command(read_settings(flags | ({"model": folder} if folder else {})))
 
-    folder = typer.Argument(help="Checkpoint folder; without it, the shipped default model.", show_default=False)
+    folder = typer.Argument(
+        help="Checkpoint folder, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
+    )
     parameters = [
         inspect.Parameter(
             "folder", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str | None, folder], default=None
@@ -83,7 +85,9 @@ def serve(settings: Settings) -> None:
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
-    model: Annotated[str | None, typer.Option(help="Checkpoint folder; default: ATTEND_MODEL, or the shipped model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw among the k likeliest tokens; 0 means all.")] = 0,
@@ -174,12 +178,14 @@ def inspect_(
     folder: Annotated[
         str | None,
         typer.Argument(
-            help="Checkpoint folder; without it, ATTEND_MODEL or the shipped model.", metavar="DIR", show_default=False
+            help="Checkpoint folder, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            metavar="DIR",
+            show_default=False,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Tell what a checkpoint is and what memory it takes, without loading its weights.
+    """Tell what a checkpoint is and what memory it takes, without loading its weights. One of the hub is downloaded.
 
     Ends with status 2, and a sentence that says why, where it cannot be served.
     """
@@ -187,7 +193,7 @@ def inspect_(
 
     settings = read_settings({"model": folder})
     tracing.check(settings.otel_endpoint)
-    raise typer.Exit(inspect_cli.show(settings.folder, as_json=json))
+    raise typer.Exit(inspect_cli.show(settings, as_json=json))
 
 
 @app.command()

@@ -5,6 +5,7 @@ RayService import.
 """
 
 import asyncio
+import logging
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
 from model.machine import usable_cores
 from model.tokenizer import Tokenizer
-from service import autoscaling, census, logs, scrape, tracing
+from service import autoscaling, census, hub, logs, scrape, tracing
 from service.aside import MOST_LARGE
 from service.capacity import Load
 from service.generation import GenerationService
@@ -47,6 +48,7 @@ class Attend(GrpcMethods):
         settings = Settings.from_json(settings_json)
         sys.setswitchinterval(SWITCH_SECONDS)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
+        settings = hub.with_folder(settings, logging.getLogger("attend.hub").info)  # without a driver, as in a RayService
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         replica = serve.get_replica_context().replica_id.unique_id

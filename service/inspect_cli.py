@@ -13,6 +13,9 @@ from model.errors import CheckpointError
 from model.net.checkpoint import STORED, inspect
 from model.net.transformer import Decoder
 from model.tokenizer import Tokenizer
+from model.weights import weight_files
+from service import hub
+from service.settings import HUB, Settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What a server may compute in."""
@@ -35,14 +38,16 @@ def facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def show(folder: Path, *, as_json: bool) -> int:
+def show(settings: Settings, *, as_json: bool) -> int:
     """Print the facts for a person, or as one JSON object. With JSON, what cannot be served is an object too, and status 2."""
     try:
-        found = facts(folder)
+        settings = hub.with_folder(settings)
+        found = facts(settings.folder)
     except CheckpointError as error:
         if not as_json:
             raise
-        print(json.dumps({"supported": False, "folder": str(folder), "error": str(error)}))
+        place = settings.model if settings.model.startswith(HUB) else str(settings.folder)
+        print(json.dumps({"supported": False, "folder": place, "error": str(error)}))
         return 2
     if as_json:
         print(json.dumps(found))
@@ -91,9 +96,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 def _on_disk(folder: Path) -> dict[str, Any]:
     """The files that hold weights, and in what. Shapes and names are checked by now, so the files are there."""
-    index = folder / "model.safetensors.index.json"
-    table = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {"": "model.safetensors"}
-    paths = [folder / Path(name).name for name in sorted(set(table.values()))]
+    paths = weight_files(folder)
     dtypes: set[str] = set()
     for path in paths:
         with safe_open(str(path), framework="pt", device="cpu") as file:

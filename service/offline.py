@@ -9,6 +9,7 @@ from typing import Any
 from model.engine.build import EngineOptions, build_engine
 from model.errors import SettingError
 from model.tokenizer import Tokenizer
+from service import hub
 from service.generation import GenerationService
 from service.http_api.body import parse
 from service.http_api.openai import CompletionWriter, to_command
@@ -24,6 +25,7 @@ MEMORY = 1 << 30
 
 def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) -> None:
     """Run one completion; `fields` are those of /v1/completions. Text goes to standard output as it comes."""
+    settings = hub.with_folder(settings)
     options = EngineOptions(device=settings.device, dtype=settings.dtype, kv_cache_memory=MEMORY)
     engine = build_engine(settings.folder, options)
     service = GenerationService(engine, Tokenizer.load(settings.folder), model_name=settings.name)

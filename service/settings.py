@@ -6,6 +6,7 @@ variable, mean the default.
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,9 @@ from model.config import DEFAULT_MODEL
 from model.errors import SettingError
 
 PREFIX = "ATTEND_"
+HUB = "hf://"
+REFERENCE = re.compile(r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\w[\w.-]*(/\w[\w.-]*)*)?", re.ASCII)
+"""A repository of the Hugging Face hub, and a branch, tag or commit of it."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -30,8 +34,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = Field("", description="checkpoint folder; empty is the shipped default model")
-    served_model_name: str = Field("", description="name that callers use; empty is the folder's name")
+    model: str = Field(
+        "", description="checkpoint folder, or hf://ORG/NAME with or without @REVISION; empty is the shipped default model"
+    )
+    served_model_name: str = Field("", description="name that callers use; empty is the folder's name, or ORG/NAME")
     host: str = Field("127.0.0.1", description="address that HTTP and gRPC listen on")
     port: Port = Field(8000, description="HTTP port")
     grpc_port: Port = Field(9000, description="gRPC port")
@@ -85,6 +91,13 @@ class Settings(BaseModel):
     log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
     log_file: str = Field("", description="file that log lines are added to; empty is the standard error of `attend serve`")
 
+    @field_validator("model")
+    @classmethod
+    def _is_reference(cls, value: str) -> str:
+        if value.startswith(HUB) and not REFERENCE.fullmatch(value):
+            raise PydanticCustomError("reference", "it must be hf://ORG/NAME or hf://ORG/NAME@REVISION")
+        return value
+
     @field_validator("max_replicas")
     @classmethod
     def _at_least_replicas(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -95,13 +108,16 @@ class Settings(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """The checkpoint folder."""
+        """The checkpoint folder; of a hub reference only `hub.with_folder` knows it."""
+        assert not self.model.startswith(HUB), f"{self.model} was not downloaded"
         return Path(self.model).absolute() if self.model else DEFAULT_MODEL
 
     @property
     def name(self) -> str:
         """What callers write in `model`."""
-        return self.served_model_name or (self.folder.name if self.model else "attend-default")
+        if self.served_model_name or not self.model:
+            return self.served_model_name or "attend-default"
+        return self.model.removeprefix(HUB).partition("@")[0] if self.model.startswith(HUB) else self.folder.name
 
     @property
     def origins(self) -> tuple[str, ...]:

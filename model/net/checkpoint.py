@@ -20,6 +20,7 @@ from model.errors import CheckpointError
 from model.net.families.reading import Family, stop_tokens
 from model.net.families.table import FAMILIES, family_of, part_sizes, their_names
 from model.net.transformer import Decoder
+from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """What weights may be stored in, under safetensors' names; an eight-bit float needs scales that are not read."""
@@ -30,18 +31,19 @@ SHOWN = 5
 
 def read_config(folder: Path) -> ModelConfig:
     """The model that a folder holds, without touching its weights."""
-    raw = _read_json(folder, "config.json")
+    raw = read_json(folder, "config.json")
+    check_links(folder)
     config = _guarded(family_of(raw), raw)
     generation = folder / "generation_config.json"
     if generation.is_file():  # chat models name their end-of-turn tokens only here; sampling defaults are not taken
-        config = _with_stop_tokens(config, _read_json(folder, "generation_config.json"))
+        config = _with_stop_tokens(config, read_json(folder, "generation_config.json"))
     return config
 
 
 def load(folder: Path, dtype: torch.dtype, device: str, context: int | None = None) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError."""
     config = read_config(folder)
-    family = family_of(_read_json(folder, "config.json"))
+    family = family_of(read_json(folder, "config.json"))
     with torch.device("meta"):
         net = Decoder(config, context)
     with _Weights(folder) as weights:
@@ -58,7 +60,7 @@ def load(folder: Path, dtype: torch.dtype, device: str, context: int | None = No
 def inspect(folder: Path) -> ModelConfig:
     """Check names and shapes of a folder's tensors without reading their values. Raises CheckpointError."""
     config = read_config(folder)
-    family = family_of(_read_json(folder, "config.json"))
+    family = family_of(read_json(folder, "config.json"))
     with torch.device("meta"):
         net = Decoder(config, context=0)
     with _Weights(folder) as weights:
@@ -87,21 +89,6 @@ def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder: give a checkpoint folder with config.json in it")
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return document
-
-
 def _guarded(family: Family, raw: Mapping[str, Any]) -> ModelConfig:
     """A value of the wrong type deep in a config is the file's fault, not ours."""
     try:
@@ -119,10 +106,17 @@ class _Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files = {path.name: _open(path) for path in _weight_files(folder)}
-        self.where = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118 - not a dict
+        self.files = {path.name: _open(path) for path in weight_files(folder)}
+        self.where: dict[str, str] = {}
         self.used: set[str] = set()
         self.problems: list[str] = []
+        for file, handle in self.files.items():
+            for name in handle.keys():  # noqa: SIM118 - not a dict
+                if self.where.setdefault(name, file) != file:
+                    self.problems.append(f"tensor {name} is in {self.where[name]} and in {file}")
+        for name, file in (read_index(folder) or {}).items():
+            if self.where.get(name) != file:
+                self.problems.append(f"{INDEX} says that tensor {name} is in {file}, which lacks it")
 
     def __enter__(self) -> "_Weights":
         return self
@@ -172,26 +166,9 @@ class _Weights:
             raise CheckpointError(f"{self.folder}: " + "; ".join(self.problems[:SHOWN]) + tail)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        table = _read_json(folder, index.name).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-            raise CheckpointError(f"{index} has no weight_map")
-        paths = [folder / Path(str(name)).name for name in sorted(set(table.values()))]
-    else:
-        paths = [folder / "model.safetensors"]
-    for path in paths:
-        if not path.is_file():
-            pickled = sorted(p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth"})
-            hint = f"; {pickled[0]} is a pickle, which Attend never opens" if pickled else ""
-            raise CheckpointError(f"{path} is missing{hint}")
-    return paths
-
-
 def _open(path: Path) -> Any:
     try:
-        path.open("rb").close()  # safe_open calls a file that it may not read a missing one
+        check_header(path)  # and safe_open calls a file that it may not read a missing one
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
 from model.config import ModelConfig
@@ -200,4 +202,15 @@ def write_tokenizer(folder: Path) -> Path:
     """Write tokenizer.json to a folder, made if absent."""
     folder.mkdir(parents=True, exist_ok=True)
     byte_level_tokenizer().raw.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_letters(folder: Path) -> Path:
+    """Write a tokenizer.json of VOCAB tokens to a folder: each printable character, and <|endoftext|>."""
+    raw = RawTokenizer(models.BPE({chr(code): i for i, code in enumerate(range(32, 127))}, []))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.decoder = decoders.Fuse()
+    raw.add_special_tokens(["<|endoftext|>"])
+    assert raw.get_vocab_size() == VOCAB
+    raw.save(str(folder / "tokenizer.json"))
     return folder

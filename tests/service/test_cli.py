@@ -7,28 +7,17 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from model.engine.build import EngineOptions, build_engine
 from service import cli
 from service.settings import PREFIX, Settings
-from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint
-
-LETTERS = "".join(map(chr, range(32, 127)))  # 95 printable characters, and <|endoftext|>
+from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny checkpoint with a token for each printable character."""
-    folder = write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny")
-    raw = RawTokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS)}, []))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    raw.decoder = decoders.Fuse()
-    raw.add_special_tokens(["<|endoftext|>"])
-    assert raw.get_vocab_size() == VOCAB
-    raw.save(str(folder / "tokenizer.json"))
-    return folder
+    return write_letters(write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture
@@ -132,7 +121,7 @@ def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
     assert [choice["index"] for choice in document["choices"]] == [0, 1]
     for choice in document["choices"]:
         assert len(choice["token_ids"]) == 5
-        assert choice["text"] == "".join(LETTERS[token] for token in choice["token_ids"] if token < len(LETTERS))
+        assert choice["text"] == "".join(chr(32 + token) for token in choice["token_ids"] if token < VOCAB - 1)
     assert json.loads(attend(*words)[1])["choices"] == document["choices"]
 
 

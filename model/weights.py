@@ -1,0 +1,126 @@
+"""Which files of a checkpoint folder hold its weights. Imports no torch and reads no tensor.
+
+Weights are read from safetensors only. A folder's files lie in the folder: names and links that lead out of it are refused.
+"""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from model.errors import CheckpointError
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth")
+NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
+"""How the names of pickles begin that training leaves beside the weights."""
+MOST_JSON = 25_000_000
+"""Bytes of a JSON file, or of a safetensors header: the index of a model of 90,000 tensors has 9 million."""
+READ = (".json", ".jinja", ".safetensors")
+"""Endings of the files that are read."""
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of the folder. Raises CheckpointError."""
+    path = folder / name
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder: give a checkpoint folder with config.json in it, or hf://ORG/NAME")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        if path.stat().st_size > MOST_JSON:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, but at most {MOST_JSON} are read")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return document
+
+
+def read_index(folder: Path) -> dict[str, str] | None:
+    """The file of each tensor, by the folder's index; None where there is no index. Raises CheckpointError."""
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    table = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise CheckpointError(f"{path} has no weight_map from the names of tensors to those of files")
+    for name in set(table.values()):
+        if name != os.path.basename(name) or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{path} names {name!r}, which is no safetensors file in the folder itself")
+    return table
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the weights, all of which are there. Raises CheckpointError."""
+    table = read_index(folder)
+    paths = [folder / WHOLE] if table is None else [folder / name for name in sorted(set(table.values()))]
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing{way_out(folder, [each.name for each in folder.iterdir()])}")
+    return paths
+
+
+def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
+    """How weights among `names` that Attend does not read become those that it reads: the end of a sentence, or nothing.
+
+    `first` is a command that brings them into the folder.
+    """
+    if pickles := sorted(name for name in names if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)):
+        return f"; {pickles[0]} is a pickle, which Attend never opens: convert it with {first}{unpickling(folder, pickles)}"
+    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
+        return f"; Attend does not read {ggufs[0]}: convert it with {first}{from_gguf(folder, ggufs[0])}"
+    return ""
+
+
+def unpickling(folder: Path, names: Collection[str]) -> str:
+    """A command that writes model.safetensors from pickled weights, which torch's restricted unpickler reads."""
+    model = [name for name in names if name.startswith("pytorch_model")] or list(names)[:1]
+    return _python(
+        "import torch; from pathlib import Path; from safetensors.torch import save_file; "
+        f"F = Path({str(folder)!r}); "
+        f"T = {{k: v.clone().contiguous() for n in {model!r} "
+        "for k, v in torch.load(F / n, map_location='cpu', weights_only=True).items()}; "
+        f"save_file(T, F / {WHOLE!r}, {{'format': 'pt'}})"
+    )
+
+
+def from_gguf(folder: Path, name: str) -> str:
+    """A command that writes a checkpoint from a GGUF file, by transformers and gguf."""
+    return _python(
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"F = {str(folder)!r}; [K.from_pretrained(F, gguf_file={name!r}).save_pretrained(F) for K in (M, T)]"
+    )
+
+
+def _python(code: str) -> str:
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+
+
+def check_links(folder: Path) -> None:
+    """Raise CheckpointError where a file that is read is a link out of the folder.
+
+    Links in a snapshot of huggingface_hub's cache lead to the blobs of its repository, or to those that repositories share.
+    """
+    home = folder.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        repository = home.parent.parent
+        homes += [repository / "blobs", repository.parent / "blobs"]
+    for path in sorted(folder.iterdir()):
+        if path.suffix in READ and path.is_symlink():
+            target = path.resolve()
+            if not any(target.is_relative_to(each) for each in homes):
+                raise CheckpointError(f"{path} is a link to {target}, outside the folder: copy the file into it")
+
+
+def check_header(path: Path) -> None:
+    """Raise CheckpointError where a safetensors file has a header that takes too long to read."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if MOST_JSON < size < path.stat().st_size:
+        raise CheckpointError(f"{path} has a header of {size} bytes, but at most {MOST_JSON} are read")

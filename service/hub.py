@@ -1,0 +1,243 @@
+"""Checkpoints named hf://ORG/NAME[@REVISION]: downloaded once into the cache of huggingface_hub, and served from there.
+
+The library goes on where a connection was cut, keeps the files that are whole, and reads its own variables: HF_TOKEN,
+HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here. The layout of its cache is described in
+"Understand caching" of its guide.
+"""
+
+import errno
+import glob
+import hashlib
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from model.errors import CheckpointError
+from model.weights import INDEX, WHOLE, read_index, way_out
+from service.settings import HUB, Settings
+
+SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "tokenizer.model", "vocab.json", "merges.txt"]
+SMALL += ["chat_template*", INDEX]
+"""What is read beside the weights, or tells why a repository cannot be served."""
+STALE_SECONDS = 3600
+"""Age of a partial file that nobody writes to any more: a download that was killed leaves one."""
+SHA256 = re.compile("[0-9a-f]{64}")
+Say = Callable[[str], None]
+
+
+def tell(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def with_folder(settings: Settings, say: Say = tell) -> Settings:
+    """The settings with a folder in place of a hub reference, downloaded if need be, and the name that callers use."""
+    if not settings.model.startswith(HUB):
+        return settings
+    return settings.model_copy(update={"model": str(fetch(settings.model, say)), "served_model_name": settings.name})
+
+
+def fetch(reference: str, say: Say) -> Path:
+    """The folder of hf://ORG/NAME[@REVISION] in the cache, with the files that are read. Raises CheckpointError.
+
+    A branch is looked up anew each time; if the hub cannot be reached, the commit that is cached is taken.
+    """
+    import httpx2
+    from huggingface_hub import errors
+
+    repository, _, revision = reference.removeprefix(HUB).partition("@")
+    try:
+        with _alone(repository, say), _ended_by_interrupt():
+            _remove_partial(_home(repository))
+            return _fetch(repository, revision or None, say)
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, httpx2.HTTPError, OSError, ValueError) as error:
+        raise CheckpointError(f"{reference} {_why(error, repository)}") from error
+
+
+def _fetch(repository: str, revision: str | None, say: Say) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = _small(repository, revision)
+    sizes = _listing(repository, folder)
+    wanted = _weights(repository, folder, sizes)
+    missing = [name for name in wanted if not (folder / name).is_file()]
+    if missing:
+        size = sum(sizes.get(name, 0) for name in missing)
+        _check_room(folder, size)
+        say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
+        started = time.perf_counter()
+        snapshot_download(repository, revision=folder.name, allow_patterns=[glob.escape(name) for name in wanted])
+        seconds = time.perf_counter() - started
+        say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
+    _verify(folder, say)
+    return folder
+
+
+def _small(repository: str, revision: str | None) -> Path:
+    """The folder of the commit, with its small files; without a hub that answers, as it is cached."""
+    import httpx2
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL))
+    except errors.HfHubHTTPError:
+        raise
+    except httpx2.HTTPError:  # the library itself takes the cache where nobody listens, but not where a connection breaks
+        with suppress(errors.LocalEntryNotFoundError):
+            return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL, local_files_only=True))
+        raise
+
+
+def _listing(repository: str, folder: Path) -> Mapping[str, int]:
+    """The bytes of each file of the commit; of those in the folder alone, where the hub was never asked for the others."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return {file.path: file.size for file in get_cached_repo_tree(repository, revision=folder.name)}
+    except CachedRepoTreeNotFoundError:
+        return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+def _weights(repository: str, folder: Path, sizes: Mapping[str, int]) -> list[str]:
+    """The names of the weight files: those of the index, or the one for all."""
+    table = read_index(folder)
+    names = [WHOLE] if table is None else sorted(set(table.values()))
+    if absent := [name for name in names if name not in sizes]:
+        copy = Path(repository).name
+        first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
+        out = way_out(Path(copy), [name for name in sizes if "/" not in name], first)
+        raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
+    return names
+
+
+def _check_room(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise OSError(errno.ENOSPC, f"it needs {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
+
+
+@contextmanager
+def _alone(repository: str, say: Say) -> Iterator[None]:
+    """One download of a repository at a time on this machine: a second process waits, and then finds the files.
+
+    A cache that cannot be written to has nothing to wait for.
+    """
+    from filelock import FileLock, Timeout
+    from huggingface_hub import constants
+
+    path = Path(constants.HF_HUB_CACHE) / ".locks" / _home(repository).name / "attend.lock"
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path, timeout=0))
+        except Timeout:
+            say(f"Another process is downloading {HUB}{repository}: waiting for it")
+            stack.enter_context(FileLock(path))
+        except (OSError, NotImplementedError):  # nothing can be written, or the file system has no locks: the library copes
+            pass
+        yield
+
+
+def _remove_partial(home: Path) -> None:
+    """Remove the partial files that killed processes left: the library takes none of them up again."""
+    for partial in home.glob("blobs/*.incomplete"):
+        if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+            partial.unlink()
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process at once: Python would wait for the library's threads, which wait for the hub."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _home(repository: str) -> Path:
+    """The repository's folder in the cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+
+
+def _verify(folder: Path, say: Say) -> None:
+    """Check the SHA-256 of each large file that is new to us; one that differs is removed. Raises CheckpointError.
+
+    In the cache a large file is a link to a blob whose name is the SHA-256 that the hub named. What was checked is remembered
+    beside the blobs. Where the cache cannot be written to, whoever filled it has checked it.
+    """
+    done = folder.parent.parent / ".attend-verified"
+    blobs = {path: Path(os.readlink(path)).name for path in folder.iterdir() if path.is_symlink()}
+    new = {path: name for path, name in blobs.items() if SHA256.fullmatch(name) and not _is_known(done / name, path)}
+    if not new or not os.access(done.parent, os.W_OK):
+        return
+    size = sum(path.stat().st_size for path in new)
+    if size > 1e9:
+        say(f"Checking the SHA-256 of {size / 1e9:.2f} GB")
+    done.mkdir(exist_ok=True)
+    for path, name in new.items():
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != name:
+            path.resolve().unlink()
+            path.unlink()
+            raise CheckpointError(f"{path} is damaged: the hub names the SHA-256 {name}, and it had {found}; it was removed")
+        (done / name).write_text(_stamp(path), encoding="ascii")
+
+
+def _is_known(record: Path, path: Path) -> bool:
+    return record.is_file() and record.read_text(encoding="ascii") == _stamp(path)
+
+
+def _stamp(path: Path) -> str:
+    """Changes whenever a file is written anew."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _why(error: Exception, repository: str) -> str:
+    """The rest of a sentence that begins with the reference."""
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    match error:
+        case errors.GatedRepoError():
+            return f"is gated: accept its terms at {hub}/{repository}, and set HF_TOKEN to a token of that account"
+        case errors.RevisionNotFoundError():
+            return "names a revision that the repository does not have"
+        case errors.RepositoryNotFoundError():
+            return f"was not found on {hub}: check the name, and set HF_TOKEN if the repository is private"
+        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
+            return f"was refused by {hub} with status {error.response.status_code}: check HF_TOKEN"
+        case errors.HfHubHTTPError():
+            return f"could not be downloaded: {hub} answered with status {error.response.status_code}"
+        case errors.LocalEntryNotFoundError() if isinstance(error.__cause__, errors.HfHubHTTPError):
+            return _why(error.__cause__, repository)
+        case errors.LocalEntryNotFoundError():
+            offline = constants.is_offline_mode()
+            reason = "HF_HUB_OFFLINE is set" if offline else f"{hub} cannot be reached ({_root(error)})"
+            return f"is not in the cache {constants.HF_HUB_CACHE}, and {reason}"
+        case OSError() if error.errno == errno.ENOSPC:
+            return f"does not fit on the disk of {constants.HF_HUB_CACHE}: {error.strerror}"
+        case _:
+            return f"could not be downloaded: {str(error).splitlines()[0]}; files that are whole are kept, try again"
+
+
+def _root(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).splitlines()[0]

@@ -1,0 +1,172 @@
+"""A folder's files: where its weights are, what they may not be, and how weights of other kinds become what is read."""
+
+import json
+import os
+import shlex
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.errors import CheckpointError
+from model.net.checkpoint import inspect, load
+from model.weights import INDEX, MOST_JSON, WHOLE, weight_files
+from tests.model.checkpoints import write_checkpoint
+from tests.model.net.test_checkpoint import shard
+
+CONVERT = "convert it with "
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_checkpoint("llama-tied", tmp_path / "a 'quoted' folder")
+
+
+def refusal(folder: Path) -> str:
+    """The one sentence with which loading and inspection both refuse a folder."""
+    said = set()
+    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+        with pytest.raises(CheckpointError) as caught:
+            check(folder)
+        said.add(str(caught.value))
+    (sentence,) = said
+    assert "\n" not in sentence
+    return sentence
+
+
+def pickle(folder: Path, *names: str) -> dict[str, torch.Tensor]:
+    """Put the weights into pickles, and a head that shares its memory with the embedding, as training leaves it."""
+    tensors = load_file(folder / WHOLE)
+    (folder / WHOLE).unlink()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    for number, name in enumerate(names):
+        part = {key: value for i, (key, value) in enumerate(tensors.items()) if i % len(names) == number}
+        torch.save(part, folder / name)
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["pytorch_model.bin"],
+        ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+        ["model.pt"],
+        ["weights.pth"],
+    ],
+    ids=lambda names: names[0],
+)
+def test_pickled_weights_are_refused_with_a_command_that_converts_them(folder, names):
+    whole = load(folder, torch.float32, "cpu")
+    pickle(folder, *names)
+    (folder / "training_args.bin").write_bytes(b"no weights")
+    sentence = refusal(folder)
+    assert f"{folder / WHOLE} is missing; {names[0]} is a pickle, which Attend never opens: {CONVERT}" in sentence
+    words = shlex.split(sentence.partition(CONVERT)[2])
+    subprocess.run(words, check=True, cwd="/", env=os.environ | {"OMP_NUM_THREADS": "1"})
+    loaded = load(folder, torch.float32, "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
+
+
+def test_gguf_is_refused_with_a_command_that_converts_it(folder):
+    (folder / WHOLE).unlink()
+    (folder / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
+    sentence = refusal(folder)
+    assert f"Attend does not read tiny-Q8_0.gguf: {CONVERT}" in sentence
+    assert "gguf_file=" in shlex.split(sentence.partition(CONVERT)[2])[2]
+
+
+def test_weights_of_no_kind_are_only_missing(folder):
+    (folder / WHOLE).unlink()
+    assert refusal(folder) == f"{folder / WHOLE} is missing"
+
+
+LINKED = ["config.json", "generation_config.json", WHOLE, "tokenizer.json", "chat_template.jinja"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_out_of_the_folder_is_refused_with_its_target(folder, tmp_path, name):
+    outside = tmp_path / f"outside-{name}"
+    (folder / name).touch()
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    assert refusal(folder).startswith(f"{folder / name} is a link to {outside}, outside the folder")
+
+
+def test_links_within_the_folder_and_a_link_to_the_folder_are_followed(folder, tmp_path):
+    """As Kubernetes mounts files: the names are links to those of a hidden folder."""
+    hidden = folder / "..data"
+    hidden.mkdir()
+    (folder / WHOLE).rename(hidden / "w")
+    (folder / WHOLE).symlink_to("..data/w")
+    (tmp_path / "link").symlink_to(folder)
+    assert inspect(tmp_path / "link") == inspect(folder)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_links_of_the_hub_s_cache_are_followed(folder, tmp_path, shared):
+    """From snapshots/COMMIT to blobs/HASH, which may be a link itself, to a blob that repositories share."""
+    repository = tmp_path / "hub" / "models--org--tiny"
+    snapshot, blob = repository / "snapshots" / "c0", repository / "blobs" / "b0"
+    for path in (snapshot, blob.parent):
+        path.mkdir(parents=True)
+    (snapshot / "config.json").write_bytes((folder / "config.json").read_bytes())
+    store = blob
+    if shared:
+        store = tmp_path / "hub" / "blobs" / "s0"
+        store.parent.mkdir()
+        blob.symlink_to(store)
+    store.write_bytes((folder / WHOLE).read_bytes())
+    (snapshot / WHOLE).symlink_to(Path("../../blobs/b0"))
+    assert inspect(snapshot) == inspect(folder)
+    (snapshot / WHOLE).unlink()
+    (snapshot / WHOLE).symlink_to(folder / WHOLE)
+    assert "outside the folder" in refusal(snapshot)
+
+
+def test_a_header_too_long_to_read_is_refused_before_it_is_read(folder):
+    path = folder / WHOLE
+    path.write_bytes(struct.pack("<Q", 99_000_000))
+    os.truncate(path, 200_000_000)  # a hole: it takes no disk
+    assert refusal(folder) == f"{path} has a header of 99000000 bytes, but at most {MOST_JSON} are read"
+
+
+def test_a_header_of_very_many_tensors_is_refused_in_few_words_and_seconds(folder):
+    entries = ",".join(f'"t{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(400_000))
+    header = f"{{{entries}}}".encode()
+    assert 20_000_000 < len(header) < MOST_JSON
+    (folder / WHOLE).write_bytes(struct.pack("<Q", len(header)) + header)
+    started = time.process_time()
+    assert len(refusal(folder)) < 1000
+    assert time.process_time() - started < 60
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+def test_a_json_file_too_long_to_read_is_refused_before_it_is_read(folder, name):
+    (folder / name).touch()
+    os.truncate(folder / name, MOST_JSON + 1)
+    assert refusal(folder) == f"{folder / name} has {MOST_JSON + 1} bytes, but at most {MOST_JSON} are read"
+
+
+def test_a_tensor_in_two_shards_is_named_with_both(folder):
+    shard(folder)
+    first, second = weight_files(folder)
+    second.write_bytes(first.read_bytes())
+    assert f"tensor model.embed_tokens.weight is in {first.name} and in {second.name}" in refusal(folder)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(folder):
+    table = shard(folder)
+    name, file = next(iter(table.items()))
+    (other,) = set(table.values()) - {file}
+    (folder / INDEX).write_text(json.dumps({"weight_map": table | {name: other}}), encoding="utf-8")
+    assert f"{INDEX} says that tensor {name} is in {other}, which lacks it" in refusal(folder)
+
+
+def test_nothing_of_it_imports_torch():
+    code = "import sys, model.weights; assert 'torch' not in sys.modules and 'safetensors' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
