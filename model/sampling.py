@@ -1,6 +1,6 @@
 """From scores to tokens, as pure functions on rows. A row's token depends on that row alone.
 
-Randomness has no state: the noise of a token is a hash of (seed, choice, position, token id), and the drawn
+Randomness has no state: the noise of a token is a hash of (seed, answer index, position, token id), and the drawn
 token is argmax(score / temperature + Gumbel noise), which draws from softmax(score / temperature) exactly
 (Gumbel 1954; Maddison et al. 2014). So a request can be preempted, replayed or batched with others and draw
 the same tokens; and because noise is keyed by token id, small differences of the scores rarely change a draw.
@@ -9,81 +9,20 @@ Shapes: R rows · V vocabulary.
 """
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from model.params import DecodingParams, SamplingParams
+from model.sampling_plan import Draw, mix
 from model.transfer import column, integers
 
 LARGEST = 1e9
 """A penalty makes no score larger: a division by next to nothing would make it infinite."""
 UNSCORED, EXCLUDED = -1, -2
 """Instead of a token: the row's scores are not finite; they are, but its parameters leave no token to draw."""
-_MASK = (1 << 64) - 1
-
-
-class History:
-    """What the penalties look at: the tokens of a request's text, each once, and how often the output has each of its own.
-
-    Kept up as the output grows, so that a step does not read a long text again.
-    """
-
-    def __init__(self) -> None:
-        self.seen = array("q")
-        """Ids that stand in the prompt or the output."""
-        self.drawn = array("q")
-        """Ids that stand in the output, and how often, in the same order."""
-        self.counts = array("q")
-        self._known: set[int] = set()
-        self._places: dict[int, int] = {}
-        self._num_read = (0, 0)
-
-    def follow(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Take in what has come since the last call, of the same two sequences."""
-        new = output[self._num_read[1] :]
-        unseen = [token for token in dict.fromkeys([*prompt[self._num_read[0] :], *new]) if token not in self._known]
-        self._num_read = len(prompt), len(output)
-        self._known.update(unseen)
-        self.seen.extend(unseen)
-        for token in new:
-            place = self._places.setdefault(token, len(self.drawn))
-            if place == len(self.drawn):
-                self.drawn.append(token)
-                self.counts.append(0)
-            self.counts[place] += 1
-
-
-@dataclass(slots=True)  # freezing it would cost each request two microseconds a step
-class Draw:
-    """What decides one row's token besides its scores."""
-
-    params: SamplingParams
-    seed: int
-    choice: int
-    """Which of the call's answers."""
-    position: int
-    """Index of the drawn token in prompt + output."""
-    banned: tuple[int, ...] = ()
-    """Token ids that must not be drawn."""
-    decoding: DecodingParams = NO_CHANGE
-    prompt: Sequence[int] = ()
-    output: Sequence[int] = ()
-    """What the penalties look at."""
-    mask: NDArray[np.bool_] | None = None
-    """Tokens that a grammar allows, bool [V]."""
-    history: History | None = field(default=None, compare=False)
-    """Of prompt and output, as far as an earlier draw has followed them; None: not at all."""
-
-    @property
-    def excludes(self) -> bool:
-        """Whether its parameters may leave no token."""
-        return bool(self.banned) or self.decoding is not NO_CHANGE or self.mask is not None
 
 
 BestTokens = Callable[[Tensor, Sequence[float], Sequence[int]], Tensor]
@@ -108,25 +47,25 @@ def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence
 def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
     """Token ids int64 [R], or UNSCORED or EXCLUDED. `best` is `best_tokens` or the same, faster."""
     scores_RV = logits_RV.float()
-    changed = [row for row, draw in enumerate(draws) if draw.banned or draw.decoding is not NO_CHANGE]
+    changed = [row for row, draw in enumerate(draws) if draw.banned or draw.plan.changes_scores]
     if changed and scores_RV is logits_RV:
         scores_RV = scores_RV.clone()  # float() gives float32 logits back as they are, and they are the caller's
     for row in changed:
         change_scores(scores_RV[row], draws[row])
     scores_RV = apply_masks(scores_RV, draws)
-    temperatures = [draw.params.temperature for draw in draws]
-    limited = [row for row, draw in enumerate(draws) if draw.params.limits]
+    limited = [row for row, draw in enumerate(draws) if draw.plan.is_limited]
     if limited:
         picked = integers(limited, scores_RV.device)
-        scores_RV = scores_RV.index_copy(0, picked, limit_scores(scores_RV[picked], [draws[row].params for row in limited]))
-        temperatures = [1.0 if draw.params.limits else draw.params.temperature for draw in draws]
-    keys = [row_key(draw.seed, draw.choice, draw.position) if draw.params.temperature > 0 else 0 for draw in draws]
-    return _blamed(best(scores_RV, temperatures, keys), logits_RV, draws)
+        scores_RV = scores_RV.index_copy(
+            0, picked, limit_scores(scores_RV[picked], [draws[row].plan.params for row in limited])
+        )
+    keys = [0 if draw.plan.is_greedy else mix(draw.plan.key ^ draw.position) for draw in draws]
+    return _blamed(best(scores_RV, [draw.plan.temperature for draw in draws], keys), logits_RV, draws)
 
 
 def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """The tokens, with EXCLUDED where it was not the model that left none to draw."""
-    rows = [row for row, draw in enumerate(draws) if draw.excludes]
+    rows = [row for row, draw in enumerate(draws) if draw.may_exclude]
     if not rows:
         return tokens_R
     picked = integers(rows, tokens_R.device)
@@ -141,14 +80,15 @@ def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = b
     Torch may round logarithms and sums at the end of a tensor otherwise than in its middle: rows that need them go one by one.
     The largest of a row is the largest, and noise of a kernel that goes row by row is exact too.
     """
-    if all(not p.limits and (p.temperature <= 0 or best is not best_tokens) for p in (draw.params for draw in draws)):
+    noise_by_row = best is not best_tokens
+    if all(plan.is_greedy or (noise_by_row and not plan.is_limited) for plan in (draw.plan for draw in draws)):
         return sample(logits_RV, draws, best)
     return torch.cat([sample(logits_RV[row : row + 1], [draw], best) for row, draw in enumerate(draws)])
 
 
 def change_scores(scores_V: Tensor, draw: Draw) -> None:
     """Apply a row's decoding parameters and bans, but not its mask, in place."""
-    decoding, device = draw.decoding, scores_V.device
+    decoding, device = draw.plan.decoding, scores_V.device
     if decoding.allowed_token_ids:
         scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
@@ -161,16 +101,17 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
 
 
 def _penalize(scores_V: Tensor, draw: Draw) -> None:
-    decoding, device, history = draw.decoding, scores_V.device, draw.history or History()
-    history.follow(draw.prompt, draw.output)
-    if decoding.repetition_penalty != 1 and history.seen:
-        seen = integers(history.seen, device)
+    decoding, device, text = draw.plan.decoding, scores_V.device, draw.text
+    if text is None:
+        return
+    if decoding.repetition_penalty != 1 and text.seen:
+        seen = integers(text.seen, device)
         scores = scores_V[seen]
         penalized = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
         scores_V[seen] = torch.where(scores.isfinite(), penalized.clamp(-LARGEST, LARGEST), scores)
-    if history.drawn and (decoding.frequency_penalty or decoding.presence_penalty):
-        counts = integers(history.counts, device)
-        scores_V[integers(history.drawn, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
+    if text.drawn and (decoding.frequency_penalty or decoding.presence_penalty):
+        counts = integers(text.counts, device)
+        scores_V[integers(text.drawn, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
 
 
 def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
@@ -263,11 +204,6 @@ def apply_min_p(scores_RV: Tensor, min_p: Sequence[float]) -> Tensor:
     return scores_RV.masked_fill(scores_RV < least_R1, -math.inf)
 
 
-def row_key(seed: int, choice: int, position: int) -> int:
-    """64 mixed bits of (seed, choice, position)."""
-    return _mix(_mix(_mix(seed & _MASK) ^ choice) ^ position)
-
-
 def gumbel_noise(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
     """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding."""
     keys_R1 = integers([_signed(key) for key in keys], device)[:, None]
@@ -277,14 +213,6 @@ def gumbel_noise(keys: Sequence[int], vocab_size: int, device: torch.device) -> 
     # 23 bits and a half bit are all that float32 holds: with one more, u could round to 1 and its noise be infinite
     uniform_RV = ((hash_RV ^ _shifted(hash_RV, 31)) >> 41 & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
     return uniform_RV.log_().neg_().log_().neg_()
-
-
-def _mix(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele et al. 2014): every input bit moves every output bit."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
-    return value ^ value >> 31
 
 
 def _signed(value: int) -> int:

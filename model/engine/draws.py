@@ -10,7 +10,8 @@ from model.engine.plan import Scheduled
 from model.engine.request import Request
 from model.errors import EngineFailed
 from model.mask import Grammar, look_ahead
-from model.sampling import EXCLUDED, Draw, History, completing, sample
+from model.sampling import EXCLUDED, completing, sample
+from model.sampling_plan import Draw, History, TextCounts
 from model.transfer import integers
 
 NEXT_BEST = 2
@@ -32,22 +33,13 @@ def draws_of(items: Sequence[Scheduled]) -> tuple[list[Request], list[Draw], lis
         if not item.draws:
             continue
         try:
-            draws += [_draw(item.request, item.follows + ahead) for ahead in range(end - first)]
+            draws += [_draw(item.request, item.follows + place) for place in range(end - first)]
         except EngineFailed as error:
             errors[item.request.request_id] = str(error)
             continue
         drawing += [item.request] * (end - first)
         rows += range(first, end)
     return drawing, draws, rows, errors
-
-
-def can_sample_unmasked(request: Request) -> bool:
-    """Whether its token may be drawn without the grammar's mask and checked afterwards: one that passes is what the mask gives.
-
-    So it is for greedy and drawn tokens, since each token's noise is its own, but not where the scores of other tokens decide
-    which are kept (top-k, top-p, min-p).
-    """
-    return not request.sampling.limits
 
 
 def keep_to_grammars(
@@ -114,12 +106,18 @@ def _drawn_under_masks(
     return dict(zip(masked, tokens_M.tolist(), strict=True))
 
 
-def _draw(request: Request, ahead: int = 0) -> Draw:
+def _draw(request: Request, num_unread: int = 0) -> Draw:
     """How a request draws its next token, or the one so many places later."""
+    plan, position = request.sampling_plan, request.num_tokens + num_unread
+    if request.draws_from_scores:
+        return Draw(plan, position)
     early = request.stop_token_ids if len(request.output) < request.min_tokens else ()
     banned = (*early, *completing(request.bad_words, request.output))
-    mask = None if request.grammar is None or can_sample_unmasked(request) else request.grammar.mask()
-    place = (request.sampling, request.seed, request.choice, request.num_tokens + ahead)
-    if request.decoding.penalizes and request.history is None:
-        request.history = History()
-    return Draw(*place, banned, request.decoding, request.prompt, request.output, mask, request.history)
+    mask = None if request.grammar is None or plan.can_sample_unmasked else request.grammar.mask()
+    return Draw(plan, position, banned, _text(request) if request.decoding.penalizes else None, mask)
+
+
+def _text(request: Request) -> TextCounts:
+    """What its penalties look at."""
+    request.history = request.history or History()
+    return request.history.follow(request.prompt, request.output)

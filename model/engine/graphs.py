@@ -18,7 +18,8 @@ from torch import Tensor
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.transformer import Decoder
 from model.params import SamplingParams
-from model.sampling import Draw, sample
+from model.sampling import sample
+from model.sampling_plan import Draw, SamplingPlan
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes a step that reads and writes only buffers that stay; returns what repeats it."""
 
-GREEDY = Draw(SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
+GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256
 """Rows of the largest graph: a larger batch computes for longer than its launches take."""
 WARM_UPS = 2
@@ -47,11 +48,6 @@ def batch_sizes(max_batch_requests: int) -> list[int]:
     sizes = [1, 2, 4, *range(8, LARGEST + 1, 8)]
     enough = next((size for size in sizes if size >= max_batch_requests), LARGEST)
     return [size for size in sizes if size <= enough]
-
-
-def takes_the_best(draw: Draw) -> bool:
-    """Whether `Decoded.greedy_T` is what `sample` would return for this row."""
-    return not draw.excludes and draw.params.temperature <= 0
 
 
 class CudaRecorder:

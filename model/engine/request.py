@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from model.errors import ContextTooLong, InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from model.sampling_plan import History, SamplingPlan
 
 if TYPE_CHECKING:
     from model.engine.lookup import Lookup
     from model.mask import Grammar
-    from model.sampling import History
 
 
 class FinishReason(StrEnum):
@@ -105,8 +105,9 @@ class Request:
     parent: str | int | None = None
     lookup: "Lookup | None" = None
     """What guesses at its next tokens, once it was asked for a guess."""
-    history: "History | None" = None
+    history: History | None = None
     """What its penalties look at, once it has drawn under them."""
+    _plan: SamplingPlan | None = field(default=None, init=False, repr=False)
     lack: Lack | None = None
     num_cached: int = 0
     """Tokens that were found in the prefix cache when the request was first scheduled."""
@@ -122,12 +123,17 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     @property
+    def sampling_plan(self) -> SamplingPlan:
+        """How it draws, worked out when it is first asked for: the caller's part must not change from then on."""
+        if self._plan is None:
+            checks = bool(self.bad_words), self.grammar is not None
+            self._plan = SamplingPlan(self.sampling, self.seed, self.choice, self.decoding, self.logprobs, *checks)
+        return self._plan
+
+    @property
     def draws_from_scores(self) -> bool:
-        """Whether its next tokens depend on scores, seed and position alone, not on the tokens before them: then they can be
-        drawn before those are known here.
-        """
-        plain = self.decoding is NO_CHANGE and not self.bad_words and self.grammar is None and self.logprobs is None
-        return plain and len(self.output) >= self.min_tokens
+        """See `SamplingPlan.draws_from_scores`; here for the next token, which may not be a stop token yet."""
+        return self.sampling_plan.draws_from_scores and len(self.output) >= self.min_tokens
 
     @property
     def max_total_tokens(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model.engine.draws import draws_of, keep_to_grammars
-from model.engine.graphs import DecodeGraphs, takes_the_best
+from model.engine.graphs import DecodeGraphs
 from model.engine.lookup import num_right
 from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request, TokenLogprob
@@ -17,7 +17,8 @@ from model.errors import DeviceFailed
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
-from model.sampling import EXCLUDED, UNSCORED, Draw, logprobs, sample
+from model.sampling import EXCLUDED, UNSCORED, logprobs, sample
+from model.sampling_plan import Draw
 from model.transfer import integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
@@ -124,7 +125,7 @@ class ModelRunner:
             return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
         last_R = slice(None) if len(last) == len(tokens_T) else integers(last, self.device)
         logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
-        if decoded is not None and all(takes_the_best(draw) for draw in draws):
+        if decoded is not None and all(draw.takes_the_best for draw in draws):
             tokens_R = decoded.greedy_T[last_R]
         else:
             tokens_R = self.draw(logits_RV, draws)

@@ -7,7 +7,8 @@ import torch
 
 from model.errors import InvalidRequest
 from model.params import MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_CHARACTERS, NO_CHANGE, DecodingParams, SamplingParams
-from model.sampling import EXCLUDED, UNSCORED, Draw, History, change_scores, completing, logprobs, sample
+from model.sampling import EXCLUDED, UNSCORED, change_scores, completing, logprobs, sample
+from model.sampling_plan import Draw, History, SamplingPlan
 from tests.model.engine.machines import Counted
 
 GREEDY = SamplingParams(temperature=0)
@@ -17,7 +18,8 @@ EXPONENTS = (1.5, 0.5)
 
 
 def draw(*, prompt=(), output=(), banned=(), sampling=GREEDY, position=0, **decoding) -> Draw:
-    return Draw(sampling, 0, 0, position, banned, DecodingParams(**decoding), prompt, output)
+    plan = SamplingPlan(sampling, 0, decoding=DecodingParams(**decoding))
+    return Draw(plan, position, banned, History().follow(prompt, output))
 
 
 def changed(scores=SCORES, **fields) -> list[float]:
@@ -220,11 +222,11 @@ def test_a_row_that_is_not_finite_is_the_models_fault_whatever_the_parameters_le
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
 def test_a_penalty_reads_each_token_of_a_text_once_however_many_steps_there_are(penalty):
     prompt, output, history = Counted([0, 1, 1] * 50), Counted(), History()
-    decoding = DecodingParams(**{penalty: 1.5})
+    plan = SamplingPlan(GREEDY, 0, decoding=DecodingParams(**{penalty: 1.5}))
     for position, token in enumerate([3, 4, 3, 5, 3, 1]):
         row, whole = torch.tensor(SCORES), torch.tensor(SCORES)
-        change_scores(row, Draw(GREEDY, 0, 0, position, (), decoding, prompt, output, history=history))
-        change_scores(whole, Draw(GREEDY, 0, 0, position, (), decoding, prompt.copy(), output.copy()))
+        change_scores(row, Draw(plan, position, text=history.follow(prompt, output)))
+        change_scores(whole, Draw(plan, position, text=History().follow(prompt.copy(), output.copy())))
         assert whole.tolist() == row.tolist()
         output.append(token)
     assert (150, 5) == (prompt.num_read, output.num_read)

@@ -9,16 +9,14 @@ from model.params import SEED_HIGH, SEED_LOW, SamplingParams
 from model.sampling import (
     EXCLUDED,
     UNSCORED,
-    Draw,
-    _mix,
     apply_min_p,
     apply_temperature,
     apply_top_k,
     apply_top_p,
     gumbel_noise,
-    row_key,
     sample,
 )
+from model.sampling_plan import Draw, SamplingPlan, mix, row_key
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -28,8 +26,8 @@ ROWS = 20000
 _MASK = (1 << 64) - 1
 
 
-def draw(position=0, *, seed=0, choice=0, banned=(), **params):
-    return Draw(SamplingParams(**params), seed, choice, position, banned)
+def draw(position=0, *, seed=0, answer=0, banned=(), **params):
+    return Draw(SamplingPlan(SamplingParams(**params), seed, answer), position, banned)
 
 
 def key_of(hashed: int) -> int:
@@ -56,8 +54,8 @@ def test_greedy_takes_the_best_and_of_equals_the_lowest_id(scores, token):
     assert [token] == sample(torch.tensor([scores]), [draw(temperature=0)]).tolist()
 
 
-def test_greedy_ignores_seed_choice_position_and_filters():
-    draws = [draw(7, seed=3, choice=1, temperature=0, top_k=2, top_p=0.1, min_p=0.9), draw(temperature=0)]
+def test_greedy_ignores_seed_answer_position_and_filters():
+    draws = [draw(7, seed=3, answer=1, temperature=0, top_k=2, top_p=0.1, min_p=0.9), draw(temperature=0)]
     assert [1, 1] == sample(HALVES.repeat(2, 1), draws).tolist()
 
 
@@ -134,11 +132,11 @@ def test_draws_over_positions_follow_the_softmax(temperature):
     assert chi_square(tokens, (scores / temperature).softmax(0)) < 40
 
 
-@pytest.mark.parametrize("varied", ["seed", "choice", "position"])
+@pytest.mark.parametrize("varied", ["seed", "answer", "position"])
 def test_draws_that_differ_in_one_coordinate_are_independent(varied):
     """Pairs of draws one apart fill the 16 cells of their joint table as two independent draws do."""
-    at = {"seed": 11, "choice": 0, "position": 3}
-    draws = [Draw(SamplingParams(), **{**at, varied: value}) for value in range(ROWS)]
+    at = {"seed": 11, "answer": 0, "position": 3}
+    draws = [draw(**{**at, varied: value}) for value in range(ROWS)]
     tokens = sample(HALVES.repeat(ROWS, 1), draws)
     pairs = tokens[:-1] * 4 + tokens[1:]
     assert chi_square(pairs, torch.outer(HALVES.exp()[0], HALVES.exp()[0]).flatten()) < 55  # 15 degrees: once in a million
@@ -150,7 +148,7 @@ def mixed_rows():
     scores = (torch.randn(48, 37, generator=dice) * 3).round(decimals=1)
     grid = [(t, k, p, m) for t in (0, 0.7, 1.3) for k in (0, 1, 5, 99) for p in (1.0, 0.6) for m in (0.0, 0.2)]
     draws = [
-        draw(at % 5, seed=at % 3, choice=at % 2, banned=(at % 37,) * (at % 4 == 0), temperature=t, top_k=k, top_p=p, min_p=m)
+        draw(at % 5, seed=at % 3, answer=at % 2, banned=(at % 37,) * (at % 4 == 0), temperature=t, top_k=k, top_p=p, min_p=m)
         for at, (t, k, p, m) in enumerate(grid)
     ]
     scores[7, 3], scores[20, 0] = math.nan, math.nan
@@ -237,12 +235,12 @@ def test_a_row_key_is_splitmix64_so_that_a_seed_means_the_same_in_every_version(
     """The generator's published first outputs for seed 0 are its finalizer at 0, 1 and 2 times the golden ratio."""
     golden = 0x9E3779B97F4A7C15
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert published == [_mix(times * golden & _MASK) for times in range(3)]
-    assert _mix(_mix(_mix(5) ^ 2) ^ 7) == row_key(5, 2, 7)
+    assert published == [mix(times * golden & _MASK) for times in range(3)]
+    assert mix(mix(mix(5) ^ 2) ^ 7) == row_key(5, 2, 7)
 
 
 def test_row_keys_do_not_collide_on_small_grids():
-    keys = {row_key(seed, choice, at) for seed in range(-20, 20) for choice in range(8) for at in range(100)}
+    keys = {row_key(seed, answer, at) for seed in range(-20, 20) for answer in range(8) for at in range(100)}
     assert 40 * 8 * 100 == len(keys)
 
 
@@ -274,7 +272,7 @@ def uniforms(keys, vocab_size):
     [
         [row_key(seed, 0, 0) for seed in range(256)],
         [row_key(0, 0, position) for position in range(256)],
-        [row_key(0, choice, 0) for choice in range(256)],
+        [row_key(0, answer, 0) for answer in range(256)],
         [row_key(SEED_HIGH - at, 7, at) for at in range(256)],
     ],
     ids=["seeds", "positions", "choices", "mixed"],

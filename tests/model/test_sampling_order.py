@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from model.params import DecodingParams, SamplingParams
-from model.sampling import Draw, apply_top_p, limit_scores, sample
+from model.sampling import apply_top_p, limit_scores, sample
+from model.sampling_plan import Draw, SamplingPlan
 
 torch.set_num_threads(1)
 HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
@@ -35,7 +36,7 @@ def test_temperature_comes_before_the_limits(params, at_half, at_one, at_two):
     for temperature, ids in ((0.5, at_half), (1.0, at_one), (2.0, at_two)):
         asked = SamplingParams(temperature=temperature, **params)
         assert ids == kept(limit_scores(HALVES, [asked]))
-        draws = [Draw(asked, 3, 0, position) for position in range(300)]
+        draws = [Draw(SamplingPlan(asked, 3), position) for position in range(300)]
         assert set(ids) == set(sample(HALVES.repeat(300, 1), draws).tolist())
 
 
@@ -58,8 +59,8 @@ def test_changes_of_the_scores_come_before_temperature_and_limits():
     biased = DecodingParams(logit_bias={0: 1.5})  # above ln 4: 0 becomes the best
     for temperature in (0.25, 1.0, 2.0):
         asked = SamplingParams(temperature=temperature, top_k=1)
-        assert [0] == sample(HALVES, [Draw(asked, 1, 0, 0, decoding=biased)]).tolist()
+        assert [0] == sample(HALVES, [Draw(SamplingPlan(asked, 1, decoding=biased), 0)]).tolist()
     slight = DecodingParams(logit_bias={0: 1.3})  # below it: 1 stays the best, also at a temperature that would weigh it more
     for temperature in (0.25, 1.0, 2.0):
         asked = SamplingParams(temperature=temperature, top_k=1)
-        assert [1] == sample(HALVES, [Draw(asked, 1, 0, 0, decoding=slight)]).tolist()
+        assert [1] == sample(HALVES, [Draw(SamplingPlan(asked, 1, decoding=slight), 0)]).tolist()

@@ -178,6 +178,14 @@ def ask(name: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **fie
     return Request(request_id=name, prompt=list(prompt), max_tokens=max_tokens, sampling=sampling, **fields)
 
 
+def masked_first(requests: Iterable[Request]) -> list[Request]:
+    """The same requests, which draw under their grammars' masks and not before them."""
+    requests = list(requests)
+    for request in requests:
+        object.__setattr__(request.sampling_plan, "can_sample_unmasked", False)
+    return requests
+
+
 def sizes(**changes) -> EngineConfig:
     """Room for everything, and blocks of one's own, unless `changes` say otherwise."""
     values = {"num_blocks": 64, "block_size": 4, "max_batch_requests": 16, "max_batch_tokens": 256, "chunk_size": 1}

@@ -10,7 +10,8 @@ from model.errors import SettingError
 from model.net.checkpoint import save
 from model.net.native.library import load
 from model.params import DecodingParams, SamplingParams
-from model.sampling import Draw, sample, sample_by_row
+from model.sampling import sample, sample_by_row
+from model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import answers
 
@@ -73,12 +74,15 @@ def test_the_same_check_fails_for_what_serves_with_the_mode_off(folder):
         check_exact(engine._engine.runner, engine.info.num_blocks, engine.info.max_model_len)
 
 
+def biased(token):
+    return DecodingParams(logit_bias={token: 2.0})
+
+
 @pytest.mark.parametrize("changes", [{}, {"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.1}], ids=str)
 def test_rows_drawn_by_themselves_are_those_drawn_together(changes):
     """Up to rounding of the last bit, which this size does not meet."""
     logits = torch.randn(9, 96, generator=torch.Generator().manual_seed(1))
     draws = [
-        Draw(SamplingParams(temperature=at % 3 * 0.5, **changes), 1, 0, at, (), DecodingParams(logit_bias={at: 2.0}), (), ())
-        for at in range(9)
+        Draw(SamplingPlan(SamplingParams(temperature=at % 3 * 0.5, **changes), 1, decoding=biased(at)), at) for at in range(9)
     ]
     assert torch.equal(sample(logits.clone(), draws), sample_by_row(logits.clone(), draws))

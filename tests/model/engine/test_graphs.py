@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from model.engine.graphs import CudaRecorder, DecodeGraphs, batch_sizes, takes_the_best
+from model.engine.graphs import CudaRecorder, DecodeGraphs, batch_sizes
 from model.engine.plan import Plan, Scheduled
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT
 from model.engine.runner import ModelRunner
 from model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
-from model.params import DecodingParams, SamplingParams
-from model.sampling import Draw, sample
+from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from model.sampling import sample
+from model.sampling_plan import Draw, SamplingPlan
 from model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run, tiny_engine, told
@@ -152,8 +153,8 @@ def test_a_graph_runs_only_what_it_was_recorded_for(machine, rows, fits):
     ("changes", "best"),
     [
         ({}, True),
-        ({"params": SamplingParams(temperature=0.0, top_k=3)}, True),
-        ({"params": SamplingParams(temperature=0.7)}, False),
+        ({"sampling": SamplingParams(temperature=0.0, top_k=3)}, True),
+        ({"sampling": SamplingParams(temperature=0.7)}, False),
         ({"banned": (2,)}, False),
         ({"decoding": DecodingParams(logit_bias={1: 9.0})}, False),
         ({"mask": torch.zeros(CONFIG.vocab_size, dtype=torch.bool).numpy()}, False),
@@ -161,8 +162,12 @@ def test_a_graph_runs_only_what_it_was_recorded_for(machine, rows, fits):
     ids=["greedy", "greedy among three", "drawn", "banned", "biased", "masked"],
 )
 def test_the_best_token_is_taken_only_where_it_is_what_would_be_sampled(machine, changes, best):
-    draw = Draw(**{"params": SamplingParams(temperature=0.0), "seed": 3, "choice": 0, "position": 5} | changes)
-    assert best == takes_the_best(draw)
+    changes = {**changes}
+    plan = SamplingPlan(
+        changes.pop("sampling", SamplingParams(temperature=0.0)), 3, decoding=changes.pop("decoding", NO_CHANGE)
+    )
+    draw = Draw(plan, 5, **changes)
+    assert best == draw.takes_the_best
     if best:
         done = machine.graphs.run(rows_of(6, 3), integers([21, 22]))
         assert sample(done.logits_TV, [draw, draw]).tolist() == done.greedy_T.tolist()

@@ -13,7 +13,7 @@ from model.net.transformer import Decoder
 from model.params import SamplingParams
 from tests.fakes import END, VOCAB, byte_tokenizer
 from tests.model.checkpoints import tiny_config, tiny_decoder
-from tests.model.engine.machines import answers, ask, tiny_engine
+from tests.model.engine.machines import answers, ask, masked_first, tiny_engine
 
 REGEXES = [r"[a-c]{2,3}", r"(ab|ba){3,9};", r"[0-9]{4}-[0-9]{2}", r"[x-z]{12,20}", r"(yes|no|never){1,5}", r"é{1,6}!"]
 """Of different lengths: in the last steps one request draws alone, after steps in which many did."""
@@ -92,10 +92,9 @@ def test_in_a_crowd_an_answer_is_what_it_is_alone(net, alone, sampling, changes,
 
 
 @each_sampling
-def test_a_token_drawn_before_its_mask_is_the_one_drawn_under_it(net, sampling, monkeypatch):
+def test_a_token_drawn_before_its_mask_is_the_one_drawn_under_it(net, sampling):
     first = answers(tiny_engine(net), crowd(**sampling))
-    monkeypatch.setattr(draws, "can_sample_unmasked", lambda request: False)
-    assert first == answers(tiny_engine(net), crowd(**sampling))
+    assert first == answers(tiny_engine(net), masked_first(crowd(**sampling)))
 
 
 def test_a_grammar_that_is_cut_off_leaves_a_beginning_of_its_language(net):

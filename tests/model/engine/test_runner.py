@@ -9,7 +9,7 @@ from model.engine.runner import ModelRunner, PendingStep
 from model.errors import DeviceFailed
 from model.net.backends import KVCache, ReferenceBackend
 from model.params import DecodingParams, SamplingParams
-from model.sampling import Draw
+from model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Counted, ask, run, tiny_engine
 
@@ -117,7 +117,7 @@ def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, mo
     request = at_work("a", [1, 2, 3], seed=-5, choice=2, sampling=SamplingParams(top_k=3))
     request.output = [11, 12]
     runner.submit(Plan((Scheduled(request, 9, 1),)))
-    assert [Draw(SamplingParams(top_k=3), -5, 2, 10, prompt=request.prompt, output=[11, 12])] == draws
+    assert [Draw(SamplingPlan(SamplingParams(top_k=3), -5, 2), 10)] == draws
 
 
 @pytest.mark.parametrize(("made", "banned"), [(0, (7,)), (1, (7,)), (2, ())])

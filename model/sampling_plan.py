@@ -1,0 +1,147 @@
+"""How tokens are drawn, as plain records. No torch: the scheduler makes them, and they can be sent to another process.
+
+A `SamplingPlan` says what holds for all tokens of a request, a `Draw` what holds for the next one.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from model.params import NO_CHANGE, DecodingParams, SamplingParams
+
+if TYPE_CHECKING:  # a scheduler needs no numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+MASK_64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """How a request draws its tokens, worked out once. Scheduler, runner and kernels ask here, and nowhere else."""
+
+    params: SamplingParams
+    seed: int
+    answer_index: int = 0
+    """Which of the call's answers."""
+    decoding: DecodingParams = NO_CHANGE
+    logprobs: int | None = None
+    """Alternatives to report with each token; None reports nothing."""
+    has_bad_words: bool = False
+    has_grammar: bool = False
+
+    is_greedy: bool = field(init=False, compare=False)
+    """The best score is the token: no noise, no limits. A CUDA graph draws it together with its step."""
+    is_limited: bool = field(init=False, compare=False)
+    """Drawn among some tokens only (top-k, top-p, min-p): torch finds them before the native code draws."""
+    temperature: float = field(init=False, compare=False)
+    """What scores are divided by before noise is added to them; 1 where it is done already, with the limits; 0: no noise."""
+    changes_scores: bool = field(init=False, compare=False)
+    """Scores are changed first, whatever the tokens so far."""
+    draws_from_scores: bool = field(init=False, compare=False)
+    """Tokens depend on scores, seed and position alone, and nobody asks for their scores. Then they can be drawn before the
+    tokens before them are known on the host: in a step that is submitted early, or after a draft.
+    """
+    can_sample_unmasked: bool = field(init=False, compare=False)
+    """A token may be drawn without the grammar's mask and checked afterwards: one that passes is what the mask gives.
+
+    So it is for greedy and drawn tokens, since each token's noise is its own, but not where the scores of other tokens decide
+    which are kept.
+    """
+    key: int = field(init=False, compare=False)
+    """64 mixed bits of seed and answer."""
+
+    def __post_init__(self) -> None:
+        limited, changes = self.params.limits, self.decoding is not NO_CHANGE
+        plain = not (changes or self.has_bad_words or self.has_grammar)
+        derived = {
+            "is_greedy": self.params.temperature <= 0,
+            "is_limited": limited,
+            "temperature": 1.0 if limited else self.params.temperature,
+            "changes_scores": changes,
+            "draws_from_scores": plain and self.logprobs is None,
+            "can_sample_unmasked": not limited,
+            "key": answer_key(self.seed, self.answer_index),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+
+class TextCounts(NamedTuple):
+    """What the penalties look at. Arrays of int64."""
+
+    seen: "array[int]"
+    """Ids that stand in the prompt or the output, each once."""
+    drawn: "array[int]"
+    """Ids that stand in the output, each once."""
+    counts: "array[int]"
+    """How often they do, in the same order."""
+
+
+class History:
+    """Keeps up the `TextCounts` of a request as its output grows, so that a step does not read a long text again."""
+
+    def __init__(self) -> None:
+        self._text = TextCounts(array("q"), array("q"), array("q"))
+        self._known: set[int] = set()
+        self._places: dict[int, int] = {}
+        self._num_read = (0, 0)
+
+    def follow(self, prompt: Sequence[int], output: Sequence[int]) -> TextCounts:
+        """Take in what has come since the last call, of the same two sequences."""
+        text, new = self._text, output[self._num_read[1] :]
+        unseen = [token for token in dict.fromkeys([*prompt[self._num_read[0] :], *new]) if token not in self._known]
+        self._num_read = len(prompt), len(output)
+        self._known.update(unseen)
+        text.seen.extend(unseen)
+        for token in new:
+            place = self._places.setdefault(token, len(text.drawn))
+            if place == len(text.drawn):
+                text.drawn.append(token)
+                text.counts.append(0)
+            text.counts[place] += 1
+        return text
+
+
+@dataclass(slots=True)  # freezing it would cost each request two microseconds a step
+class Draw:
+    """What decides one row's token besides its scores."""
+
+    plan: SamplingPlan
+    position: int
+    """Index of the drawn token in prompt + output."""
+    banned: tuple[int, ...] = ()
+    """Token ids that must not be drawn."""
+    text: TextCounts | None = None
+    """What the penalties look at; None: an empty text."""
+    mask: "NDArray[np.bool_] | None" = None
+    """Tokens that a grammar allows, bool [V]."""
+
+    @property
+    def may_exclude(self) -> bool:
+        """Whether its parameters may leave no token."""
+        return bool(self.banned) or self.plan.changes_scores or self.mask is not None
+
+    @property
+    def takes_the_best(self) -> bool:
+        """Whether its token is the best of the model's own scores."""
+        return self.plan.is_greedy and not self.may_exclude
+
+
+def answer_key(seed: int, answer_index: int) -> int:
+    """64 mixed bits of (seed, answer index)."""
+    return mix(mix(seed & MASK_64) ^ answer_index)
+
+
+def row_key(seed: int, answer_index: int, position: int) -> int:
+    """64 mixed bits of (seed, answer index, position)."""
+    return mix(answer_key(seed, answer_index) ^ position)
+
+
+def mix(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele et al. 2014): every input bit moves every output bit."""
+    value = (value + 0x9E3779B97F4A7C15) & MASK_64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK_64
+    return value ^ value >> 31
