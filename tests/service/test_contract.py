@@ -1,6 +1,7 @@
 """The wider contract on a real server: chat, token routes, structured output, log probabilities, resuming, API keys."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -10,7 +11,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import openai
@@ -111,18 +114,32 @@ def test_echoed_log_probabilities_lie_at_their_offsets(server: Server) -> None:
     assert lists["tokens"] == [choice["text"][start:end] for start, end in itertools.pairwise(edges)]
 
 
+class Guarded(NamedTuple):
+    """A server with two API keys."""
+
+    server: Server
+    key: str
+    """May make three requests a minute."""
+    free: str
+    """Has no limit."""
+
+
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
-    """A server with one API key, which may make three requests a minute."""
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A server that asks for a key. Its last tests kill a replica, then all of it."""
     file = tmp_path_factory.mktemp("keys") / "keys.json"
-    add = [sys.executable, "-m", "service.cli", "keys", "add", "tester", "--file", str(file), "--requests-per-minute", "3"]
-    key = subprocess.run(add, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+    def add(name: str, *limits: str) -> str:
+        command = [sys.executable, "-m", "service.cli", "keys", "add", name, "--file", str(file), *limits]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+    key, free = add("tester", "--requests-per-minute", "3"), add("free")
     with running(Path(tmp_path_factory.mktemp("guarded") / "log"), "--api-keys-file", str(file)) as server:
-        yield server, key
+        yield Guarded(server, key, free)
 
 
-def test_without_its_key_nothing_but_health_is_open(guarded: tuple[Server, str]) -> None:
-    server, key = guarded
+def test_without_its_key_nothing_but_health_is_open(guarded: Guarded) -> None:
+    server, key, _ = guarded
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         status, document = call(server, path, key=key[:-1], prompt="x")
         assert (status, document["error"]["code"]) == (401, "invalid_api_key")
@@ -135,8 +152,8 @@ def test_without_its_key_nothing_but_health_is_open(guarded: tuple[Server, str])
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_one_keys_limit_counts_over_both_transports(guarded: tuple[Server, str]) -> None:
-    server, key = guarded
+def test_one_keys_limit_counts_over_both_transports(guarded: Guarded) -> None:
+    server, key, _ = guarded
     request = pb.GenerateRequest(text="x", max_tokens=1)
     metadata = [("authorization", f"Bearer {key}")]
     assert call(server, "/v1/completions", key=key, prompt="x", max_tokens=1)[0] == 200
@@ -149,8 +166,42 @@ def test_one_keys_limit_counts_over_both_transports(guarded: tuple[Server, str])
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_server_whose_first_process_is_killed_leaves_no_process(guarded: tuple[Server, str]) -> None:
+def test_a_replica_that_dies_under_a_call_gives_an_error_to_try_again_on_both_transports(guarded: Guarded) -> None:
+    server, _, key = guarded
+    long = pb.GenerateRequest(text=PROMPT, max_tokens=900, stopping=pb.StoppingCriteria(ignore_eos=True))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(refusal, server, key, prompt=PROMPT, max_tokens=900, ignore_eos=True)
+        call = stub(server).Generate.future(long, metadata=[("authorization", f"Bearer {key}")], timeout=60)
+        assert wait_for(lambda: server.metric("attend_requests_running") == 2)
+        os.kill(server.pid_of("ray::ServeReplica"), signal.SIGKILL)
+        status, headers, error = refused.result()
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "unavailable_error"
+        assert call.exception(30).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def refusal(server: Server, key: str, **body: object) -> tuple[int, Message, dict]:
+    """(status, headers, error) of a completion that fails."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(
+            urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), headers), timeout=60
+        )
+    with caught.value as answer:
+        return answer.status, answer.headers, json.load(answer)["error"]
+
+
+def test_a_server_whose_first_process_is_killed_leaves_no_process(guarded: Guarded) -> None:
     """The last test of this server. Without the supervisor, HAProxy would keep the ports and answer 500 for ever."""
-    server, _ = guarded
+    server = guarded.server
+    assert wait_for(lambda: ready(server), 60), "the replica that was killed is not replaced"
     os.kill(server.pid_of("service.cli"), signal.SIGKILL)
     assert wait_for(lambda: server.processes() == [], 60), server.processes()
+
+
+def ready(server: Server) -> bool:
+    """Whether a replica takes calls; while one is replaced, a connection may end without an answer."""
+    with contextlib.suppress(OSError):
+        return server.get("/readyz")[0] == 200
+    return False

@@ -1,4 +1,4 @@
-"""What dies in a real server and what does not: a slow replica, a frozen one, a killed one, the driver."""
+"""What dies in a real server and what does not: a slow replica, a frozen one, the driver."""
 
 import contextlib
 import json
@@ -6,18 +6,12 @@ import os
 import re
 import signal
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from email.message import Message
 from pathlib import Path
 
-import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
 from tests.service.server import Server, running, wait_for
 
 pytestmark = pytest.mark.ray
@@ -109,34 +103,8 @@ def test_a_frozen_replica_is_replaced_told_and_counted(slowable: tuple[Server, P
     assert wait_for(lambda: re.search(rf"^Replica {name} died$", server.output(), re.MULTILINE) is not None)
 
 
-def test_a_replica_that_dies_under_a_call_gives_an_error_to_try_again_on_both_transports(slowable: tuple[Server, Path]) -> None:
-    server, _ = slowable
-    long = pb.GenerateRequest(text="def f(x):", max_tokens=900, stopping=pb.StoppingCriteria(ignore_eos=True))
-    with ThreadPoolExecutor(1) as pool, grpc.insecure_channel(server.target) as channel:
-        refused = pool.submit(refusal, server, {**ASK, "max_tokens": 900, "ignore_eos": True})
-        call = rpc.GenerationServiceStub(channel).Generate.future(long, timeout=60)
-        assert wait_for(lambda: server.metric("attend_requests_running") == 2)
-        os.kill(server.pid_of("ray::ServeReplica"), signal.SIGKILL)
-        status, headers, error = refused.result()
-        assert (status, headers["retry-after"]) == (503, "1")
-        assert error["type"] == "unavailable_error"
-        assert call.exception(30).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-def refusal(server: Server, body: dict) -> tuple[int, Message, dict]:
-    """(status, headers, error) of a call that fails."""
-    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/completions", data, headers), timeout=60)
-    with caught.value as answer:
-        error = json.load(answer)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return answer.status, answer.headers, error
-
-
 def test_a_server_whose_driver_is_killed_leaves_no_process(slowable: tuple[Server, Path]) -> None:
     """The last test of this server. Without the supervisor, HAProxy would keep the ports and answer 500 for ever."""
     server, _ = slowable
-    assert wait_for(lambda: served(server), 60), "the replica before is not replaced"
     os.kill(server.pid_of("service.driver"), signal.SIGKILL)
     assert wait_for(lambda: server.processes() == [], 60), server.processes()
