@@ -1,400 +1,175 @@
 """Messages to a prompt, through the chat template of a checkpoint (Jinja, as `transformers` renders it).
 
-The template comes with the checkpoint, never with a request; the messages come from anyone. So it runs in Jinja's immutable
-sandbox, and each render has a budget: loop rounds, characters made, seconds. What a single operation may make is bounded
-before it runs (`'a' * n`, `replace`, widths), because a budget that is read between operations comes too late for those.
+The template comes with the checkpoint, never with a request; the messages come from anyone: see `chat_sandbox.py`.
 """
 
-import json
-import math
-import re
 import time
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, meta, nodes, pass_context, pass_environment
-from jinja2.ext import Extension
-from jinja2.filters import make_attrgetter
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2 import Template, meta
 
+from model.chat_sandbox import ChatEnvironment, OverLimit, Refused, raise_exception, render
 from model.errors import CheckpointError, InvalidRequest
 from model.params import describe
+from model.tokenizer_files import named_tokens, read_facts, read_object
 
-MAX_CHARACTERS = 4 << 20
-"""The longest prompt, and the longest text, list or number of digits that a template may hold on the way."""
-MAX_WORK = 64 * MAX_CHARACTERS
-"""Characters made in one render, those that are thrown away included."""
-MAX_ROUNDS = 1_000_000
-MAX_SECONDS = 2.0
 MAX_TEMPLATE = 1 << 20
-_MAX_BITS = 4096
-_WIDENING = frozenset(("center", "encode", "expandtabs", "ljust", "maketrans", "rjust", "translate", "zfill"))
-"""Methods of a text that no chat template needs, and whose small arguments make much of it."""
-_NO_FILTERS = ("batch", "center", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
-_LIST_FILTERS = frozenset((
-    "abs", "attr", "concat!", "count", "d", "default", "dictsort", "first", "float", "groupby", "items", "join", "last",
-    "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "sum",
-    "tojson", "unique",
-))  # fmt: skip
-"""They do not write their value as text, or look at its size themselves."""
-_UNBOUNDED_FORMAT = re.compile(r"\d{5}|\*|:[^}]*\{")
-"""A width of five digits, or one that comes from an argument."""
-_LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+"""Characters."""
+DEFAULT, FOR_TOOLS = "default", "tool_use"
+"""The templates that are used, of several: the second one where there are tools."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names of a message's reasoning. Templates read the first, and those of gpt-oss the second."""
 _RESERVED = frozenset(("messages", "tools", "documents", "bos_token", "eos_token", "raise_exception", "strftime_now"))
-
-
-class _OverLimit(Exception):
-    """A render went over its budget."""
-
-
-class _Refused(Exception):
-    """The template called raise_exception: its own words are meant for the caller."""
-
-
-def _require(fits: bool, complaint: str) -> None:
-    if not fits:
-        raise _OverLimit(complaint)
-
-
-class _Budget:
-    """What is left to one render."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock, self.ends_at = clock, clock() + MAX_SECONDS
-        self.rounds = self.work = 0
-
-    def check(self) -> None:
-        _require(self.clock() <= self.ends_at, f"ran for more than {MAX_SECONDS:g} seconds")
-
-    def tick(self, characters: int) -> None:
-        """One round of a loop, or one call of a macro, whose body writes so many characters of its own."""
-        self.rounds += 1
-        _require(self.rounds <= MAX_ROUNDS, f"went through more than {MAX_ROUNDS} rounds of its loops")
-        self.charge(characters)
-        self.check()
-
-    def charge(self, characters: int) -> None:
-        self.work += characters
-        _require(self.work <= MAX_WORK, f"made more than {MAX_WORK} characters")
-
-
-_BUDGET: ContextVar[_Budget] = ContextVar("_BUDGET")
-"""Of the render in this thread. Unset while a template is compiled, so that nothing guarded is computed then."""
-
-
-def _fits(size: int) -> None:
-    _require(size <= MAX_CHARACTERS, f"made a value of more than {MAX_CHARACTERS} characters")
-
-
-def _made(value: Any) -> Any:
-    """`value`, paid for. Raises _OverLimit where it is too large to be kept."""
-    if isinstance(value, (str, list, tuple, dict, set)):
-        _fits(len(value))
-        _BUDGET.get().charge(len(value) * (1 if isinstance(value, str) else 16))
-    elif isinstance(value, int):
-        _require(value.bit_length() <= _MAX_BITS, "made a number that is too large")
-    return value
-
-
-def _text_size(*values: Any) -> int:
-    """About the characters that the values have as text. Shared lists count each time, and the count stops at the limit."""
-    size, left = 0, list(values)
-    while left:
-        value = left.pop()
-        _require(not isinstance(value, Namespace), "writes a namespace as text")
-        if isinstance(value, dict):
-            value = [*value, *value.values()]
-        if isinstance(value, _LISTS):
-            left += value
-        size += 4 + (4 * len(value) if isinstance(value, _LISTS) else len(value) if isinstance(value, str) else 0)
-        _fits(size)
-    return size
-
-
-def _check_format(text: str, values: Sequence[Any]) -> None:
-    """Before `text` is filled in, by % or by format: no wide column, no value that is repeated into a huge text."""
-    _require(not _UNBOUNDED_FORMAT.search(text), "formats a column that is too wide")
-    _fits(len(text) + (text.count("%") + text.count("{")) * _text_size(*values))
-
-
-def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
-    _fits(len(str(text)) + str(text).count(str(old)) * len(str(new)))
-
-
-def _joinable(items: Any, separator: Any) -> list[Any]:
-    listed = list(items)
-    _fits(_text_size(*listed) + len(listed) * len(str(separator)))
-    return listed
-
-
-def _guard(tree: nodes.Template) -> None:
-    """Put the budget into a parsed template. The filters' names hold a `!`, so no template can name or replace them."""
-    repeated: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
-    for node in repeated:
-        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        node.body.insert(0, nodes.ExprStmt(_call_filter("tick!", nodes.Const(written)), lineno=node.lineno))
-        if isinstance(node, nodes.For) and node.test is not None:  # what it leaves out costs time as well
-            node.test = nodes.And(_call_filter("tick!", nodes.Const(0)), node.test, lineno=node.lineno)
-    for concat in list(tree.find_all(nodes.Concat)):  # `~` is not among the operators that a sandbox may intercept
-        concat.nodes = [_call_filter("concat!", nodes.List(concat.nodes))]
-
-
-def _call_filter(name: str, argument: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(argument, name, [], [], None, None)
-
-
-@pass_context  # so that the compiler does not take it for a constant
-def _tick(_: Context, characters: int) -> bool:
-    _BUDGET.get().tick(characters)
-    return True
-
-
-@pass_context  # as above
-def _finalize(_: Context, value: Any) -> Any:
-    """What an output expression writes. Inside a macro nobody sees it before the macro ends, so it is counted here."""
-    _BUDGET.get().charge(_text_size(value))
-    return value
-
-
-def _guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that says no before it makes something huge, and whose result is paid for."""
-
-    @wraps(run)  # keeps Jinja's mark of what the filter wants to be passed first
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        _BUDGET.get().check()
-        value, *options = args[1:] if hasattr(run, "jinja_pass_arg") else args
-        if name not in _LIST_FILTERS:
-            _text_size(value)
-        small = name in ("default", "d") or all(type(o) is not int or abs(o) <= 10_000 for o in (*options, *kwargs.values()))
-        _require(small, f"gives the filter {name} a number that is too large")
-        if name in _CHECKS:
-            _CHECKS[name](value, *options, **kwargs)
-        return _made(run(*args, **kwargs))
-
-    return guarded
-
-
-_CHECKS: dict[str, Callable[..., None]] = {
-    "replace": _check_replace,
-    "indent": lambda text, width=4, *_, **__: _check_replace(
-        str(text) + "\n", "\n", " " * width if isinstance(width, int) else width
-    ),
-    "int": lambda text, *_, **__: _require(
-        not isinstance(text, str) or len(text) <= _MAX_BITS, "reads a number that is too long"
-    ),
-    "sum": lambda _, attribute=None, start=0: _require(isinstance(start, (int, float)), "sums what are not numbers"),
-    "format": lambda text, *values, **named: _check_format(str(text), [*values, *named.values()]),
+_MARKS = ("first-part", "second-part")
+_ASK = {"role": "user", "content": "x"}
+_CALL = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": {}}}
+_TALKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "system": ([], [_ASK]),
+    "assistant": ([_ASK], [_ASK]),
+    "tool": ([_ASK, {"role": "assistant", "content": "", "tool_calls": [_CALL]}], []),
 }
-
-
-@pass_environment
-def _join(environment: Environment, value: Any, d: Any = "", attribute: Any = None) -> str:
-    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
-    return str(d).join(map(str, _joinable(items, d)))
-
-
-def _concat(values: list[Any]) -> str:
-    _text_size(*values)
-    return "".join(map(str, values))
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: Any = False
-) -> str:
-    """As `transformers` has it: no HTML escapes, no ASCII escapes."""
-    _text_size(value)
-    _require(indent is None or 0 <= indent <= 16, "indents JSON too far")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: Any) -> None:
-    _text_size(message)
-    raise _Refused(f"refuses them: {str(message)[:512]}")
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what a model is trained on; for a prompt it means nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - so declared by Jinja
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The body, as it stands."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with what it leaves unbounded bounded."""
-
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
-
-    def __init__(self) -> None:
-        extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalize)
-        del self.globals["lipsum"]
-        own = {"join": _join, "tojson": _tojson, "concat!": _concat}
-        filters = {name: run for name, run in self.filters.items() if name not in _NO_FILTERS} | own
-        self.filters = {name: _guarded(name, run) for name, run in filters.items()} | {"tick!": _tick}
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        _guard(tree)
-        tree.set_environment(self)
-        return tree
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """No method of a number, such as `to_bytes`, and none that widens a text."""
-        unsafe = isinstance(obj, (int, float)) or (isinstance(obj, str) and attr in _WIDENING)
-        return not unsafe and super().is_safe_attribute(obj, attr, value)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator whose result may be far larger than its operands."""
-        if operator == "*" and not (isinstance(left, (int, float)) and isinstance(right, (int, float))):
-            _fits(math.prod(factor if isinstance(factor, int) else len(factor) for factor in (left, right)))
-        elif operator == "**":
-            _require(abs(left) <= _MAX_BITS and abs(right) <= _MAX_BITS // 16, "made a number that is too large")
-        elif operator == "%" and isinstance(left, str):
-            _check_format(left, right if isinstance(right, tuple) else [right])
-        return _made(super().call_binop(context, operator, left, right))
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """str.format and str.format_map, found on a text."""
-        run = super().wrap_str_format(value)
-        if run is None:
-            return None
-
-        def checked(*args: Any, **kwargs: Any) -> str:
-            _check_format(value.__self__, [*args, *kwargs.values()])
-            made: str = _made(run(*args, **kwargs))
-            return made
-
-        return checked
-
-    # Jinja's names: any other could be a keyword of the call.
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's names
-        """A call from the template: a round of its own, as a macro or a recursive loop may be called."""
-        _BUDGET.get().tick(0)
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str) and name == "replace":
-            _check_replace(owner, *args, **kwargs)
-        elif isinstance(owner, str) and name == "join":
-            args = tuple(_joinable(items, owner) for items in args)
-        return _made(super().call(__context, __obj, *args, **kwargs))
+"""What stands before and after a message of a role in a conversation that templates accept."""
 
 
 class ChatTemplate:
-    """A checkpoint's chat template, compiled once. Safe to call from several threads; a render takes at most about 2 s."""
+    """A checkpoint's chat templates, compiled once. Safe to call from several threads; a render takes at most about 2 s."""
 
     def __init__(
         self,
         source: str,
         *,
-        bos_token: str = "",
-        eos_token: str = "",
+        for_tools: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
+        **tokens: str,
     ) -> None:
-        if len(source) > MAX_TEMPLATE:
-            raise CheckpointError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read")
-        environment = _Environment()
-        try:
-            self._template = environment.from_string(source)
-            variables = meta.find_undeclared_variables(environment.parse(source)) | {"add_generation_prompt"}
-        except Exception as error:  # beside Jinja's own: RecursionError, and SyntaxError for too many nested blocks
-            raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
-        self.options = frozenset(variables - _RESERVED - set(environment.globals))
+        """`for_tools` is the template for calls with tools, where it is another; `tokens` the special ones by name."""
+        environment = ChatEnvironment()
+        self._template, read = _compiled(environment, source)
+        self._for_tools, more = (self._template, read) if for_tools is None else _compiled(environment, for_tools)
+        variables = read | more | {"add_generation_prompt"}
+        self.options = frozenset(variables - _RESERVED - set(environment.globals) - set(tokens))
         """What `render` takes beside the messages."""
         self.source = source
         self._clock = clock
         self._always = {
-            **{"tools": None, "documents": None},
-            "bos_token": bos_token,
-            "eos_token": eos_token,
-            "raise_exception": _raise_exception,
+            **tokens,
+            "raise_exception": raise_exception,
             "strftime_now": lambda wanted: now().strftime(str(wanted)[:256]),
         }
+        self._writes_parts: dict[str, bool] = {}
 
     @classmethod
     def load(
         cls, folder: Path, clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = datetime.now
     ) -> "ChatTemplate | None":
-        """From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`; None where there is none."""
-        config = _config(folder / "tokenizer_config.json")
-        path = folder / "chat_template.jinja"
-        try:
-            source = path.read_text(encoding="utf-8") if path.is_file() else _default(config.get("chat_template"), folder)
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if not source:
+        """The templates of a folder, None where there is none. Raises CheckpointError.
+
+        They stand in `chat_template.jinja` and `additional_chat_templates/`, else in `tokenizer_config.json`, else in
+        `chat_template.json`.
+        """
+        facts = read_facts(folder)
+        sources = _in_files(folder) or _named(facts.get("chat_template"), folder / "tokenizer_config.json")
+        if not sources:
+            path = folder / "chat_template.json"
+            sources = _named(read_object(path).get("chat_template"), path)
+        if not sources.get(DEFAULT):
             return None
-        bos, eos = _token(config.get("bos_token")), _token(config.get("eos_token"))
         try:
-            return cls(source, bos_token=bos, eos_token=eos, clock=clock, now=now)
+            return cls(sources[DEFAULT], for_tools=sources.get(FOR_TOOLS), clock=clock, now=now, **named_tokens(facts))
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: {error}") from error.__cause__
 
-    def render(self, messages: list[dict[str, Any]], /, **variables: Any) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        /,
+        **variables: Any,
+    ) -> str:
         """The prompt for `messages`. Its special tokens are in it: encode it without adding any.
 
+        A content is a text, or a list of text parts, which are joined by line ends where the template does not write them.
         `variables` are further values for the template, add_generation_prompt (true unless given) among them.
         Raises InvalidRequest where the template refuses the messages, cannot render them, or makes too much of them.
         """
         for name in variables.keys() - self.options:
             where = "chat_template_kwargs"
             raise InvalidRequest(f"{where}: {describe(name)} is not an option of this model's chat template", where)
-        given = self._always | {"add_generation_prompt": True} | variables | {"messages": messages}
-        token = _BUDGET.set(_Budget(self._clock))
+        given = {"add_generation_prompt": True, "tools": tools, "documents": documents} | variables
         try:
-            return self._text(given)
-        except (_Refused, _OverLimit) as error:
+            return self._text([self._read(message) for message in messages], given)
+        except (Refused, OverLimit) as error:
             raise InvalidRequest(f"messages: the chat template {error}", "messages") from error
         except Exception as error:  # whatever a template does wrong; what it was is for the log, not for the caller
             raise InvalidRequest("messages: the model's chat template cannot render these messages", "messages") from error
-        finally:
-            _BUDGET.reset(token)
 
-    def _text(self, variables: dict[str, Any]) -> str:
-        pieces, size = list[str](), 0
-        for piece in self._template.generate(variables):
-            _BUDGET.get().check()
-            size += len(piece)
-            _require(size <= MAX_CHARACTERS, f"wrote more than {MAX_CHARACTERS} characters")
-            pieces.append(piece)
-        text = "".join(pieces)
-        text.encode("utf-8")  # a template can write half a character, which no tokenizer takes
-        return text
+    def _text(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> str:
+        template = self._template if given.get("tools") is None else self._for_tools
+        return render(template, self._always | given | {"messages": messages}, self._clock)
+
+    def _read(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as `transformers` hands it over: without nulls, its reasoning under every name that is read."""
+        read = {name: value for name, value in message.items() if value is not None}
+        reasoning = next((read[name] for name in REASONING if name in read), None)
+        if reasoning is not None:
+            read = {"thinking": reasoning} | read | {"reasoning_content": reasoning}
+        content, role = read.get("content"), str(read.get("role"))
+        if isinstance(content, list) and not self._takes_parts(role):
+            read["content"] = "\n".join(part["text"] for part in content)
+        return read
+
+    def _takes_parts(self, role: str) -> bool:
+        """Whether the template writes the text parts of such a message: others fail, leave them out, or write the list."""
+        if role not in self._writes_parts:
+            before, after = _TALKS.get(role, ([], []))
+            parts = [{"type": "text", "text": mark} for mark in _MARKS]
+            message = {"role": role, "content": parts, "tool_call_id": _CALL["id"], "name": "f"}
+            try:
+                said = self._text([*before, message, *after], {"add_generation_prompt": True})
+            except Exception:  # as of any other message that it cannot render
+                said = ""
+            listed = any(f"{quote}text{quote}" in said for quote in "'\"")
+            self._writes_parts[role] = all(mark in said for mark in _MARKS) and not listed
+        return self._writes_parts[role]
 
 
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _compiled(environment: ChatEnvironment, source: str) -> tuple[Template, set[str]]:
+    """A template, and the names that it reads."""
+    if len(source) > MAX_TEMPLATE:
+        raise CheckpointError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return config
+        return environment.from_string(source), meta.find_undeclared_variables(environment.parse(source))
+    except Exception as error:  # beside Jinja's own: RecursionError, and SyntaxError for too many nested blocks
+        raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
 
 
-def _default(templates: Any, folder: Path) -> str | None:
-    """The text of the one template, or of the one named default."""
+def _in_files(folder: Path) -> dict[str, str]:
+    """Templates that are files of their own, by name."""
+    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    default = folder / "chat_template.jinja"
+    paths = ({DEFAULT: default} if default.is_file() else {}) | paths
+    sources = {}
+    for name, path in paths.items():
+        try:
+            sources[name] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return sources
+
+
+def _named(templates: Any, path: Path) -> dict[str, str]:
+    """Templates of a JSON file by name: one text is the default."""
     if templates is None or isinstance(templates, str):
-        return templates
+        return {} if not templates else {DEFAULT: templates}
     try:
-        by_name = {item["name"]: item["template"] for item in templates}
+        named = {item["name"]: item["template"] for item in templates}
     except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder}/tokenizer_config.json: chat_template is neither a text nor named texts") from error
-    return _default(by_name.get("default"), folder)
-
-
-def _token(token: Any) -> str:
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else ""
+        raise CheckpointError(f"{path}: chat_template is neither a text nor named texts") from error
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise CheckpointError(f"{path}: chat_template is neither a text nor named texts")
+    return named

@@ -60,7 +60,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 
 def messages_of(body: ChatRequest) -> list[dict[str, Any]]:
-    """The messages as templates take them: a role, a text, and what else was given. Raises InvalidRequest with the place."""
+    """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         limits = f"messages must hold 1 to {MAX_MESSAGES} messages"
         raise InvalidRequest(f"{limits}; got {len(body.messages)}", "messages")
@@ -87,7 +87,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     return read
 
 
-def _content(message: dict[str, Any], role: str, place: str) -> str:
+def _content(message: dict[str, Any], role: str, place: str) -> str | list[dict[str, str]]:
     content = message.get("content")
     if content is None and role == "assistant":
         return ""  # an assistant's turn that was a tool call or a refusal alone
@@ -95,7 +95,7 @@ def _content(message: dict[str, Any], role: str, place: str) -> str:
         return content
     if not isinstance(content, list) or not content:
         raise _wrong(place, "must be a string or a list of at least one text part", content)
-    return "\n".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+    return [{"type": "text", "text": _part(part, f"{place}[{index}]")} for index, part in enumerate(content)]
 
 
 def _part(part: Any, place: str) -> str:

@@ -80,7 +80,10 @@ PARTS = listed(
     },
     minItems=1,
 )
-_CONTENT: Schema = {"anyOf": [TEXT, PARTS], "description": "The text, or parts of it, which are joined by line ends."}
+_CONTENT: Schema = {
+    "anyOf": [TEXT, PARTS],
+    "description": "The text, or parts of it, joined by line ends where the chat template writes no parts.",
+}
 _NOTHING: Schema = {"enum": [None, []], "description": "Taken as clients send it back with an answer: only where it is empty."}
 _NAME: Schema = {"type": ["string", "null"], "maxLength": MAX_NAME}
 

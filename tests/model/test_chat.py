@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from model import chat
-from model.chat import MAX_CHARACTERS, ChatTemplate
+from model import chat_sandbox
+from model.chat import ChatTemplate
+from model.chat_sandbox import MAX_CHARACTERS
 from model.errors import CheckpointError, InvalidRequest
 
 SHIPPED = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
@@ -234,8 +235,8 @@ CONTENT = [{"role": "user", "content": "hello" * 1000}]
 @pytest.mark.parametrize("source", LOOPS, ids=lambda source: source[:60])
 def test_no_loop_runs_for_ever(source, monkeypatch):
     """With a clock that stands still, so that the rounds alone must end it; fewer of them, for the sake of time."""
-    assert chat.MAX_ROUNDS == 1_000_000
-    monkeypatch.setattr(chat, "MAX_ROUNDS", 20_000)
+    assert chat_sandbox.MAX_ROUNDS == 1_000_000
+    monkeypatch.setattr(chat_sandbox, "MAX_ROUNDS", 20_000)
     with pytest.raises(InvalidRequest, match=r"^messages: the chat template went through more than 20000 rounds") as caught:
         render("{% set s = messages[0].content %}" + source, CONTENT)
     assert caught.value.field == "messages"

@@ -121,9 +121,11 @@ def test_a_message_is_a_role_a_text_and_a_name():
     assert messages(*(given for given, _ in pairs)) == [read for _, read in pairs]
 
 
-def test_text_parts_are_lines_of_one_text():
+def test_text_parts_are_lines_of_one_text_unless_the_template_writes_parts():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]
-    assert messages({"role": "user", "content": parts}) == [{"role": "user", "content": "a\n\nb"}]
+    body = read(messages=[{"role": "user", "content": parts}])
+    assert to_prompt(body, SHIPPED) == "a\n\nb\n"
+    assert to_prompt(body, ChatTemplate("{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}")) == "[a][][b]"
 
 
 TEXT = {"type": "text", "text": "a"}

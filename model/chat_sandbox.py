@@ -1,0 +1,298 @@
+"""Jinja as `transformers` sets it up for chat templates, in a sandbox in which nothing runs away.
+
+Each render has a budget: loop rounds, characters made, seconds. What a single operation may make is bounded before it runs
+(`'a' * n`, `replace`, widths), because a budget that is read between operations comes too late for those.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+from jinja2 import Environment, Template, nodes, pass_context, pass_environment
+from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_CHARACTERS = 4 << 20
+"""The longest prompt, and the longest text, list or number of digits that a template may hold on the way."""
+MAX_WORK = 64 * MAX_CHARACTERS
+"""Characters made in one render, those that are thrown away included."""
+MAX_ROUNDS = 1_000_000
+MAX_SECONDS = 2.0
+_MAX_BITS = 4096
+_WIDENING = frozenset(("center", "encode", "expandtabs", "ljust", "maketrans", "rjust", "translate", "zfill"))
+"""Methods of a text that no chat template needs, and whose small arguments make much of it."""
+_NO_FILTERS = ("batch", "center", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
+_LIST_FILTERS = frozenset((
+    "abs", "attr", "concat!", "count", "d", "default", "dictsort", "first", "float", "groupby", "items", "join", "last",
+    "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "sum",
+    "tojson", "unique",
+))  # fmt: skip
+"""They do not write their value as text, or look at its size themselves."""
+_UNBOUNDED_FORMAT = re.compile(r"\d{5}|\*|:[^}]*\{")
+"""A width of five digits, or one that comes from an argument."""
+_LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+
+
+class OverLimit(Exception):
+    """A render went over its budget."""
+
+
+class Refused(Exception):
+    """The template called raise_exception: its own words are meant for the caller."""
+
+
+def _require(fits: bool, complaint: str) -> None:
+    if not fits:
+        raise OverLimit(complaint)
+
+
+class _Budget:
+    """What is left to one render."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.ends_at = clock, clock() + MAX_SECONDS
+        self.rounds = self.work = 0
+
+    def check(self) -> None:
+        _require(self.clock() <= self.ends_at, f"ran for more than {MAX_SECONDS:g} seconds")
+
+    def tick(self, characters: int) -> None:
+        """One round of a loop, or one call of a macro, whose body writes so many characters of its own."""
+        self.rounds += 1
+        _require(self.rounds <= MAX_ROUNDS, f"went through more than {MAX_ROUNDS} rounds of its loops")
+        self.charge(characters)
+        self.check()
+
+    def charge(self, characters: int) -> None:
+        self.work += characters
+        _require(self.work <= MAX_WORK, f"made more than {MAX_WORK} characters")
+
+
+_BUDGET: ContextVar[_Budget] = ContextVar("_BUDGET")
+"""Of the render in this thread. Unset while a template is compiled, so that nothing guarded is computed then."""
+
+
+def _fits(size: int) -> None:
+    _require(size <= MAX_CHARACTERS, f"made a value of more than {MAX_CHARACTERS} characters")
+
+
+def _made(value: Any) -> Any:
+    """`value`, paid for. Raises OverLimit where it is too large to be kept."""
+    if isinstance(value, (str, list, tuple, dict, set)):
+        _fits(len(value))
+        _BUDGET.get().charge(len(value) * (1 if isinstance(value, str) else 16))
+    elif isinstance(value, int):
+        _require(value.bit_length() <= _MAX_BITS, "made a number that is too large")
+    return value
+
+
+def _text_size(*values: Any) -> int:
+    """About the characters that the values have as text. Shared lists count each time, and the count stops at the limit."""
+    size, left = 0, list(values)
+    while left:
+        value = left.pop()
+        _require(not isinstance(value, Namespace), "writes a namespace as text")
+        if isinstance(value, dict):
+            value = [*value, *value.values()]
+        if isinstance(value, _LISTS):
+            left += value
+        size += 4 + (4 * len(value) if isinstance(value, _LISTS) else len(value) if isinstance(value, str) else 0)
+        _fits(size)
+    return size
+
+
+def _check_format(text: str, values: Sequence[Any]) -> None:
+    """Before `text` is filled in, by % or by format: no wide column, no value that is repeated into a huge text."""
+    _require(not _UNBOUNDED_FORMAT.search(text), "formats a column that is too wide")
+    _fits(len(text) + (text.count("%") + text.count("{")) * _text_size(*values))
+
+
+def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
+    _fits(len(str(text)) + str(text).count(str(old)) * len(str(new)))
+
+
+def _joinable(items: Any, separator: Any) -> list[Any]:
+    listed = list(items)
+    _fits(_text_size(*listed) + len(listed) * len(str(separator)))
+    return listed
+
+
+def _guard(tree: nodes.Template) -> None:
+    """Put the budget into a parsed template. The filters' names hold a `!`, so no template can name or replace them."""
+    repeated: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
+    for node in repeated:
+        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        node.body.insert(0, nodes.ExprStmt(_call_filter("tick!", nodes.Const(written)), lineno=node.lineno))
+        if isinstance(node, nodes.For) and node.test is not None:  # what it leaves out costs time as well
+            node.test = nodes.And(_call_filter("tick!", nodes.Const(0)), node.test, lineno=node.lineno)
+    for concat in list(tree.find_all(nodes.Concat)):  # `~` is not among the operators that a sandbox may intercept
+        concat.nodes = [_call_filter("concat!", nodes.List(concat.nodes))]
+
+
+def _call_filter(name: str, argument: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(argument, name, [], [], None, None)
+
+
+@pass_context  # so that the compiler does not take it for a constant
+def _tick(_: Context, characters: int) -> bool:
+    _BUDGET.get().tick(characters)
+    return True
+
+
+@pass_context  # as above
+def _finalize(_: Context, value: Any) -> Any:
+    """What an output expression writes. Inside a macro nobody sees it before the macro ends, so it is counted here."""
+    _BUDGET.get().charge(_text_size(value))
+    return value
+
+
+def _guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that says no before it makes something huge, and whose result is paid for."""
+
+    @wraps(run)  # keeps Jinja's mark of what the filter wants to be passed first
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        _BUDGET.get().check()
+        value, *options = args[1:] if hasattr(run, "jinja_pass_arg") else args
+        if name not in _LIST_FILTERS:
+            _text_size(value)
+        small = name in ("default", "d") or all(type(o) is not int or abs(o) <= 10_000 for o in (*options, *kwargs.values()))
+        _require(small, f"gives the filter {name} a number that is too large")
+        if name in _CHECKS:
+            _CHECKS[name](value, *options, **kwargs)
+        return _made(run(*args, **kwargs))
+
+    return guarded
+
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    "replace": _check_replace,
+    "indent": lambda text, width=4, *_, **__: _check_replace(
+        str(text) + "\n", "\n", " " * width if isinstance(width, int) else width
+    ),
+    "int": lambda text, *_, **__: _require(
+        not isinstance(text, str) or len(text) <= _MAX_BITS, "reads a number that is too long"
+    ),
+    "sum": lambda _, attribute=None, start=0: _require(isinstance(start, (int, float)), "sums what are not numbers"),
+    "format": lambda text, *values, **named: _check_format(str(text), [*values, *named.values()]),
+}
+
+
+@pass_environment
+def _join(environment: Environment, value: Any, d: Any = "", attribute: Any = None) -> str:
+    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return str(d).join(map(str, _joinable(items, d)))
+
+
+def _concat(values: list[Any]) -> str:
+    _text_size(*values)
+    return "".join(map(str, values))
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: Any = False
+) -> str:
+    """As `transformers` has it: no HTML escapes, no ASCII escapes."""
+    _text_size(value)
+    _require(indent is None or 0 <= indent <= 16, "indents JSON too far")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: Any) -> None:
+    """What a template calls where it refuses the messages. Raises Refused with its sentence."""
+    _text_size(message)
+    raise Refused(f"refuses them: {str(message)[:512]}")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a model is trained on; for a prompt it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - so declared by Jinja
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The body, as it stands."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with what it leaves unbounded bounded."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalize)
+        del self.globals["lipsum"]
+        own = {"join": _join, "tojson": _tojson, "concat!": _concat}
+        filters = {name: run for name, run in self.filters.items() if name not in _NO_FILTERS} | own
+        self.filters = {name: _guarded(name, run) for name, run in filters.items()} | {"tick!": _tick}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        _guard(tree)
+        tree.set_environment(self)
+        return tree
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """No method of a number, such as `to_bytes`, and none that widens a text."""
+        unsafe = isinstance(obj, (int, float)) or (isinstance(obj, str) and attr in _WIDENING)
+        return not unsafe and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """An operator whose result may be far larger than its operands."""
+        if operator == "*" and not (isinstance(left, (int, float)) and isinstance(right, (int, float))):
+            _fits(math.prod(factor if isinstance(factor, int) else len(factor) for factor in (left, right)))
+        elif operator == "**":
+            _require(abs(left) <= _MAX_BITS and abs(right) <= _MAX_BITS // 16, "made a number that is too large")
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left, right if isinstance(right, tuple) else [right])
+        return _made(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """str.format and str.format_map, found on a text."""
+        run = super().wrap_str_format(value)
+        if run is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__, [*args, *kwargs.values()])
+            made: str = _made(run(*args, **kwargs))
+            return made
+
+        return checked
+
+    # Jinja's names: any other could be a keyword of the call.
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's names
+        """A call from the template: a round of its own, as a macro or a recursive loop may be called."""
+        _BUDGET.get().tick(0)
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str) and name == "replace":
+            _check_replace(owner, *args, **kwargs)
+        elif isinstance(owner, str) and name == "join":
+            args = tuple(_joinable(items, owner) for items in args)
+        return _made(super().call(__context, __obj, *args, **kwargs))
+
+
+def render(template: Template, variables: dict[str, Any], clock: Callable[[], float]) -> str:
+    """What the template writes, within a budget of its own. Raises OverLimit, Refused, or whatever the template does wrong."""
+    token = _BUDGET.set(_Budget(clock))
+    try:
+        pieces, size = list[str](), 0
+        for piece in template.generate(variables):
+            _BUDGET.get().check()
+            size += len(piece)
+            _require(size <= MAX_CHARACTERS, f"wrote more than {MAX_CHARACTERS} characters")
+            pieces.append(piece)
+        text = "".join(pieces)
+        text.encode("utf-8")  # a template can write half a character, which no tokenizer takes
+        return text
+    finally:
+        _BUDGET.reset(token)
