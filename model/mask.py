@@ -72,7 +72,7 @@ class Matcher:
         self._matcher = matcher
         self._taken = taken
         self._ready: NDArray[np.bool_] | None = None
-        """The tokens that fit here, where `look_ahead` has found them."""
+        """The tokens that fit here, where `compute_masks` has found them."""
         self._failed = ""
         """Why there were no new states."""
 
@@ -144,7 +144,7 @@ class Matcher:
             raise GrammarFailed(f"structured output: {reason(self._matcher)}")
 
 
-def look_ahead(grammars: Iterable[Grammar]) -> None:
+def compute_masks(grammars: Iterable[Grammar]) -> None:
     """Work out the masks of several answers side by side, on threads of their own; `mask` then has them at hand."""
     import numpy as np
 

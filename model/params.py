@@ -1,7 +1,7 @@
 """What a caller may ask of the engine. The one validator of both transports: types and ranges, with the field named."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from model.errors import InvalidRequest
@@ -132,6 +132,10 @@ class DecodingParams:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
                 limits = f"strings of 1 to {MAX_STOP_CHARACTERS} characters"
                 raise InvalidRequest(f"bad_words must hold {limits}; got {describe(text)}", "bad_words")
+
+    def __getstate__(self) -> list[Any]:
+        """What is pickled: the parameters alone."""
+        return [getattr(self, each.name) if each.init else {} for each in fields(self)]
 
     @property
     def penalizes(self) -> bool:

@@ -93,7 +93,7 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
         scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
         scores_V[list(decoding.logit_bias)] += torch.tensor(list(decoding.logit_bias.values()), device=device)
-    if decoding.penalizes:
+    if draw.plan.penalizes:
         _penalize(scores_V, draw)
     if draw.banned:
         known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
@@ -143,15 +143,6 @@ def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tu
     best = scores_RV.topk(min(max(top), scores_RV.shape[1]), dim=-1)
     ids, values = best.indices.tolist(), best.values.tolist()
     return [(chosen[row], list(zip(ids[row][:k], values[row][:k], strict=True))) for row, k in enumerate(top)]
-
-
-def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tuple[int, ...]:
-    """The tokens that would complete one of `bad_words` after `tokens`."""
-    return tuple(
-        word[-1]
-        for word in bad_words
-        if len(word) == 1 or (tokens and tokens[-1] == word[-2] and [*tokens[1 - len(word) :]] == [*word[:-1]])
-    )
 
 
 def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:

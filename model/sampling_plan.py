@@ -39,6 +39,8 @@ class SamplingPlan:
     """What scores are divided by before noise is added to them; 1 where it is done already, with the limits; 0: no noise."""
     changes_scores: bool = field(init=False, compare=False)
     """Scores are changed first, whatever the tokens so far."""
+    penalizes: bool = field(init=False, compare=False)
+    """Scores are changed by the tokens so far."""
     draws_from_scores: bool = field(init=False, compare=False)
     """Tokens depend on scores, seed and position alone, and nobody asks for their scores. Then they can be drawn before the
     tokens before them are known on the host: in a step that is submitted early, or after a draft.
@@ -60,6 +62,7 @@ class SamplingPlan:
             "is_limited": limited,
             "temperature": 1.0 if limited else self.params.temperature,
             "changes_scores": changes,
+            "penalizes": self.decoding.penalizes,
             "draws_from_scores": plain and self.logprobs is None,
             "can_sample_unmasked": not limited,
             "key": answer_key(self.seed, self.answer_index),
@@ -127,6 +130,15 @@ class Draw:
     def takes_the_best(self) -> bool:
         """Whether its token is the best of the model's own scores."""
         return self.plan.is_greedy and not self.may_exclude
+
+
+def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that would complete one of `bad_words` after `tokens`."""
+    return tuple(
+        word[-1]
+        for word in bad_words
+        if len(word) == 1 or (tokens and tokens[-1] == word[-2] and [*tokens[1 - len(word) :]] == [*word[:-1]])
+    )
 
 
 def answer_key(seed: int, answer_index: int) -> int:

@@ -5,19 +5,22 @@ what it computes (`Scheduler.follow`): then the device does not wait for Python.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from model.engine.plan import Plan, StepResult
+from model.engine.grammars import Drawn, keep_to_grammars, unmasked
+from model.engine.inputs import step_input
+from model.engine.plan import Plan, StepInput, StepResult
 from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from model.engine.scheduler import Scheduler
 from model.errors import DeviceFailed
+from model.sampling_plan import Draw
 
 log = logging.getLogger("attend.engine")
 
 
-class Pending(Protocol):
+class Pending(Drawn, Protocol):
     """A step under way."""
 
     def result(self) -> StepResult:
@@ -26,9 +29,9 @@ class Pending(Protocol):
 
 
 class Runner(Protocol):
-    """What computes a plan: `ModelRunner`, or a fake."""
+    """What computes steps: `ModelRunner`, or a fake."""
 
-    def submit(self, plan: Plan) -> Pending:
+    def submit(self, step: StepInput) -> Pending:
         """Start a step."""
         ...
 
@@ -41,7 +44,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.ahead = ahead
-        self._next: tuple[Plan, Pending] | None = None
+        self._next: _Step | None = None
         """The step that was handed over ahead."""
         self.observer: Callable[[StepReport], None] = lambda report: None
         self._clock = clock
@@ -67,16 +70,16 @@ class Engine:
     def step(self) -> list[Output]:
         """Let every scheduled request catch up by one step."""
         started = self._clock()
-        if self._next is None or self._next[0].is_over:
+        if self._next is None or self._next.plan.is_over:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
                 self._next = None
                 return []
             self._next = self._submitted(plan)
-        plan, pending = self._next
+        step, plan = self._next, self._next.plan
         following = self.scheduler.follow(plan) if self.ahead else None
         self._next = None if following is None else self._submitted(following)
-        outputs = self.scheduler.commit(plan, self._result(plan, pending))
+        outputs = self.scheduler.commit(plan, self._result(step))
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
@@ -102,23 +105,40 @@ class Engine:
             scheduler.num_accepted,
         )
 
-    def _submitted(self, plan: Plan) -> tuple[Plan, Pending]:
+    def _submitted(self, plan: Plan) -> "_Step":
         """The plan, and the step under way."""
+        errors: dict[str, str] = {}
+        given = StepInput()
         try:
-            return plan, self.runner.submit(plan)
+            given = step_input(plan, errors)
+            return _Step(plan, given, self.runner.submit(given), errors)
         except Exception as error:
-            return plan, _Failed(error)
+            return _Step(plan, given, _Failed(error), errors)
 
-    def _result(self, plan: Plan, pending: Pending) -> StepResult:
+    def _result(self, step: "_Step") -> StepResult:
         """A step that fails as a whole ends its requests, not the engine. Raises DeviceFailed, which does."""
         try:
-            return pending.result()
+            failed = keep_to_grammars(step.pending, step.given.draws, unmasked(step.plan, step.given))
+            result = step.pending.result()
         except DeviceFailed:
             raise
         except Exception as error:
-            log.exception("a step of %d requests failed", len(plan.scheduled))
+            log.exception("a step of %d requests failed", len(step.plan.scheduled))
             reason = f"the step failed: {type(error).__name__}"
-            return StepResult(errors={item.request.request_id: reason for item in plan.scheduled})
+            return StepResult(errors={item.request.request_id: reason for item in step.plan.scheduled})
+        errors = {**step.errors, **{step.given.draw_ids[row]: reason for row, reason in failed.items()}}
+        return replace(result, errors={**result.errors, **errors}) if errors else result
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was handed over."""
+
+    plan: Plan
+    given: StepInput
+    pending: Pending
+    errors: Mapping[str, str]
+    """Of requests that could not draw in it, by request id."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +146,14 @@ class _Failed:
     """A step that could not even begin."""
 
     error: Exception
+
+    def tokens(self) -> Sequence[int]:
+        """Raise what went wrong."""
+        raise self.error
+
+    def redraw(self, draws: Mapping[int, Draw]) -> Sequence[int]:
+        """Raise what went wrong."""
+        raise self.error
 
     def result(self) -> StepResult:
         """Raise what went wrong."""

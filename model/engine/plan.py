@@ -1,9 +1,16 @@
-"""What passes between scheduler and runner: a step's work, and what came of it."""
+"""A step's work: as the scheduler plans it, as the runner gets it, and what came of it.
 
+A `Plan` holds the scheduler's requests and stays with it. `StepInput` and `StepResult` cross to the runner and back: they
+hold plain values alone and can be pickled, so that the runner can be another process.
+"""
+
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from model.engine.request import Request, TokenLogprob
+from model.sampling_plan import Draw
 
 
 @dataclass(slots=True)  # freezing it would cost each running request a third of a microsecond a step
@@ -15,7 +22,7 @@ class Scheduled:
     count: int
     draft: Sequence[int] = ()
     """A guess at the tokens that are drawn next: computed too, as if they stood there already."""
-    follows: bool = False
+    input_pending: bool = False
     """Its one token is what the step before draws: submitted before that sample has reached the host."""
 
     @property
@@ -26,7 +33,7 @@ class Scheduled:
     @property
     def completes(self) -> bool:
         """Whether the counters meet after this step."""
-        return self.follows or self.start + self.count == self.request.num_tokens
+        return self.input_pending or self.start + self.count == self.request.num_tokens
 
     @property
     def draws(self) -> bool:
@@ -45,9 +52,9 @@ class Plan:
     """Tokens of the streams' drafts."""
 
     @property
-    def follows(self) -> bool:
-        """Whether all its tokens are those that the step before draws."""
-        return bool(self.scheduled) and self.scheduled[0].follows
+    def input_pending(self) -> bool:
+        """Whether all its tokens are what the step before draws."""
+        return bool(self.scheduled) and self.scheduled[0].input_pending
 
     @property
     def is_over(self) -> bool:
@@ -63,6 +70,49 @@ class Plan:
     def num_prompt_tokens(self) -> int:
         """Those of them that are parts of prompts."""
         return sum(item.count for item in self.scheduled[self.num_streams :])
+
+
+class PromptScores(NamedTuple):
+    """Tokens of a prompt whose log probabilities are asked for."""
+
+    request_id: str
+    row: int
+    """The place in T of the token before the first of them; the others follow."""
+    tokens: Sequence[int]
+    top: int
+    """Alternatives to report with each."""
+
+
+@dataclass(slots=True)
+class StepInput:
+    """A step for the runner: R requests, those that bring one token first, and T tokens, in the order of their requests."""
+
+    input_pending: bool = False
+    """The tokens are what the step before draws: submitted before that sample has reached the host."""
+    request_ids: list[str] = field(default_factory=list)
+    """[R], as are the next three."""
+    blocks: list["array[int]"] = field(default_factory=list)
+    """Block tables, int64."""
+    starts: list[int] = field(default_factory=list)
+    """Positions of the first tokens."""
+    counts: list[int] = field(default_factory=list)
+    """How many tokens, drafts among them."""
+    tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    """[T], int64; none where they are pending."""
+    draws: list[Draw] = field(default_factory=list)
+    """[N]: how each new token is drawn. A request with a draft draws once more after each of its tokens."""
+    draw_rows: list[int] = field(default_factory=list)
+    """[N]: the place in T of the token that it is drawn after."""
+    draw_ids: list[str] = field(default_factory=list)
+    """[N]: whose token it is."""
+    drafts: dict[str, Sequence[int]] = field(default_factory=dict)
+    """The last tokens of some requests, by request id: guesses at what is drawn after the tokens before them."""
+    prompt_scores: list[PromptScores] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ class Request:
     def tokens(self, start: int, count: int) -> list[int]:
         """Tokens `start .. start + count - 1` of prompt + output."""
         split = len(self.prompt)
+        if count == 1:
+            return [self.prompt[start] if start < split else self.output[start - split]]
         return [*self.prompt[start : start + count], *self.output[max(0, start - split) : max(0, start + count - split)]]
 
     def times(self, now: float) -> Times:

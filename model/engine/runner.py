@@ -1,4 +1,4 @@
-"""Turns a plan into tensors, runs the decoder, draws tokens."""
+"""Turns a step into tensors, runs the decoder, draws tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from model.engine.draws import draws_of, keep_to_grammars
 from model.engine.graphs import DecodeGraphs
 from model.engine.lookup import num_right
-from model.engine.plan import Plan, Scheduled, StepResult
-from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request, TokenLogprob
+from model.engine.plan import PromptScores, StepInput, StepResult
+from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from model.errors import DeviceFailed
 from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
 from model.net.native.decoder import NativeDecoder
@@ -44,45 +43,67 @@ def device_errors() -> Iterator[None]:
         raise DeviceFailed(f"the device failed: {text}") from error
 
 
-@dataclass(frozen=True, slots=True)
+DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
+"""(scores [R, V], how each row draws) -> tokens [R]: `sample`, or the same row by row."""
+
+
+@dataclass(slots=True)
 class PendingStep:
     """A step that the device may still be busy with."""
 
-    drawing: Sequence[Request] = ()
+    step: StepInput = field(default_factory=StepInput)
     tokens_R: Tensor | None = None
-    """What they draw, on its way here."""
+    """What it draws, on its way here."""
     ready: torch.cuda.Event | None = None
     """When it has come; None: it has."""
     logits_RV: Tensor | None = None
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
-    """Of requests whose grammar failed before anything was drawn."""
-    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """A request with a draft draws once more after each of its tokens."""
+    draw: DrawTokens = sample
+    _tokens: list[int] | None = None
+
+    @device_errors()
+    def tokens(self) -> list[int]:
+        """What each row has drawn, once the device is done; UNSCORED or EXCLUDED where there is nothing to draw."""
+        if self._tokens is None:
+            if self.ready is not None:
+                self.ready.synchronize()  # and not the steps that were handed over since
+            self._tokens = [] if self.tokens_R is None else self.tokens_R.tolist()
+        return self._tokens
+
+    @device_errors()
+    @torch.inference_mode()
+    def redraw(self, draws: Mapping[int, Draw]) -> list[int]:
+        """Draw some rows again, in another way; returns their tokens. Not after a later step was submitted."""
+        assert self.logits_RV is not None
+        tokens = self.tokens()
+        some_RV = self.logits_RV.index_select(0, integers(draws, self.logits_RV.device))
+        drawn: list[int] = self.draw(some_RV, list(draws.values())).tolist()
+        for row, token in zip(draws, drawn, strict=True):
+            tokens[row] = token
+        return drawn
 
     @device_errors()
     def result(self) -> StepResult:
         """Wait for the device. A row without a finite score is an error of its own request."""
-        if self.ready is not None:
-            self.ready.synchronize()  # and not the steps that were handed over since
-        tokens = [] if self.tokens_R is None else self.tokens_R.tolist()
-        pairs = list(zip((request.request_id for request in self.drawing), tokens, strict=True))
-        firsts, more = _kept(pairs, self.drafts) if self.drafts else (pairs, {})
+        tokens, drafts = self.tokens(), self.step.drafts
+        pairs = list(zip(self.step.draw_ids, tokens, strict=True))
+        firsts, more = _kept(pairs, drafts) if drafts else (pairs, {})
         return StepResult(
             tokens={name: token for name, token in firsts if token >= 0},
-            errors={**{name: FAULTS[token] for name, token in firsts if token < 0}, **self.errors},
+            errors={name: FAULTS[token] for name, token in firsts if token < 0},
             logprobs=self._logprobs(tokens),
             prompt_logprobs=self.prompt_logprobs,
             more=more,
         )
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, TokenLogprob]:
-        rows = [row for row, request in enumerate(self.drawing) if request.logprobs is not None and tokens[row] >= 0]
+        tops = [draw.plan.logprobs for draw in self.step.draws]
+        rows = [row for row, top in enumerate(tops) if top is not None and tokens[row] >= 0]
         if not rows:
             return {}
         assert self.logits_RV is not None
-        scored = _scored(self.logits_RV[rows], [tokens[row] for row in rows], [self.drawing[row].logprobs or 0 for row in rows])
-        return {self.drawing[row].request_id: each for row, each in zip(rows, scored, strict=True)}
+        scored = _scored(self.logits_RV[rows], [tokens[row] for row in rows], [tops[row] or 0 for row in rows])
+        return {self.step.draw_ids[row]: each for row, each in zip(rows, scored, strict=True)}
 
 
 class ModelRunner:
@@ -95,81 +116,62 @@ class ModelRunner:
         cache: KVCache,
         device: str,
         graphs: DecodeGraphs | None = None,
-        draw: Callable[[Tensor, Sequence[Draw]], Tensor] = sample,
+        draw: DrawTokens = sample,
     ) -> None:
-        """`graphs` compute the steps that fit them; `draw` is `sample`, or the same row by row."""
+        """`graphs` compute the steps that fit them."""
         self.net = net
         self.backend = backend
         self.cache = cache
         self.device = device
         self.graphs = graphs
         self.draw = draw
-        self._drawn: tuple[list[Request], Tensor] = ([], torch.empty(0))
+        self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
         """Who drew in the step before, and what: it stays where it was drawn."""
 
     @device_errors()
     @torch.inference_mode()
-    def submit(self, plan: Plan) -> PendingStep:
-        """Start a step. On a GPU this returns before the device is done, and it may follow a step that is not done either.
+    def submit(self, step: StepInput) -> PendingStep:
+        """Start a step. On a GPU this returns before the device is done, and it may come after a step that is not done either.
 
         Then nothing here may wait for the device: numbers go there by `transfer.py`, and none is read before `result`.
         """
-        items = sorted(plan.scheduled, key=lambda item: item.num_rows != 1)  # rows of one token first
-        rows = [Row(item.request.blocks, item.start, item.num_rows) for item in items]
-        tokens_T = self._follow(items) if plan.follows else integers(_tokens_of(items), self.device)
+        rows = list(map(Row, step.blocks, step.starts, step.counts))
+        tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
         decoded = self.graphs.run(rows, tokens_T) if self.graphs is not None and self.graphs.fits(rows) else None
         hidden_TE = self.hidden(rows, tokens_T) if decoded is None else decoded.hidden_TE
-        prompt_logprobs = self._prompt_logprobs(items, hidden_TE)
-        drawing, draws, last, errors = draws_of(items)
-        if not drawing:
-            return PendingStep(prompt_logprobs=prompt_logprobs, errors=errors)
-        last_R = slice(None) if len(last) == len(tokens_T) else integers(last, self.device)
+        prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
+        draws = step.draws
+        if not draws:
+            return PendingStep(step, prompt_logprobs=prompt_logprobs)
+        last_R = slice(None) if len(draws) == len(tokens_T) else integers(step.draw_rows, self.device)
         logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
         if decoded is not None and all(draw.takes_the_best for draw in draws):
             tokens_R = decoded.greedy_T[last_R]
         else:
             tokens_R = self.draw(logits_RV, draws)
-        tokens_R = keep_to_grammars(tokens_R, logits_RV, drawing, draws, errors, self.draw)
-        self._drawn = drawing, tokens_R
-        drafts = {item.request.request_id: item.draft for item in items if item.draft}
-        return PendingStep(drawing, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, errors, drafts)
+        self._drawn = step.draw_ids, tokens_R
+        return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw)
 
-    def _follow(self, items: Sequence[Scheduled]) -> Tensor:
+    def _pending_tokens(self, request_ids: Sequence[str]) -> Tensor:
         """The tokens that the requests drew in the step before; 0 for one without a score: its request is about to end."""
-        drawing, tokens_R = self._drawn
-        rows = {request.request_id: row for row, request in enumerate(drawing)}
-        return tokens_R[integers([rows[item.request.request_id] for item in items], self.device)].clamp(min=0)
+        names, tokens_R = self._drawn
+        if names != request_ids:
+            rows = {name: row for row, name in enumerate(names)}
+            tokens_R = tokens_R[integers([rows[name] for name in request_ids], self.device)]
+        return tokens_R.clamp(min=0)
 
     def hidden(self, rows: Sequence[Row], tokens_T: Tensor) -> Tensor:
         """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards."""
         layout = BatchLayout.build(rows, self.cache.block_size, self.device)
         return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
 
-    def _prompt_logprobs(self, items: Sequence[Scheduled], hidden_TE: Tensor) -> dict[str, list[TokenLogprob]]:
-        """Scores of the prompt tokens that follow a token of this step, but those scored before a preemption."""
-        found, begin = {}, 0
-        for item in items:
-            request, before = item.request, begin - item.start
-            begin += item.num_rows
-            if request.prompt_logprobs is None:
-                continue
-            first = max(item.start, len(request.prompt_scores)) + 1
-            end = min(item.start + item.count + 1, len(request.prompt))
-            if first < end:
-                hidden = hidden_TE[before + first - 1 : before + end - 1]
-                found[request.request_id] = self._score(hidden, request.prompt[first:end], request.prompt_logprobs)
-        return found
-
-    def _score(self, hidden_TE: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    def _score(self, asked: PromptScores, hidden_TE: Tensor) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []
-        for start in range(0, len(tokens), SCORED_AT_ONCE):
-            some = tokens[start : start + SCORED_AT_ONCE]
-            scored += _scored(self.net.logits(hidden_TE[start : start + SCORED_AT_ONCE]), some, [top] * len(some))
+        for start in range(0, len(asked.tokens), SCORED_AT_ONCE):
+            some = asked.tokens[start : start + SCORED_AT_ONCE]
+            begin = asked.row + start
+            scored += _scored(self.net.logits(hidden_TE[begin : begin + len(some)]), some, [asked.top] * len(some))
         return scored
-
-
-def _tokens_of(items: Sequence[Scheduled]) -> list[int]:
-    return [token for item in items for token in (*item.request.tokens(item.start, item.count), *item.draft)]
 
 
 def _on_its_way(tokens_R: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -110,7 +110,7 @@ class Scheduler:
         streams = [request for request in self._running if len(request.output) + 1 < request.max_tokens]
         if not streams or not all(self._grow(request, request.num_tokens + 1) for request in streams):
             return None
-        return Plan(tuple(Scheduled(request, request.num_tokens, 1, follows=True) for request in streams), len(streams))
+        return Plan(tuple(Scheduled(request, request.num_tokens, 1, input_pending=True) for request in streams), len(streams))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
@@ -127,7 +127,7 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[name]))
                 continue
             request.num_computed = item.start + item.count
-            if item.follows:
+            if item.input_pending:
                 self._remember(request, request.num_computed)
             if name in result.prompt_logprobs:
                 request.prompt_scores += result.prompt_logprobs[name]

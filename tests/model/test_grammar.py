@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from model.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
 from model.grammar import _probed as probed
-from model.mask import CompiledGrammar, Grammar, GrammarFailed, look_ahead, unpack
+from model.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack
 from model.tokenizer import Tokenizer
 
 DEFAULT = Path(__file__).parents[2] / "model" / "default"
@@ -441,7 +441,7 @@ def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
     together = [compiled(*spec).start() for spec in specs]
     alone = [each.copy() for each in together]
     for _ in range(25):
-        look_ahead(together)
+        compute_masks(together)
         for ours, theirs in zip(together, alone, strict=True):
             if theirs.finished:
                 continue
@@ -458,7 +458,7 @@ def test_a_grammar_that_has_failed_fails_alone_and_spoils_no_mask_beside_it():
     good, bad, other = (compiled("regex", "[a-c]{2,30}").start() for _ in range(3))
     with pytest.raises(GrammarFailed):
         bad.advance(next(token for token in range(200) if not bad.mask()[token]))
-    look_ahead([good, bad, other])
+    compute_masks([good, bad, other])
     assert np.array_equal(good.mask(), other.mask())
     with pytest.raises(GrammarFailed):
         bad.mask()
@@ -523,7 +523,7 @@ def test_answers_that_use_up_each_others_states_in_the_middle_go_on_where_they_w
     together = [compiler().compile(spec).start() for _ in texts]
     states = {id(each._states) for each in together}
     for at in range(min(map(len, texts))):
-        look_ahead(together)
+        compute_masks(together)
         for grammar, tokens in zip(together, texts, strict=True):
             assert grammar.allows(tokens[at])
             assert grammar.mask()[tokens[at]]

@@ -31,6 +31,7 @@ class Anything:
         ({"sampling": SamplingParams(top_p=0.5), "grammar": Anything()}, {"is_limited"}),
         ({"sampling": GREEDY, "grammar": Anything()}, {"is_greedy", "can_sample_unmasked"}),
         ({"sampling": DRAWN, "decoding": BIASED}, {"changes_scores", "can_sample_unmasked"}),
+        ({"decoding": DecodingParams(presence_penalty=1)}, {"is_greedy", "changes_scores", "penalizes", "can_sample_unmasked"}),
         ({"sampling": DRAWN, "bad_words": [[4, 5]]}, {"can_sample_unmasked"}),
         ({"sampling": DRAWN, "logprobs": 0}, {"can_sample_unmasked"}),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model.config import EngineConfig
 from model.engine.engine import Engine
-from model.engine.plan import Plan, StepResult
+from model.engine.plan import StepInput, StepResult
 from model.engine.request import EngineStats, FinishReason, Request, StepReport
 from model.engine.scheduler import Scheduler
 from model.errors import InvalidRequest
@@ -48,9 +48,9 @@ class TimedRunner:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
-    def submit(self, plan: Plan) -> Done:
-        self.clock.now += self.STEP + self.TOKEN * plan.num_tokens
-        return Done(StepResult({item.request.request_id: 1 for item in plan.scheduled if item.draws}))
+    def submit(self, step: StepInput) -> Done:
+        self.clock.now += self.STEP + self.TOKEN * step.num_tokens
+        return Done(StepResult(dict.fromkeys(step.draw_ids, 1)))
 
 
 class Queue:

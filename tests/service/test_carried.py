@@ -49,7 +49,7 @@ ELSEWHERE = {
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "blocks", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
-    *("arrived_at", "scheduled_at", "first_token_at", "num_preemptions", "lack", "history"),
+    *("arrived_at", "scheduled_at", "first_token_at", "num_preemptions", "lack", "history", "_plan"),
 }
 
 

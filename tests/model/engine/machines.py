@@ -4,21 +4,23 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from zlib import crc32
 
 from model.config import EngineConfig
 from model.engine.engine import Engine
+from model.engine.inputs import step_input
 from model.engine.loop import AsyncEngine
-from model.engine.plan import Plan, Scheduled, StepResult
+from model.engine.plan import Plan, StepInput, StepResult
 from model.engine.request import EngineInfo, FinishReason, Output, Request
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.net.backends import BACKENDS, KVCache
 from model.net.transformer import Decoder
 from model.params import SamplingParams
+from model.sampling_plan import Draw, SamplingPlan
 
 FAKE_VOCAB = 16
 
@@ -58,14 +60,13 @@ class Done:
         return self.outcome
 
 
-def fake_token(request: Request, context: list[int]) -> int:
-    """The token after `context`: a hash of (seed, choice, context), moved on past banned ones.
+def fake_token(plan: SamplingPlan, context: list[int], banned: Collection[int] = ()) -> int:
+    """The token after `context`: a hash of (seed, answer, context), moved on past banned ones.
 
     Under every third seed little but the last token of the context counts, so that the answer soon repeats itself, for a while.
     """
-    seen = [context[-1] % 8, len(context) // 9] if request.seed % 3 == 2 else context
-    token = crc32(f"{request.seed} {request.choice} {seen}".encode()) % FAKE_VOCAB
-    banned = request.stop_token_ids if len(context) < len(request.prompt) + request.min_tokens else ()
+    seen = [context[-1] % 8, len(context) // 9] if plan.seed % 3 == 2 else context
+    token = crc32(f"{plan.seed} {plan.answer_index} {seen}".encode()) % FAKE_VOCAB
     while token in banned:
         token = (token + 1) % FAKE_VOCAB
     return token
@@ -75,10 +76,19 @@ def fake_answer(request: Request) -> tuple[list[int], FinishReason]:
     """What a request must come to, computed by hand: no blocks, no batch, no steps."""
     output: list[int] = []
     while len(output) < request.max_tokens:
-        output.append(fake_token(request, [*request.prompt, *output]))
+        banned = request.stop_token_ids if len(output) < request.min_tokens else ()
+        output.append(fake_token(request.sampling_plan, [*request.prompt, *output], banned))
         if output[-1] in request.stop_token_ids and len(output) > request.min_tokens:
             return output, FinishReason.STOP
     return output, FinishReason.LENGTH
+
+
+def given(plan: Plan) -> StepInput:
+    """What the runner gets of a plan in which no grammar fails."""
+    errors: dict[str, str] = {}
+    step = step_input(plan, errors)
+    assert not errors
+    return step
 
 
 class FakeRunner:
@@ -95,42 +105,40 @@ class FakeRunner:
         """What the step before drew."""
         self.plans: list[list[tuple[str, int, int]]] = []
 
-    def submit(self, plan: Plan) -> Done:
-        self.plans.append([(item.request.request_id, item.start, item.count) for item in plan.scheduled])
+    def submit(self, step: StepInput) -> Done:
+        rows = list(zip(step.request_ids, step.blocks, step.starts, step.counts, strict=True))
+        self.plans.append([(name, start, count - len(step.drafts.get(name, ()))) for name, _, start, count in rows])
         if self.error is not None:
             raise self.error
-        for item in plan.scheduled:
-            known = (
-                [self.drawn.get(item.request.request_id, 0)] if item.follows else item.request.tokens(item.start, item.count)
-            )
-            tokens = [*known, *item.draft]
-            places = self._places(item.request.blocks, item.start, item.start + item.num_rows)
-            self.slots.update(zip(places, tokens, strict=True))
-        drawing = [item for item in plan.scheduled if item.draws]
-        good = [item for item in drawing if item.request.request_id not in self.broken]
-        drawn = {item.request.request_id: self._drawn(item) for item in good}
+        tokens = [self.drawn.get(name, 0) for name in step.request_ids] if step.input_pending else list(step.tokens)
+        for _, blocks, start, count in rows:
+            some, tokens = tokens[:count], tokens[count:]
+            self.slots.update(zip(self._places(blocks, start, start + count), some, strict=True))
+        drawing = dict(zip(reversed(step.draw_ids), reversed(step.draws), strict=True))  # the first of each request's
+        good = [row for row in rows if row[0] in drawing and row[0] not in self.broken]
+        drawn = {name: self._drawn(step, name, blocks, drawing[name]) for name, blocks, *_ in good}
         self.drawn = {name: tokens[0] for name, tokens in drawn.items()}
         return Done(
             StepResult(
                 tokens={name: tokens[0] for name, tokens in drawn.items()},
-                errors={item.request.request_id: "no finite score" for item in drawing if item not in good},
+                errors={name: "no finite score" for name in drawing if name not in drawn},
                 more={name: tokens[1:] for name, tokens in drawn.items()},
             )
         )
 
-    def _drawn(self, item: Scheduled) -> list[int]:
+    def _drawn(self, step: StepInput, name: str, blocks: Sequence[int], draw: Draw) -> list[int]:
         """The next token, and the one after each token of the draft up to the first wrong one."""
-        request, tokens = item.request, []
-        for guess in (*item.draft, None):
-            places = self._places(request.blocks, 0, item.start + item.count + len(tokens))
+        tokens: list[int] = []
+        for guess in (*step.drafts.get(name, ()), None):
+            places = self._places(blocks, 0, draw.position + len(tokens))
             # What a failed step should have written is read only by one that was begun before it was known to have failed.
-            context = [self.slots.get(at, 0) if item.follows else self.slots[at] for at in places]
-            tokens.append(fake_token(request, context))
+            context = [self.slots.get(at, 0) if step.input_pending else self.slots[at] for at in places]
+            tokens.append(fake_token(draw.plan, context, draw.banned))
             if tokens[-1] != guess:
                 break
         return tokens
 
-    def _places(self, blocks: list[int], start: int, end: int) -> list[int]:
+    def _places(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
         size = self.block_size
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
@@ -167,9 +175,9 @@ class GatedRunner(FakeRunner):
         super().__init__(block_size)
         self.gate = Gate()
 
-    def submit(self, plan: Plan) -> Done:
+    def submit(self, step: StepInput) -> Done:
         self.gate.pass_through()
-        return super().submit(plan)
+        return super().submit(step)
 
 
 def ask(name: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 4, **fields) -> Request:

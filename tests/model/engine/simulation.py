@@ -8,7 +8,7 @@ from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SH
 from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output, Request
 from model.engine.scheduler import Scheduler
-from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer
+from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer, given
 
 STEPS = 200
 SLACK = 2.5
@@ -161,7 +161,7 @@ class Simulation:
         if faults and self.dice.random() < 0.01:
             self.due |= {item.request.request_id for item in plan.scheduled}
             return plan, StepResult(errors={item.request.request_id: "the step failed" for item in plan.scheduled})
-        return plan, self.runner.submit(plan).result()
+        return plan, self.runner.submit(given(plan)).result()
 
     def take(self, output: Output) -> None:
         """An output reached its caller: one of a live request, and the tokens that the request alone would get."""

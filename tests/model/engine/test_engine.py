@@ -149,16 +149,16 @@ def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(net, alone)
     engine = tiny_engine(net, max_batch_requests=2)
     submit, calls = engine.runner.submit, []
 
-    def fail_once(plan):
-        calls.append(plan)
+    def fail_once(step):
+        calls.append(step)
         if len(calls) == 2:
             raise RuntimeError("out of memory")
-        return submit(plan)
+        return submit(step)
 
     engine.runner.submit = fail_once
     found = answers(engine, crowd())
     failed = [name for name, (_, reason) in found.items() if reason is FinishReason.ERROR]
-    assert [item.request.request_id for item in calls[1].scheduled] == failed
+    assert calls[1].request_ids == failed
     assert {name: told for name, told in alone.items() if name not in failed} == {
         name: told for name, told in found.items() if name not in failed
     }

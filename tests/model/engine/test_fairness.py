@@ -7,7 +7,7 @@ import pytest
 
 from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS, StepCost
 from model.engine.engine import Engine
-from model.engine.plan import Plan
+from model.engine.plan import StepInput
 from model.engine.scheduler import Scheduler
 from tests.model.engine.machines import Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
 
@@ -29,11 +29,11 @@ class Machine(FakeRunner):
         super().__init__(block_size)
         self.clock, self.hiccups, self.seconds = clock, [], []
 
-    def submit(self, plan: Plan) -> Done:
+    def submit(self, step: StepInput) -> Done:
         factor = self.hiccups.pop(0) if self.hiccups else 1
-        self.seconds.append(factor * (0.004 + 0.001 * plan.num_tokens))
+        self.seconds.append(factor * (0.004 + 0.001 * step.num_tokens))
         self.clock.now += self.seconds[-1]
-        return super().submit(plan)
+        return super().submit(step)
 
 
 def machine(**changes) -> Engine:

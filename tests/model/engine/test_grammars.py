@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine import draws
+from model.engine.grammars import keep_to_grammars
+from model.engine.plan import StepInput
+from model.engine.request import NO_TOKEN_LEFT
+from model.engine.runner import PendingStep
 from model.mask import GrammarFailed
 from model.params import SamplingParams
-from model.sampling import EXCLUDED, sample
+from model.sampling import sample
 from model.sampling_plan import Draw
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, masked_first, tiny_engine
@@ -80,5 +83,6 @@ def test_a_grammar_that_allows_none_of_the_finite_scores_is_to_blame_and_not_the
     scores[0, 1 : 3 * finite : 3] = 1.0
     request = ask("a", [1], grammar=Multiples())
     greedy = Draw(request.sampling_plan, 1)
-    tokens = draws.keep_to_grammars(sample(scores, [greedy]), scores, [request], [greedy], {})
-    assert [EXCLUDED] == tokens.tolist()
+    pending = PendingStep(StepInput(draws=[greedy], draw_ids=["a"]), sample(scores, [greedy]), logits_RV=scores)
+    assert {} == keep_to_grammars(pending, [greedy], {0: request.grammar})
+    assert {"a": NO_TOKEN_LEFT} == pending.result().errors

@@ -13,7 +13,7 @@ from model.sampling import sample
 from model.sampling_plan import Draw, SamplingPlan
 from model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder
-from tests.model.engine.machines import ask, run, tiny_engine, told
+from tests.model.engine.machines import ask, given, run, tiny_engine, told
 
 CONFIG = tiny_config(tied_head=False)
 BLOCK = 4
@@ -180,8 +180,8 @@ def test_who_is_to_blame_is_known_where_the_token_is_drawn(machine, banned):
     asked = {"sampling": SamplingParams(), "stop_token_ids": frozenset(banned), "min_tokens": 1 if banned else 0}
     bad, good = ask("bad", [POISON], **asked), ask("good", [11], **asked)
     bad.blocks = good.blocks = [1]
-    pending = runner.submit(Plan((Scheduled(bad, 0, 1),)))
-    other = runner.submit(Plan((Scheduled(good, 0, 1),)))
+    pending = runner.submit(given(Plan((Scheduled(bad, 0, 1),))))
+    other = runner.submit(given(Plan((Scheduled(good, 0, 1),))))
     assert {"bad": NO_SCORE} == pending.result().errors
     assert ({"good": NO_TOKEN_LEFT} if banned else {}) == other.result().errors
 

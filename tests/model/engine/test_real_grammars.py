@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 
-from model.engine import draws
+from model.engine import grammars
 from model.engine.request import FinishReason, Request
 from model.grammar import GrammarCompiler, GrammarSpec
-from model.mask import Matcher
+from model.mask import Matcher, compute_masks
 from model.net.transformer import Decoder
 from model.params import SamplingParams
 from tests.fakes import END, VOCAB, byte_tokenizer
@@ -72,22 +72,21 @@ def test_every_answer_is_in_its_language(net, sampling):
 @each_sampling
 @pytest.mark.parametrize("changes", [{}, {"max_batch_tokens": 5}, {"num_blocks": 12, "max_model_len": 48}], ids=str)
 def test_in_a_crowd_an_answer_is_what_it_is_alone(net, alone, sampling, changes, monkeypatch):
-    """In a crowd masks are worked out ahead, side by side: one is good for one place in its answer."""
+    """In a crowd masks are worked out side by side: one is good for one place in its answer."""
     expected = alone(*sampling.items())
-    ahead = 0
+    together = 0
 
-    def counted(grammars):
-        nonlocal ahead
-        matchers = list(grammars)
+    def counted(several):
+        nonlocal together
+        matchers = list(several)
         assert all(isinstance(each, Matcher) for each in matchers)
-        ahead += len(matchers) > 1
-        look_ahead(matchers)
+        together += len(matchers) > 1
+        compute_masks(matchers)
 
-    look_ahead = draws.look_ahead
-    monkeypatch.setattr(draws, "look_ahead", counted)
+    monkeypatch.setattr(grammars, "compute_masks", counted)
     engine = tiny_engine(net, **changes)
     assert expected == answers(engine, crowd(**sampling))
-    assert ahead > 3 or "top_k" in sampling, "no mask was worked out ahead: the test says little"
+    assert together > 3 or "top_k" in sampling, "no masks were worked out together: the test says little"
     assert (engine.scheduler.num_preemptions > 0) == ("num_blocks" in changes)
 
 

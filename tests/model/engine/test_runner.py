@@ -11,7 +11,7 @@ from model.net.backends import KVCache, ReferenceBackend
 from model.params import DecodingParams, SamplingParams
 from model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config, tiny_decoder
-from tests.model.engine.machines import Counted, ask, run, tiny_engine
+from tests.model.engine.machines import Counted, ask, given, run, tiny_engine
 
 CONFIG = tiny_config(tied_head=False)
 POISON = 9
@@ -56,7 +56,7 @@ def mixed_plan() -> Plan:
 
 
 def test_rows_of_one_token_come_first_and_age_orders_the_rest(runner):
-    runner.submit(mixed_plan())
+    runner.submit(given(mixed_plan()))
     layout = runner.backend.layouts[0]
     assert [(7, 1), (0, 1), (0, 1), (2, 3), (0, 8)] == [(row.start, row.count) for row in layout.rows]
     assert [[3, 4], [7], [8], [1, 2], [5, 6]] == [row.blocks for row in layout.rows]
@@ -65,15 +65,15 @@ def test_rows_of_one_token_come_first_and_age_orders_the_rest(runner):
 
 
 def test_only_rows_that_caught_up_draw(runner):
-    pending = runner.submit(mixed_plan())
-    assert ["single", "prompt of one", "whole"] == [request.request_id for request in pending.drawing]
+    pending = runner.submit(given(mixed_plan()))
+    assert ["single", "prompt of one", "whole"] == pending.step.draw_ids
     result = pending.result()
     assert {"single", "prompt of one", "whole"} == result.tokens.keys()
     assert {} == result.errors
 
 
 def test_a_plan_in_which_nobody_catches_up_draws_nothing_but_fills_the_cache(runner):
-    result = runner.submit(Plan((Scheduled(at_work("a", [3, 5]), 0, 5),))).result()
+    result = runner.submit(given(Plan((Scheduled(at_work("a", [3, 5]), 0, 5),)))).result()
     assert ({}, {}) == (result.tokens, result.errors)
     written = runner.cache.keys[0].abs().sum(dim=(1, 2)).nonzero().flatten().tolist()
     assert [12, 13, 14, 15, 20] == written
@@ -81,24 +81,23 @@ def test_a_plan_in_which_nobody_catches_up_draws_nothing_but_fills_the_cache(run
 
 def test_a_row_draws_from_its_own_last_token(runner):
     """Mixed or alone, chunked or whole, in whatever blocks: the same prompt gives the same greedy token."""
-    together = runner.submit(
-        Plan(
-            (
-                Scheduled(at_work("long", [1, 2, 3], 9), 0, 9),
-                Scheduled(at_work("short", [4, 5], 3), 0, 3),
-                Scheduled(at_work("one", [6], 1), 0, 1),
-            )
+    plan = Plan(
+        (
+            Scheduled(at_work("long", [1, 2, 3], 9), 0, 9),
+            Scheduled(at_work("short", [4, 5], 3), 0, 3),
+            Scheduled(at_work("one", [6], 1), 0, 1),
         )
-    ).result()
+    )
+    together = runner.submit(given(plan)).result()
     for name, length in (("long", 9), ("short", 3), ("one", 1)):
-        [token] = runner.submit(Plan((Scheduled(at_work(name, [9, 8, 7], length), 0, length),))).result().tokens.values()
+        [token] = runner.submit(given(Plan((Scheduled(at_work(name, [9, 8, 7], length), 0, length),)))).result().tokens.values()
         assert token == together.tokens[name]
 
 
 def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
     bad = ask("bad", [1, POISON, 2])
     bad.blocks = [1]
-    result = runner.submit(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8)))).result()
+    result = runner.submit(given(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8))))).result()
     assert {"good"} == result.tokens.keys()
     assert {"bad": NO_SCORE} == result.errors
 
@@ -106,27 +105,27 @@ def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
 def test_a_request_whose_parameters_leave_no_token_is_told_so(runner):
     nothing = DecodingParams(allowed_token_ids=(5,))
     stuck = at_work("stuck", [1, 2], decoding=nothing, bad_words=[[5]])
-    result = runner.submit(Plan((Scheduled(stuck, 0, 8), Scheduled(at_work("good", [2, 3]), 0, 8)))).result()
+    result = runner.submit(given(Plan((Scheduled(stuck, 0, 8), Scheduled(at_work("good", [2, 3]), 0, 8))))).result()
     assert {"good"} == result.tokens.keys()
     assert {"stuck": NO_TOKEN_LEFT} == result.errors
 
 
 def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, monkeypatch):
     draws = []
-    monkeypatch.setattr(runner, "draw", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
+    monkeypatch.setattr(runner, "draw", lambda logits, asked: draws.extend(asked) or torch.zeros(len(asked)))
     request = at_work("a", [1, 2, 3], seed=-5, choice=2, sampling=SamplingParams(top_k=3))
     request.output = [11, 12]
-    runner.submit(Plan((Scheduled(request, 9, 1),)))
+    runner.submit(given(Plan((Scheduled(request, 9, 1),))))
     assert [Draw(SamplingPlan(SamplingParams(top_k=3), -5, 2), 10)] == draws
 
 
 @pytest.mark.parametrize(("made", "banned"), [(0, (7,)), (1, (7,)), (2, ())])
 def test_stop_tokens_are_banned_until_min_tokens_are_made(runner, monkeypatch, made, banned):
     draws = []
-    monkeypatch.setattr(runner, "draw", lambda logits, given: draws.extend(given) or torch.zeros(len(given)))
+    monkeypatch.setattr(runner, "draw", lambda logits, asked: draws.extend(asked) or torch.zeros(len(asked)))
     request = at_work("a", [1, 2, 3], stop_token_ids=frozenset({7}), min_tokens=2)
     request.output = [20] * made
-    runner.submit(Plan((Scheduled(request, 0, request.num_tokens),)))
+    runner.submit(given(Plan((Scheduled(request, 0, request.num_tokens),))))
     assert [banned] == [draw.banned for draw in draws]
 
 
@@ -186,7 +185,7 @@ def test_an_error_of_the_device_is_told_from_one_of_a_step_wherever_it_shows(run
         PendingStep(ready=Broken(error)).result()
     monkeypatch.setattr(runner.backend, "forward", lambda *given: Broken(error).synchronize())
     with pytest.raises(DeviceFailed):
-        runner.submit(mixed_plan())
+        runner.submit(given(mixed_plan()))
 
 
 @pytest.mark.parametrize("error", STEP_ERRORS, ids=str)
@@ -196,5 +195,5 @@ def test_other_errors_stay_those_of_a_step(runner, monkeypatch, error):
     assert error is raised.value
     monkeypatch.setattr(runner.backend, "forward", lambda *given: Broken(error).synchronize())
     with pytest.raises(type(error)) as raised:
-        runner.submit(mixed_plan())
+        runner.submit(given(mixed_plan()))
     assert error is raised.value

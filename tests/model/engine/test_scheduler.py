@@ -9,7 +9,7 @@ from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output
 from model.engine.scheduler import Scheduler
 from model.errors import ContextTooLong, InvalidRequest
-from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, sizes, told
+from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, given, sizes, told
 
 
 def machine(**changes) -> tuple[Scheduler, FakeRunner]:
@@ -23,7 +23,7 @@ def shown(plan: Plan) -> list[tuple[str, int, int]]:
 
 def step(scheduler: Scheduler, runner: FakeRunner) -> tuple[list[tuple[str, int, int]], list[Output]]:
     plan = scheduler.schedule()
-    return shown(plan), scheduler.commit(plan, runner.submit(plan).result())
+    return shown(plan), scheduler.commit(plan, runner.submit(given(plan)).result())
 
 
 def plans(scheduler: Scheduler, runner: FakeRunner, count: int) -> list[list[tuple[str, int, int]]]:
@@ -235,7 +235,7 @@ def test_an_abort_between_schedule_and_commit_lets_no_token_and_no_error_follow(
     for name in "ab":
         scheduler.add(ask(name))
     plan = scheduler.schedule()
-    pending = runner.submit(plan)
+    pending = runner.submit(given(plan))
     assert FinishReason.ABORT is scheduler.abort("a").finish_reason
     result = StepResult(errors={"a": "late", "b": "late"}) if fails else pending.result()
     assert ["b"] == [output.request_id for output in scheduler.commit(plan, result)]

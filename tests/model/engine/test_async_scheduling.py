@@ -29,10 +29,10 @@ class Log(FakeRunner):
         super().__init__(block_size=4)
         self.events: list[str] = []
 
-    def submit(self, plan):
+    def submit(self, step):
         number = len(self.plans)
         self.events.append(f"submit {number}")
-        outcome = replace(super().submit(plan).result(), logprobs=defaultdict(lambda: TokenLogprob(0, 0.0)))
+        outcome = replace(super().submit(step).result(), logprobs=defaultdict(lambda: TokenLogprob(0, 0.0)))
         return Logged(outcome, number, self.events)
 
 
@@ -157,11 +157,11 @@ def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
     engine = logging_engine()
     submit = engine.runner.submit
 
-    def fail_once(plan):
+    def fail_once(step):
         if len(engine.runner.plans) == failing:
             engine.runner.plans.append([])
             raise RuntimeError("CUDA error")
-        return submit(plan)
+        return submit(step)
 
     engine.runner.submit = fail_once
     [(tokens, reason)] = answers(engine, [ask("a", max_tokens=5)]).values()
@@ -204,18 +204,18 @@ def test_handing_a_step_over_does_not_wait_for_the_gpu(net, recorded):
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, torch.float32, device)
     form = serving_form(copy.deepcopy(net).to(device), backend)
     runner = ModelRunner(form, backend, cache, device, record_steps(form, backend, cache, config) if recorded else None)
-    submit, followed = runner.submit, []
+    submit, early = runner.submit, []
 
-    def watched(plan):
-        followed.append(plan.follows)
-        torch.cuda.set_sync_debug_mode("error" if plan.follows else "default")
+    def watched(step):
+        early.append(step.input_pending)
+        torch.cuda.set_sync_debug_mode("error" if step.input_pending else "default")
         try:
-            return submit(plan)
+            return submit(step)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
     runner.submit = watched
     clock = Clock()
     found = answers(Engine(Scheduler(config, clock), runner, clock, ahead=True), crowd())
-    assert any(followed)
+    assert any(early)
     assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in found.values()}

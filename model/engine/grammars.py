@@ -1,0 +1,74 @@
+"""What keeps a step's draws to their grammars. It runs beside the scheduler: the runner sees masks, and no grammar.
+
+A token is drawn without a mask where it can be, and checked here afterwards: a mask takes longer, and mostly the token fits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from model.engine.plan import Plan, StepInput
+from model.errors import EngineFailed
+from model.mask import Grammar, compute_masks
+from model.sampling_plan import Draw
+
+NEXT_BEST = 2
+"""Tokens that are tried after a refused one."""
+
+
+class Drawn(Protocol):
+    """A step that has drawn its tokens, and still has their scores."""
+
+    def tokens(self) -> Sequence[int]:
+        """What each row has drawn; below 0 where there is nothing to draw."""
+        ...
+
+    def redraw(self, draws: Mapping[int, Draw]) -> Sequence[int]:
+        """Draw some rows again, in another way; returns their tokens."""
+        ...
+
+
+def unmasked(plan: Plan, step: StepInput) -> dict[int, Grammar]:
+    """The grammars of the rows that draw without their masks. Who was aborted in the meantime needs no check."""
+    rows = [row for row, draw in enumerate(step.draws) if draw.plan.has_grammar and draw.mask is None]
+    if not rows:
+        return {}
+    live = {item.request.request_id: item.request for item in plan.scheduled if item.request.finish_reason is None}
+    requests = ((row, live.get(step.draw_ids[row])) for row in rows)
+    return {row: request.grammar for row, request in requests if request is not None and request.grammar is not None}
+
+
+def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, Grammar]) -> dict[int, str]:
+    """Have rows drawn again whose token their grammar does not allow; returns the rows whose grammar failed, with the reason.
+
+    The next best tokens are looked at before a mask is worked out: that takes longer, and mostly one of them fits.
+    """
+    if not grammars:
+        return {}
+    drawn = step.tokens()
+    refused: dict[int, tuple[int, ...]] = {
+        row: (drawn[row],) for row, grammar in grammars.items() if drawn[row] >= 0 and not grammar.allows(drawn[row])
+    }
+    for _ in range(NEXT_BEST):
+        if not refused:
+            return {}
+        next_best = {row: replace(draws[row], banned=(*draws[row].banned, *tokens)) for row, tokens in refused.items()}
+        tokens = dict(zip(next_best, step.redraw(next_best), strict=True))
+        refused = {
+            row: (*refused[row], token) for row, token in tokens.items() if token >= 0 and not grammars[row].allows(token)
+        }
+    return _draw_under_masks(step, draws, {row: grammars[row] for row in refused})
+
+
+def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, Grammar]) -> dict[int, str]:
+    compute_masks(grammars.values())
+    masked: dict[int, Draw] = {}
+    errors: dict[int, str] = {}
+    for row, grammar in grammars.items():
+        try:
+            masked[row] = replace(draws[row], mask=grammar.mask())
+        except EngineFailed as error:
+            errors[row] = str(error)
+    if masked:
+        step.redraw(masked)
+    return errors

@@ -1,0 +1,79 @@
+"""From a plan to what the runner gets: the scheduler's requests as plain numbers, and how each of them draws."""
+
+from model.engine.plan import Plan, PromptScores, Scheduled, StepInput
+from model.engine.request import Request
+from model.errors import EngineFailed
+from model.sampling_plan import Draw, History, SamplingPlan, TextCounts, completing
+
+
+def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
+    """A plan for the runner. Adds to `errors` the requests whose grammar gives no mask: they draw nothing.
+
+    The block tables and the texts of penalties are the requests' own arrays: they hold until the step has been submitted.
+    """
+    step, items = StepInput(input_pending=plan.input_pending), plan.scheduled
+    if plan.num_drafted or plan.num_streams < len(items):
+        items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
+    first = 0
+    for item in items:
+        request, count = item.request, item.num_rows
+        step.request_ids.append(request.request_id)
+        step.blocks.append(request.blocks)
+        step.starts.append(item.start)
+        step.counts.append(count)
+        if not item.input_pending:
+            step.tokens.extend(request.tokens(item.start, item.count))
+        if item.draft:
+            step.tokens.extend(item.draft)
+            step.drafts[request.request_id] = item.draft
+        if request.prompt_logprobs is not None:
+            _add_prompt_scores(step, item, first, request.prompt_logprobs)
+        if item.draws:
+            try:
+                _add_draws(step, item, first + item.count - 1)
+            except EngineFailed as error:
+                errors[request.request_id] = str(error)
+        first += count
+    return step
+
+
+def _add_draws(step: StepInput, item: Scheduled, row: int) -> None:
+    """A draw after the last of its tokens, and one after each token of its draft."""
+    request, plan = item.request, item.request.sampling_plan
+    position = request.num_tokens + item.input_pending
+    plain = plan.draws_from_scores and len(request.output) >= request.min_tokens
+    step.draws.append(Draw(plan, position) if plain else _draw(request, plan, position))
+    step.draw_rows.append(row)
+    step.draw_ids.append(request.request_id)
+    for place in range(1, len(item.draft) + 1):
+        step.draws.append(Draw(plan, position + place))
+        step.draw_rows.append(row + place)
+        step.draw_ids.append(request.request_id)
+
+
+def _draw(request: Request, plan: SamplingPlan, position: int) -> Draw:
+    """How a request draws its next token where the tokens before it matter."""
+    banned: tuple[int, ...] = ()
+    if len(request.output) < request.min_tokens:
+        banned = tuple(request.stop_token_ids)
+    if plan.has_bad_words:
+        banned += completing(request.bad_words, request.output)
+    text = _text(request) if plan.penalizes else None
+    mask = None if request.grammar is None or plan.can_sample_unmasked else request.grammar.mask()
+    return Draw(plan, position, banned, text, mask)
+
+
+def _text(request: Request) -> TextCounts:
+    """What its penalties look at."""
+    request.history = request.history or History()
+    return request.history.follow(request.prompt, request.output)
+
+
+def _add_prompt_scores(step: StepInput, item: Scheduled, first: int, top: int) -> None:
+    """The prompt's tokens that follow a token of this step, but those scored before a preemption."""
+    request = item.request
+    begin = max(item.start, len(request.prompt_scores)) + 1
+    end = min(item.start + item.count + 1, len(request.prompt))
+    if begin < end:
+        row = first + begin - 1 - item.start
+        step.prompt_scores.append(PromptScores(request.request_id, row, request.prompt[begin:end], top))
