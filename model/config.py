@@ -18,6 +18,9 @@ QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Routing = Literal["all", "chosen"]
+"""What a token's experts are weighted by: their part of the softmax over all experts' scores, or of that over the chosen ones'.
+The second is also the first, divided by its sum ("norm_topk_prob")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,27 @@ class AttentionVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """A mixture of experts in place of an MLP: each token goes to a few of them, and to a shared one where there is one."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    """Width of one expert's MLP."""
+    routing: Routing
+    shared_expert_size: int | None
+    """Width of the MLP that every token goes to, times a sigmoid of its own (Qwen2-MoE); None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What one layer of a model is, as far as layers of a model differ."""
 
     attention: AttentionVariant
     rope: Rope | None
     """None: queries and keys are not rotated."""
+    experts: MixtureSpec | None = None
+    """None: an MLP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +90,16 @@ class ModelConfig:
     out_bias: bool = False
     """Bias on the attention output."""
     mlp_bias: bool = False
-    """Bias on the projections of the MLP."""
+    """Bias on the projections of the MLP, or of the experts and their router."""
+    num_experts: int | None = None
+    """None: every layer has an MLP; or else see MixtureSpec."""
+    experts_per_token: int = 1
+    expert_size: int | None = None
+    """None: mlp_size."""
+    expert_layers: tuple[int, ...] | None = None
+    """The layers, counted from 0, that have experts in place of an MLP, where there are any; None: all of them."""
+    routing: Routing = "all"
+    shared_expert_size: int | None = None
     qk_norm: QKNorm = "none"
     tied_head: bool = True
     embedding_scale: float = 1.0
@@ -136,11 +163,18 @@ class ModelConfig:
                 raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {self.rope_theta}")
 
     def _check_layers(self) -> None:
-        window = self.sliding_window
-        if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-            raise CheckpointError(f"config.json: sliding_window must be a positive integer; got {window!r}")
+        for name in OPTIONAL_SIZES:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
+        if self.num_experts is not None and self.experts_per_token > self.num_experts:
+            raise CheckpointError(
+                f"config.json: experts_per_token {self.experts_per_token} are more than num_experts {self.num_experts}"
+            )
+        if self.num_experts is not None and not self.gated_mlp:
+            raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
         known = range(self.num_layers)
-        for name in ("window_layers", "rope_layers"):
+        for name in ("window_layers", "rope_layers", "expert_layers"):
             layers = getattr(self, name)
             if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
                 raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
@@ -153,12 +187,21 @@ class ModelConfig:
     def _layer(self, number: int) -> LayerSpec:
         slides = self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
         variant = AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale)
+        return LayerSpec(variant, self._rope(number, slides), self._experts(number))
+
+    def _rope(self, number: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
-            return LayerSpec(variant, None)
+            return None
         size = self.head_size if self.rope_size is None else self.rope_size
         if slides and self.local_rope_theta is not None:
-            return LayerSpec(variant, Rope(self.local_rope_theta, size, None))
-        return LayerSpec(variant, Rope(self.rope_theta, size, self.rope_scaling))
+            return Rope(self.local_rope_theta, size, None)
+        return Rope(self.rope_theta, size, self.rope_scaling)
+
+    def _experts(self, number: int) -> MixtureSpec | None:
+        if self.num_experts is None or (self.expert_layers is not None and number not in self.expert_layers):
+            return None
+        size = self.mlp_size if self.expert_size is None else self.expert_size
+        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, self.shared_expert_size)
 
     @property
     def attention_variants(self) -> tuple[AttentionVariant, ...]:
@@ -192,7 +235,10 @@ class ModelConfig:
 
 
 SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions")
+SIZES += ("experts_per_token",)
+OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
+CHOICES |= {"routing": Routing}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap")
 SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head")

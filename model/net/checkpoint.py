@@ -18,7 +18,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.families.reading import Family, stop_tokens
-from model.net.families.table import FAMILIES, family_of, part_sizes, their_names
+from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.transformer import Decoder
 from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
 
@@ -78,8 +78,9 @@ def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in net.named_parameters():
-        theirs = their_names(family, ours)
-        pieces = parameter.detach().to(dtype).split(part_sizes(net.config, ours, len(theirs)) or len(parameter))
+        theirs = their_names(family, net.config, ours)
+        rows = [shape[0] for shape in part_shapes(net.config, ours, parameter.shape, len(theirs))]
+        pieces = parameter.detach().to(dtype).split(rows)
         tensors |= {name: piece.contiguous().clone() for name, piece in zip(theirs, pieces, strict=True)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
@@ -186,7 +187,8 @@ def _our_tensors(
         whole = [_ours(net.config, family, name, piece) for name, piece in pieces.items() if piece is not None]
         if len(whole) < len(pieces):
             continue
-        tensor = torch.cat([piece.t() for piece in whole] if _is_transposed(family, ours, parameter) else whole)
+        tensor = torch.cat([piece.mT for piece in whole] if _is_transposed(family, ours, parameter) else whole)
+        tensor = tensor.view(parameter.shape)
         if family.gain_offset and ours.endswith("norm.weight"):
             yield ours, (tensor.float() + family.gain_offset).to(device)
         else:
@@ -199,11 +201,9 @@ def _ours(config: ModelConfig, family: Family, name: str, tensor: Tensor) -> Ten
 
 def _their_shapes(config: ModelConfig, family: Family, ours: str, parameter: Tensor) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
-    theirs = their_names(family, ours)
-    rows = part_sizes(config, ours, len(theirs)) or [len(parameter)]
-    for name, size in zip(theirs, rows, strict=True):
-        shape = (size, *parameter.shape[1:])
-        yield name, shape[::-1] if _is_transposed(family, ours, parameter) else shape
+    theirs = their_names(family, config, ours)
+    for name, shape in zip(theirs, part_shapes(config, ours, parameter.shape, len(theirs)), strict=True):
+        yield name, (*shape[:-2], *shape[:-3:-1]) if _is_transposed(family, ours, parameter) else shape
 
 
 def _is_transposed(family: Family, ours: str, parameter: Tensor) -> bool:

@@ -35,6 +35,12 @@ SWITCHES = {
     "window_layers": "window",
     "softcap": "softcap",
     "attention_scale": "attention_scale",
+    "num_experts": "experts",
+    "experts_per_token": "experts",
+    "expert_size": "experts",
+    "expert_layers": "experts",
+    "routing": "experts",
+    "shared_expert_size": "shared_expert",
 }
 """Fields that ask for a feature, and which, where they are not at their default."""
 
@@ -49,8 +55,11 @@ ALL = LLAMA | {
     *("norm=layernorm", "norm_place=post", "norm_place=output", "norm_place=sandwich", "qk_norm=all"),
     *("positions=learned", "positions=sinusoidal", "rope_size", "rope_by_layer", "embedding_scale", "residual_scale"),
     *("gated_mlp=False", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
+    *("experts", "shared_expert"),
 }
 """What the decoder of transformer.py computes, with any attention backend that computes ATTENTION."""
+RECORDED = ALL - {"experts", "shared_expert"}
+"""The same where steps are recorded as CUDA graphs: which experts have tokens is read on the host."""
 
 
 def features(config: ModelConfig) -> frozenset[str]:

@@ -49,18 +49,26 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)): SwiGLU when act is SiLU (Shazeer 2020). Gate and up are one matrix."""
+def make_gated(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """act(gate) * up: SwiGLU when act is SiLU (Shazeer 2020)."""
+    activation = ACTIVATIONS[config.activation]
+    return lambda gate, up: activation(gate) * up
 
-    def __init__(self, config: ModelConfig) -> None:
+
+class GatedMLP(nn.Module):
+    """down(gated(gate(x), up(x))), see `make_gated`. Gate and up are one matrix."""
+
+    def __init__(self, config: ModelConfig, size: int | None = None) -> None:
+        """`size`: its width; None: `config.mlp_size`."""
         super().__init__()
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.mlp_size, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
-        self.activation = ACTIVATIONS[config.activation]
+        size = config.mlp_size if size is None else size
+        self.gate_up = nn.Linear(config.hidden_size, 2 * size, bias=config.mlp_bias)
+        self.down = nn.Linear(size, config.hidden_size, bias=config.mlp_bias)
+        self.gated = make_gated(config)
 
     def forward(self, x_TE: Tensor) -> Tensor:
         gate, up = self.gate_up(x_TE).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.gated(gate, up))
 
 
 class MLP(nn.Module):

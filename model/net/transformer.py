@@ -12,16 +12,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from model.config import ModelConfig
+from model.config import LayerSpec, ModelConfig
 from model.net.attention import Attention, MultiHeadAttention
+from model.net.experts import Mixture
 from model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from model.net.rope import Rotation, rotary_table
 
 
 class Block(nn.Module):
-    """x + f(x) for attention, then for the MLP, with norms before f, after f, or both."""
+    """x + f(x) for attention, then for the MLP or the experts, with norms before f, after f, or both."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: LayerSpec) -> None:
         super().__init__()
         self.scale = config.residual_scale
         before, after = config.norm_place in ("pre", "sandwich", "post"), config.norm_place in ("output", "sandwich")
@@ -29,13 +30,19 @@ class Block(nn.Module):
         self.attention = MultiHeadAttention(config)
         self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
-        self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
+        self.mlp = _mlp(config, layer)
         self.mlp_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
         x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
+
+
+def _mlp(config: ModelConfig, layer: LayerSpec) -> nn.Module:
+    if layer.experts is not None:
+        return Mixture(config, layer.experts)
+    return GatedMLP(config) if config.gated_mlp else MLP(config)
 
 
 class PostNormBlock(Block):
@@ -92,7 +99,7 @@ class Decoder(nn.Module):
         block = PostNormBlock if config.norm_place == "post" else Block
         self.config = config
         self.embedding = Embedding(config, context)
-        self.blocks = nn.ModuleList(block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(block(config, layer) for layer in config.layers)
         self.norm = nn.Identity() if config.norm_place == "post" else make_norm(config, config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied_head:
@@ -139,12 +146,12 @@ class Decoder(nn.Module):
     def initialise(self, generator: torch.Generator) -> None:
         """Normal(0, 0.02) weights, with projections into the residual stream scaled by 1/sqrt(2 layers) (GPT-2)."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() > 1:
+                into_residual = name.endswith(("attention.out.weight", "down.weight"))
                 depth = math.sqrt(2 * self.config.num_layers) if into_residual else 1.0
                 parameter.normal_(0.0, 0.02 / depth, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
 
 
 def final_scores(scores_TV: Tensor, config: ModelConfig) -> Tensor:

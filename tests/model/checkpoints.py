@@ -87,6 +87,8 @@ _LONG = {
 }
 _WINDOW: dict[str, Any] = {"sliding_window": 7, "query_pre_attn_scalar": 11}
 
+_QWEN_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: _llama(tie_word_embeddings=False),
     "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
@@ -115,6 +117,15 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "phi3-long": lambda: shaped("Phi3", rope_parameters=_LONG, original_max_position_embeddings=32),
     "phi3-partial": lambda: shaped("Phi3", head_dim=8, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}),
     "smollm3": lambda: shaped("SmolLM3", tie_word_embeddings=False),
+    "mixtral": lambda: shaped("Mixtral", num_local_experts=5, rope_parameters={"rope_theta": 500.0}),
+    "mixtral-sliding": lambda: shaped("Mixtral", num_local_experts=4, num_experts_per_tok=3, sliding_window=7),
+    "qwen3_moe": lambda: shaped("Qwen3Moe", **_QWEN_EXPERTS, norm_topk_prob=True),
+    "qwen3_moe-mixed": lambda: shaped("Qwen3Moe", **_QWEN_EXPERTS, decoder_sparse_step=2, mlp_only_layers=[3]),
+    "qwen3_moe-sliding": lambda: shaped("Qwen3Moe", **_QWEN_EXPERTS, use_sliding_window=True, sliding_window=9),
+    "qwen2_moe": lambda: shaped("Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20),
+    "qwen2_moe-chosen": lambda: shaped(
+        "Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20, qkv_bias=False, norm_topk_prob=True
+    ),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }

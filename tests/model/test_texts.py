@@ -232,7 +232,8 @@ def test_the_gradient_of_cross_entropy_is_softmax_minus_one_hot(cross_entropy):
 def test_a_post_norm_block_normalises_each_sum():
     """Vaswani et al., 3.1: the output of each sublayer is LayerNorm(x + Sublayer(x))."""
     torch.manual_seed(0)
-    block = PostNormBlock(tiny_config(norm="layernorm", norm_place="post"))
+    config = tiny_config(norm="layernorm", norm_place="post")
+    block = PostNormBlock(config, config.layers[0])
     x = torch.randn(S, 32)
     middle = block.attention_norm(x + block.attention(x, None, 0, own_value))
     torch.testing.assert_close(block(x, None, 0, own_value), block.mlp_norm(middle + block.mlp(middle)))
@@ -241,7 +242,7 @@ def test_a_post_norm_block_normalises_each_sum():
 def test_a_pre_norm_block_leaves_the_residual_stream_untouched():
     """Radford et al. 2019, 2.3: the norm moves to the input of each sublayer; the sum itself is never normalised."""
     torch.manual_seed(0)
-    block = Block(tiny_config())
+    block = Block(tiny_config(), tiny_config().layers[0])
     x = torch.randn(S, 32)
     middle = x + block.attention(block.attention_norm(x), None, 0, own_value)
     torch.testing.assert_close(block(x, None, 0, own_value), middle + block.mlp(block.mlp_norm(middle)))

@@ -1,5 +1,6 @@
 """Llama, Mistral, Qwen2 and Qwen3: one shape with a few switches. Other families borrow their names of weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 from model.config import ModelConfig
@@ -45,7 +46,7 @@ def sliding(raw: Raw) -> dict[str, Any]:
     """
     kind, window = raw["model_type"], raw.get("sliding_window", 4096)
     on = kind == "mistral" or (kind != "llama" and flag(raw, "use_sliding_window"))
-    layers = None if kind in ("llama", "mistral") else _qwen_layers(raw)
+    layers = None if kind in ("llama", "mistral") else qwen_layers(raw, int.__ge__)
     if not on or window is None:
         if layers and raw.get("layer_types"):
             raise CheckpointError("config.json: layer_types name sliding layers, but there is no sliding_window in use")
@@ -53,11 +54,12 @@ def sliding(raw: Raw) -> dict[str, Any]:
     return windows(raw, window, layers)
 
 
-def _qwen_layers(raw: Raw) -> tuple[int, ...]:
-    first = raw.get("max_window_layers", 28)
-    if raw.get("layer_types") is None and (not isinstance(first, int) or isinstance(first, bool) or first < 0):
-        raise CheckpointError(f"config.json: max_window_layers must be an integer from 0; got {first!r}")
-    return sliding_layers(raw, lambda layer: layer >= first)
+def qwen_layers(raw: Raw, slides: Callable[[int, int], bool]) -> tuple[int, ...]:
+    """The layers that `layer_types` calls sliding; without it those for which `slides(layer, max_window_layers)` is true."""
+    border = raw.get("max_window_layers", 28)
+    if raw.get("layer_types") is None and (not isinstance(border, int) or isinstance(border, bool) or border < 0):
+        raise CheckpointError(f"config.json: max_window_layers must be an integer from 0; got {border!r}")
+    return sliding_layers(raw, lambda layer: slides(layer, border))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Family:
     """How to read, and to write, one `model_type`.
 
     `{}` in a weight's name stands for the number of the block. Several names on the right of one on the left are laid under
-    each other, in that order.
+    each other, in that order. `{e}` stands for the number of an expert: first all names of the first expert, then the next's.
     """
 
     read: Callable[[Raw], ModelConfig]

@@ -1,10 +1,11 @@
 """The kinds of checkpoint that can be served: config.json -> ModelConfig, and the names of the weights. A file a family."""
 
 import re
+from collections.abc import Sequence
 
 from model.config import ModelConfig
 from model.errors import CheckpointError
-from model.net.families import attend, gemma, glm4, gpt2, granite, llama, olmo, phi3, smollm3
+from model.net.families import attend, gemma, glm4, gpt2, granite, llama, mixtral, olmo, phi3, qwen_moe, smollm3
 from model.net.families.reading import Family, Raw
 
 FAMILIES: dict[str, Family] = {
@@ -14,8 +15,10 @@ FAMILIES: dict[str, Family] = {
     **gpt2.FAMILIES,
     **granite.FAMILIES,
     **llama.FAMILIES,
+    **mixtral.FAMILIES,
     **olmo.FAMILIES,
     **phi3.FAMILIES,
+    **qwen_moe.FAMILIES,
     **smollm3.FAMILIES,
 }
 """By `model_type`."""
@@ -29,17 +32,26 @@ def family_of(raw: Raw) -> Family:
     return FAMILIES[kind]
 
 
-def their_names(family: Family, ours: str) -> tuple[str, ...]:
-    """The names under which a checkpoint of `family` holds our parameter `ours`."""
+def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ...]:
+    """The names under which a checkpoint of `family` holds our parameter `ours`, in the order of their rows in it."""
     if family.weights is None:
         return (ours,)
     template = re.sub(r"^blocks\.\d+\.", "blocks.{}.", ours)
     number = ours.split(".")[1]
-    return tuple(name.replace("{}", number) for name in family.weights[template])
+    names = tuple(name.replace("{}", number) for name in family.weights[template])
+    if "{e}" not in names[0]:
+        return names
+    return tuple(name.replace("{e}", str(expert)) for expert in range(config.num_experts or 0) for name in names)
 
 
-def part_sizes(config: ModelConfig, ours: str, parts: int) -> list[int]:
-    """Rows of each part of a parameter that a checkpoint keeps in `parts` pieces."""
+def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """The shapes of the parts of a parameter of shape `whole` that a checkpoint keeps in `parts` pieces.
+
+    Matrices of all experts [experts, out, in] are either kept as they are, or laid under each other in pieces.
+    """
     if parts == 1:
-        return []
-    return [config.query_size, config.kv_size, config.kv_size] if ".qkv." in ours else [config.mlp_size] * parts
+        return [tuple(whole)]
+    if ".qkv." in ours:
+        return [(rows, *whole[1:]) for rows in (config.query_size, config.kv_size, config.kv_size)]
+    rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])
+    return [(rows // parts, *shape)] * parts

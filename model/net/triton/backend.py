@@ -16,7 +16,7 @@ from triton import cdiv, next_power_of_2
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, variant_of
-from model.net.features import ALL, features
+from model.net.features import RECORDED, features
 from model.net.triton import kernels
 from model.transfer import integers
 
@@ -222,7 +222,7 @@ class TritonBackend:
         """
         group = config.num_heads // config.num_kv_heads
         fits = group <= MAX_GROUP and config.head_size <= MAX_HEAD and block_size == next_power_of_2(block_size)
-        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= ALL
+        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= RECORDED
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         """See `AttentionBackend.forward`."""

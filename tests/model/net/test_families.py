@@ -124,7 +124,7 @@ def assert_refused(folder: Path, named: str) -> None:
     assert "config.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "", None, 5])
+@pytest.mark.parametrize("kind", ["marmot", "", None, 5])
 def test_an_unknown_family_is_refused_by_name(llama, kind):
     edit_config(llama, model_type=kind)
     assert_refused(llama, f"model_type.*{kind!r}.*known: .*llama")

@@ -47,6 +47,12 @@ ON = {
     "sliding_window": 7,
     "softcap": 5.0,
     "attention_scale": 0.5,
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "expert_size": 16,
+    "expert_layers": (0,),
+    "routing": "chosen",
+    "shared_expert_size": 16,
 }
 
 

@@ -1,0 +1,83 @@
+"""A mixture of experts in place of an MLP: a router sends each token to a few of many gated MLPs (Shazeer et al. 2017).
+
+    y = sum over the chosen experts e of weight_e * expert_e(x)  [+ sigmoid(x · g) * shared(x)]
+
+The sum runs in the order of the experts' numbers, in float32. So a token's result does not depend on what else is in the
+batch, and a path that computes expert after expert adds in place.
+
+Shapes: T tokens · E model width · X experts · C experts that a token goes to · F width of one expert's MLP.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import MixtureSpec, ModelConfig
+from model.net.layers import GatedMLP, make_gated
+
+
+def route(scores_TX: Tensor, mixture: MixtureSpec) -> tuple[Tensor, Tensor]:
+    """Numbers of the experts with the highest scores, int64 [T, C], and what each of them weighs, float32 [T, C]."""
+    scores_TX = scores_TX.float()
+    best_TC, experts_TC = scores_TX.topk(mixture.experts_per_token, dim=-1)
+    if mixture.routing == "all":
+        return experts_TC, scores_TX.softmax(dim=-1).gather(-1, experts_TC)
+    return experts_TC, best_TC.softmax(dim=-1)
+
+
+class ExpertLinear(nn.Module):
+    """One projection of all experts: the weights are one tensor [experts, out, in], the biases one [experts, out]."""
+
+    def __init__(self, experts: int, size_in: int, size_out: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, size_out, size_in))
+        self.bias = nn.Parameter(torch.empty(experts, size_out)) if bias else None
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+
+
+class Experts(nn.Module):
+    """Gated MLPs side by side."""
+
+    def __init__(self, config: ModelConfig, mixture: MixtureSpec) -> None:
+        super().__init__()
+        experts, size = mixture.num_experts, mixture.expert_size
+        self.gate_up = ExpertLinear(experts, config.hidden_size, 2 * size, config.mlp_bias)
+        self.down = ExpertLinear(experts, size, config.hidden_size, config.mlp_bias)
+        self.gated = make_gated(config)
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        gate, up = self.gate_up(x, expert).chunk(2, dim=-1)
+        return self.down(self.gated(gate, up), expert)
+
+
+class Mixture(nn.Module):
+    """Router and experts. Tokens are grouped by expert: the host waits for the device once, however many experts there are."""
+
+    def __init__(self, config: ModelConfig, mixture: MixtureSpec) -> None:
+        super().__init__()
+        self.mixture = mixture
+        self.router = nn.Linear(config.hidden_size, mixture.num_experts, bias=config.mlp_bias)
+        self.experts = Experts(config, mixture)
+        self.shared, self.shared_gate = None, None
+        if mixture.shared_expert_size is not None:
+            self.shared = GatedMLP(config, mixture.shared_expert_size)
+            self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False)
+
+    def forward(self, x_TE: Tensor) -> Tensor:
+        experts_TC, weights_TC = route(self.router(x_TE), self.mixture)
+        order = experts_TC.flatten().argsort(stable=True)  # pairs of a token and an expert, by expert and then by token
+        counts = experts_TC.flatten().bincount(minlength=self.mixture.num_experts).tolist()
+        tokens, weights = order // experts_TC.shape[1], weights_TC.flatten()[order, None]
+        out_TE = torch.zeros_like(x_TE, dtype=torch.float32)
+        begin = 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine = tokens[begin : begin + count]
+                update = self.experts(x_TE.index_select(0, mine), expert) * weights[begin : begin + count]
+                out_TE = out_TE.index_add(0, mine, update)  # no token is twice among them: the order is that of the experts
+                begin += count
+        if self.shared is not None and self.shared_gate is not None:
+            out_TE = out_TE + self.shared_gate(x_TE).sigmoid() * self.shared(x_TE)
+        return out_TE.to(x_TE.dtype)
