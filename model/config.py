@@ -91,6 +91,10 @@ class ModelConfig:
     """Bias on the attention output."""
     mlp_bias: bool = False
     """Bias on the projections of the MLP, or of the experts and their router."""
+    swiglu_limit: float | None = None
+    """Gates are cut to it from above and ups from both sides, and 1 is added to ups (gpt-oss); None: none of that."""
+    swiglu_slope: float = 1.702
+    """With a limit the activation is gate * sigmoid(slope * gate)."""
     num_experts: int | None = None
     """None: every layer has an MLP; or else see MixtureSpec."""
     experts_per_token: int = 1
@@ -116,6 +120,8 @@ class ModelConfig:
     """The layers, counted from 0, that `sliding_window` holds for; None: all of them."""
     softcap: float | None = None
     """Bound of the attention scores; see AttentionVariant."""
+    sinks: bool = False
+    """Whether each head has one more score, learned, in the sum of its softmax, with no value to it (gpt-oss)."""
     attention_scale: float | None = None
     """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
     bos_token_id: int | None = None
@@ -173,6 +179,8 @@ class ModelConfig:
             )
         if self.num_experts is not None and not self.gated_mlp:
             raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
+        if self.swiglu_limit is not None and self.activation != "silu":
+            raise CheckpointError(f"config.json: swiglu_limit is not supported with activation {self.activation!r}")
         known = range(self.num_layers)
         for name in ("window_layers", "rope_layers", "expert_layers"):
             layers = getattr(self, name)
@@ -240,8 +248,9 @@ OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
-NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head")
+NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit")
+NUMBERS += ("swiglu_slope",)
+SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@
     MultiHead(X)       = Concat(head_1, ..., head_H) W_O           (section 3.2.2)
 
 `attend` is the oracle: every faster path in `backends.py` is tested against it. An `AttentionVariant` says how a layer of
-a later family departs from the equation: a sliding window, soft-capped scores, a scale of its own.
+a later family departs from the equation: a sliding window, soft-capped scores, a scale of its own. With sinks, each head has
+one more score, learned, which takes its part of the softmax and has no value:
+
+    weight of key j = exp(score_j) / (exp(sink_h) + sum over keys i of exp(score_i))
 
 Shapes: T query tokens · S key tokens · H query heads · K key/value heads · D head size · E model width.
 """
@@ -19,8 +22,10 @@ from model.config import AttentionVariant, ModelConfig
 from model.net.layers import make_norm
 from model.net.rope import Rotation, apply_rotary
 
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""`(layer, q_THD, k_TKD, v_TKD) -> o_THD`: how the tokens of this step see each other and the past."""
+Attention = Callable[..., Tensor]
+"""`(layer, q_THD, k_TKD, v_TKD) -> o_THD`: how the tokens of this step see each other and the past. A model with sinks gives
+them as a fifth argument `sinks_H`; no other does.
+"""
 
 
 PLAIN = AttentionVariant()
@@ -40,19 +45,36 @@ def attention_scores(q: Tensor, k: Tensor, variant: AttentionVariant = PLAIN) ->
     return scores if variant.softcap is None else variant.softcap * torch.tanh(scores / variant.softcap)
 
 
-def attention_weights(q_THD: Tensor, k_SKD: Tensor, mask_TS: Tensor, variant: AttentionVariant = PLAIN) -> Tensor:
+def softmax_beside(scores: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """softmax over the keys, beside the heads' sinks where there are any. [..., H, T, S]."""
+    if sinks_H is None:
+        return scores.softmax(dim=-1)
+    column = sinks_H.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def attention_weights(
+    q_THD: Tensor, k_SKD: Tensor, mask_TS: Tensor, variant: AttentionVariant = PLAIN, sinks_H: Tensor | None = None
+) -> Tensor:
     """softmax(Q Kᵀ / sqrt(d_k) + mask): for each head and query, how much it looks at each key. [H, T, S]."""
     k_SHD = k_SKD.repeat_interleave(q_THD.shape[1] // k_SKD.shape[1], dim=1)
     scores_HTS = attention_scores(q_THD.transpose(0, 1), k_SHD.transpose(0, 1), variant)
-    return scores_HTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
+    return softmax_beside(scores_HTS.masked_fill(~mask_TS, -math.inf), sinks_H)
 
 
-def attend(q_THD: Tensor, k_SKD: Tensor, v_SKD: Tensor, mask_TS: Tensor, variant: AttentionVariant = PLAIN) -> Tensor:
+def attend(
+    q_THD: Tensor,
+    k_SKD: Tensor,
+    v_SKD: Tensor,
+    mask_TS: Tensor,
+    variant: AttentionVariant = PLAIN,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
     """softmax(Q Kᵀ / sqrt(d_k) + mask) V. Query heads share key/value heads in groups of H / K. [T, H, D].
 
     The mask holds the variant's window already: `causal_mask` makes one.
     """
-    weights_HTS = attention_weights(q_THD, k_SKD, mask_TS, variant)
+    weights_HTS = attention_weights(q_THD, k_SKD, mask_TS, variant, sinks_H)
     v_SHD = v_SKD.repeat_interleave(q_THD.shape[1] // v_SKD.shape[1], dim=1)
     return torch.einsum("hts,shd->thd", weights_HTS, v_SHD)
 
@@ -69,12 +91,14 @@ class MultiHeadAttention(nn.Module):
         normed = {"none": (0, 0), "head": (config.head_size, config.head_size), "all": (config.query_size, config.kv_size)}
         self.q_norm, self.k_norm = (make_norm(config, size) if size else nn.Identity() for size in normed[config.qk_norm])
         self.norm_heads = config.qk_norm == "head"
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         q_TQ, k_TQ, v_TQ = self.qkv(x_TE).split(self.sizes, dim=-1)
         q_THD = apply_rotary(self._normed(self.q_norm, q_TQ), rotation)
         k_TKD = apply_rotary(self._normed(self.k_norm, k_TQ), rotation)
-        heads_THD = attention(layer, q_THD, k_TKD, self._heads(v_TQ))
+        sinks = () if self.sinks is None else (self.sinks,)
+        heads_THD = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks)
         return self.out(heads_THD.flatten(-2))
 
     def _normed(self, norm: nn.Module, x_TQ: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.config import AttentionVariant, ModelConfig
-from model.net.attention import PLAIN, attend, attention_scores, causal_mask
+from model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
 from model.net.features import ALL, features
 from model.transfer import integers, to_device
 
@@ -200,7 +200,10 @@ class AttentionBackend(Protocol):
     name: str
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
-        """The heads' outputs [T, H, D]. After it, the cache holds this step's keys and values of `layer`."""
+        """The heads' outputs [T, H, D]. After it, the cache holds this step's keys and values of `layer`.
+
+        A backend that computes models with sinks takes them as one more argument, `sinks_H`.
+        """
         ...
 
 
@@ -236,7 +239,16 @@ class ReferenceBackend:
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
         return features(config) <= ALL
 
-    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         keys, values = write(layer, k_TKD, v_TKD, cache, layout)
         variant = variant_of(self.variants, layer)
         outputs, begin = [], 0
@@ -245,7 +257,7 @@ class ReferenceBackend:
             slots_S = layout.slots_of(slice(index, index + 1), num_keys)[0]
             mask_TS = causal_mask(layout.positions_T[begin : begin + row.count], num_keys, variant.window)
             q = q_THD[begin : begin + row.count].float()
-            outputs.append(attend(q, keys[slots_S].float(), values[slots_S].float(), mask_TS, variant))
+            outputs.append(attend(q, keys[slots_S].float(), values[slots_S].float(), mask_TS, variant, sinks_H))
             begin += row.count
         return torch.cat(outputs).to(q_THD.dtype)
 
@@ -262,7 +274,16 @@ class TorchBackend:
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
         return features(config) <= ALL
 
-    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         keys, values = write(layer, k_TKD, v_TKD, cache, layout)
         variant = variant_of(self.variants, layer)
         reads = layout.reads(variant.window)
@@ -271,12 +292,12 @@ class TorchBackend:
             pages = (cached.index_select(0, slots).unflatten(0, (len(rows_N), -1)) for cached in (keys, values))
             k, v = (page.transpose(1, 2) for page in pages)
             q = q_THD.index_select(0, rows_N)[:, None].transpose(1, 2)
-            out_THD.index_copy_(0, rows_N, fused(q, k, v, mask, variant)[:, :, 0])
+            out_THD.index_copy_(0, rows_N, fused(q, k, v, mask, variant, sinks_H)[:, :, 0])
         for tokens, slots_S, mask_TS in reads.longer:
             q, k, v = (
                 x.transpose(0, 1)[None] for x in (q_THD[tokens], keys.index_select(0, slots_S), values.index_select(0, slots_S))
             )
-            out_THD[tokens] = fused(q, k, v, mask_TS, variant)[0].transpose(0, 1)
+            out_THD[tokens] = fused(q, k, v, mask_TS, variant, sinks_H)[0].transpose(0, 1)
         return out_THD
 
 
@@ -285,14 +306,21 @@ def variant_of(variants: Sequence[AttentionVariant] | None, layer: int) -> Atten
     return PLAIN if variants is None else variants[layer]
 
 
-def fused(q_RHTD: Tensor, k_RKSD: Tensor, v_RKSD: Tensor, mask: Tensor, variant: AttentionVariant) -> Tensor:
-    """torch's fused kernel, but for a soft cap, which it does not know: then the equation, in float32. [R, H, T, D]."""
+def fused(
+    q_RHTD: Tensor,
+    k_RKSD: Tensor,
+    v_RKSD: Tensor,
+    mask: Tensor,
+    variant: AttentionVariant,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """torch's fused kernel; with a soft cap or sinks, which it does not know, the equation in float32. [R, H, T, D]."""
     group = q_RHTD.shape[1] // k_RKSD.shape[1]
-    if variant.softcap is None:
+    if variant.softcap is None and sinks_H is None:
         return F.scaled_dot_product_attention(q_RHTD, k_RKSD, v_RKSD, attn_mask=mask, scale=variant.scale, enable_gqa=group > 1)
     k_RHSD, v_RHSD = (x.float().repeat_interleave(group, dim=1) for x in (k_RKSD, v_RKSD))
     scores_RHTS = attention_scores(q_RHTD.float(), k_RHSD, variant).masked_fill(~mask, -torch.inf)
-    return (scores_RHTS.softmax(dim=-1) @ v_RHSD).to(q_RHTD.dtype)
+    return (softmax_beside(scores_RHTS, sinks_H) @ v_RHSD).to(q_RHTD.dtype)
 
 
 BACKENDS: dict[str, BackendKind] = {"reference": ReferenceBackend, "torch": TorchBackend}
@@ -306,5 +334,5 @@ class Paged:
     cache: KVCache
     layout: BatchLayout
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout)
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
+        return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout, *sinks_H)

@@ -5,7 +5,7 @@ misshapen or not finite is named, with the file it should be in.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.net import mxfp4
 from model.net.families.reading import Family, stop_tokens
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.transformer import Decoder
@@ -74,7 +75,7 @@ def inspect(folder: Path) -> ModelConfig:
 def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
     """Write config.json and model.safetensors, so that `load`, and `transformers` for its families, read them."""
     family = FAMILIES[net.config.family]
-    assert family.write is not None and not family.transposed, f"{net.config.family} checkpoints are read only"
+    assert family.write is not None, f"{net.config.family} checkpoints are read only"
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in net.named_parameters():
@@ -125,8 +126,17 @@ class _Weights:
     def __exit__(self, *_: object) -> None:
         self.files.clear()
 
-    def find(self, name: str, shape: tuple[int, ...], prefix: str) -> tuple[str, str] | None:
-        """(name, file) of a tensor that is there with this shape, or None after noting what is wrong."""
+    def find(self, name: str, shape: tuple[int, ...], prefix: str) -> list[tuple[str, str]] | None:
+        """(name, file) of what holds a tensor of this shape, itself or its MXFP4 parts; None after noting what is wrong."""
+        parts = {name: shape}
+        if name not in self.where and f"{name}_blocks" in self.where:
+            parts = mxfp4.parts(name, shape)
+        stored = STORED if name in parts else mxfp4.STORED
+        places = [self._find(part, size, prefix, stored) for part, size in parts.items()]
+        found = [place for place in places if place is not None]
+        return found if len(found) == len(places) else None
+
+    def _find(self, name: str, shape: tuple[int, ...], prefix: str, dtypes: Collection[str]) -> tuple[str, str] | None:
         short = name.removeprefix(prefix)
         name = name if name in self.where or short not in self.where else short
         if name not in self.where:
@@ -136,8 +146,8 @@ class _Weights:
         file = self.where[name]
         tensor = self.files[file].get_slice(name)
         found, stored = tensor.get_shape(), tensor.get_dtype()
-        if stored not in STORED:
-            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(STORED)}")
+        if stored not in dtypes:
+            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(dtypes)}")
             return None
         if found != list(shape):
             self.problems.append(f"{file}: tensor {name} has shape {found}, expected {list(shape)}")
@@ -146,11 +156,12 @@ class _Weights:
 
     def take(self, name: str, shape: tuple[int, ...], prefix: str) -> Tensor | None:
         """The values of a tensor, or None after noting what is wrong."""
-        place = self.find(name, shape, prefix)
-        if place is None:
+        places = self.find(name, shape, prefix)
+        if places is None:
             return None
-        name, file = place
-        tensor: Tensor = self.files[file].get_tensor(name)
+        held = [self.files[file].get_tensor(part) for part, file in places]
+        tensor = held[0] if len(held) == 1 else mxfp4.unpack(*held).mT
+        name, file = places[0]
         if not tensor.isfinite().all():
             self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
         return tensor
@@ -187,8 +198,8 @@ def _our_tensors(
         whole = [_ours(net.config, family, name, piece) for name, piece in pieces.items() if piece is not None]
         if len(whole) < len(pieces):
             continue
-        tensor = torch.cat([piece.mT for piece in whole] if _is_transposed(family, ours, parameter) else whole)
-        tensor = tensor.view(parameter.shape)
+        whole = [piece.mT for piece in whole] if _is_transposed(family, ours, parameter) else whole
+        tensor = whole[0] if len(whole) == 1 else torch.cat(whole).view(parameter.shape)
         if family.gain_offset and ours.endswith("norm.weight"):
             yield ours, (tensor.float() + family.gain_offset).to(device)
         else:
@@ -207,4 +218,4 @@ def _their_shapes(config: ModelConfig, family: Family, ours: str, parameter: Ten
 
 
 def _is_transposed(family: Family, ours: str, parameter: Tensor) -> bool:
-    return family.transposed and parameter.dim() == 2 and ours.startswith("blocks.")
+    return family.transposed is not None and parameter.dim() > 1 and family.transposed.search(ours) is not None

@@ -35,6 +35,9 @@ SWITCHES = {
     "window_layers": "window",
     "softcap": "softcap",
     "attention_scale": "attention_scale",
+    "sinks": "sinks",
+    "swiglu_limit": "clamped_swiglu",
+    "swiglu_slope": "clamped_swiglu",
     "num_experts": "experts",
     "experts_per_token": "experts",
     "expert_size": "experts",
@@ -55,11 +58,12 @@ ALL = LLAMA | {
     *("norm=layernorm", "norm_place=post", "norm_place=output", "norm_place=sandwich", "qk_norm=all"),
     *("positions=learned", "positions=sinusoidal", "rope_size", "rope_by_layer", "embedding_scale", "residual_scale"),
     *("gated_mlp=False", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
-    *("experts", "shared_expert"),
+    *("experts", "shared_expert", "sinks", "clamped_swiglu"),
 }
-"""What the decoder of transformer.py computes, with any attention backend that computes ATTENTION."""
-RECORDED = ALL - {"experts", "shared_expert"}
-"""The same where steps are recorded as CUDA graphs: which experts have tokens is read on the host."""
+"""What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
+RECORDED = ALL - {"sinks", "experts", "shared_expert"}
+"""The same beside Triton's attention, which has no sinks, and whose steps are recorded as CUDA graphs: which experts have
+tokens is read on the host."""
 
 
 def features(config: ModelConfig) -> frozenset[str]:

@@ -50,9 +50,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def make_gated(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """act(gate) * up: SwiGLU when act is SiLU (Shazeer 2020)."""
-    activation = ACTIVATIONS[config.activation]
-    return lambda gate, up: activation(gate) * up
+    """act(gate) * up: SwiGLU when act is SiLU (Shazeer 2020). With `swiglu_limit` the clamped form of gpt-oss."""
+    activation, limit, slope = ACTIVATIONS[config.activation], config.swiglu_limit, config.swiglu_slope
+
+    def clamped(gate: Tensor, up: Tensor) -> Tensor:
+        gate = gate.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(slope * gate)
+
+    return (lambda gate, up: activation(gate) * up) if limit is None else clamped
 
 
 class GatedMLP(nn.Module):

@@ -73,14 +73,14 @@ def dense_causal(sequence_length: int, variants: Sequence[AttentionVariant] | No
     `variants`: one for each layer; None is the plain equation in all of them.
     """
 
-    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, sinks_H: Tensor | None = None) -> Tensor:
         variant = variant_of(variants, layer)
         q, k, v = (x.to(v_TKD.dtype).unflatten(0, (-1, sequence_length)).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
-        if variant == PLAIN:  # without a mask torch's kernel skips what a query does not see
+        if variant == PLAIN and sinks_H is None:  # without a mask torch's kernel skips what a query does not see
             heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         else:
             positions_L = torch.arange(sequence_length, device=q.device)
-            heads = fused(q, k, v, causal_mask(positions_L, sequence_length, variant.window), variant)
+            heads = fused(q, k, v, causal_mask(positions_L, sequence_length, variant.window), variant, sinks_H)
         return heads.transpose(1, 2).flatten(0, 1)
 
     return attention

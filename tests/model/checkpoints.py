@@ -89,6 +89,9 @@ _WINDOW: dict[str, Any] = {"sliding_window": 7, "query_pre_attn_scalar": 11}
 
 _QWEN_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 
+_GPT_OSS: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7, "head_dim": 16}
+_GPT_OSS |= {"rope_parameters": _YARN | {"truncate": False}}
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: _llama(tie_word_embeddings=False),
     "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
@@ -126,6 +129,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen2_moe-chosen": lambda: shaped(
         "Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20, qkv_bias=False, norm_topk_prob=True
     ),
+    "gpt_oss": lambda: _shaped("GptOss", **_GPT_OSS),
+    "gpt_oss-tight": lambda: _shaped("GptOss", **_GPT_OSS, swiglu_limit=0.9, swiglu_alpha=1.2, attention_bias=False),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }

@@ -67,5 +67,11 @@ WEIGHTS = (
     )
 )
 FAMILIES = {
-    "gpt2": Family(read, WEIGHTS, transposed=True, optional_prefix="transformer.", ignored=re.compile(r"attn\.(masked_)?bias$"))
+    "gpt2": Family(
+        read,
+        WEIGHTS,
+        transposed=re.compile(r"^blocks\."),
+        optional_prefix="transformer.",
+        ignored=re.compile(r"attn\.(masked_)?bias$"),
+    )
 }

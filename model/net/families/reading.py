@@ -29,8 +29,8 @@ class Family:
     """None: checkpoints of this family are read only."""
     adapt: Callable[[ModelConfig, str, Tensor], Tensor] | None = None
     """(config, their name, their tensor) -> the tensor as our equations want it, of the same shape."""
-    transposed: bool = False
-    """Whether matrices are stored as [in, out]."""
+    transposed: re.Pattern[str] | None = None
+    """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
     gain_offset: float = 0.0
     """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32."""
     optional_prefix: str = ""

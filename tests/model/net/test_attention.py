@@ -23,7 +23,7 @@ VARIANTS = {
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
 
-def by_numbers(q: Tensor, k: Tensor, v: Tensor, at: int, variant: AttentionVariant) -> list[float]:
+def by_numbers(q: Tensor, k: Tensor, v: Tensor, at: int, variant: AttentionVariant, sink: float = -math.inf) -> list[float]:
     """What one head of the query at position `at` gets, in plain Python floats."""
     seen = range(max(0, at - variant.window + 1) if variant.window else 0, min(at + 1, len(k)))
     scale = variant.scale or 1 / math.sqrt(len(q))
@@ -32,7 +32,7 @@ def by_numbers(q: Tensor, k: Tensor, v: Tensor, at: int, variant: AttentionVaria
         scores = [variant.softcap * math.tanh(score / variant.softcap) for score in scores]
     weights = [math.exp(score) for score in scores]
     columns = zip(*(v[key].tolist() for key in seen), strict=True)
-    return [sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights) for column in columns]
+    return [sum(w * x for w, x in zip(weights, column, strict=True)) / (sum(weights) + math.exp(sink)) for column in columns]
 
 
 @each_variant
@@ -46,6 +46,18 @@ def test_the_oracle_is_the_equation(heads, kv_heads, size, variant):
         shared = head // (heads // kv_heads)
         expected = by_numbers(q[token, head], k[:, shared], v[:, shared], positions[token], variant)
         assert out[token, head].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@each_variant
+def test_a_sink_takes_its_part_of_the_softmax_and_has_no_value(variant):
+    """In the oracle, and in training; each head has its own."""
+    torch.manual_seed(3)
+    q, k, v, sinks = torch.randn(5, 6, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8), torch.tensor([0.0, -9, 9, 1, 2, 3])
+    mask = causal_mask(torch.arange(5), 5, variant.window)
+    for out in (attend(q, k, v, mask, variant, sinks), dense_causal(5, [variant])(0, q, k, v, sinks)):
+        for token, head in product(range(5), range(6)):
+            expected = by_numbers(q[token, head], k[:, head // 3], v[:, head // 3], token, variant, float(sinks[head]))
+            assert out[token, head].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @each_variant

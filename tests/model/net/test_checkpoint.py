@@ -52,6 +52,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "attend-variants": {"sliding_window": 3, "window_layers": (1,), "softcap": 2.0, "attention_scale": 0.2},
     "attend-experts": {"num_experts": 5, "experts_per_token": 2, "expert_size": 24, "expert_layers": (1,), "mlp_bias": True}
     | {"routing": "chosen", "shared_expert_size": 20},
+    "attend-sinks": {"sinks": True, "swiglu_limit": 1.5, "swiglu_slope": 1.2},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
     "llama-gelu": {"activation": "gelu_tanh"},

@@ -1,0 +1,72 @@
+"""gpt-oss: experts with a clamped SwiGLU, attention sinks, biases everywhere, and a window in every other layer.
+
+Its experts come in bfloat16, as [in, out], or in MXFP4, which is unpacked as it is read. Columns of gates and ups alternate.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.net.families import llama
+from model.net.families.positions import rope
+from model.net.families.reading import (
+    Family,
+    Raw,
+    decoder_sizes,
+    flag,
+    head_size,
+    in_block,
+    number,
+    size,
+    sliding_layers,
+    windows,
+)
+
+YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+
+
+def read(raw: Raw) -> ModelConfig:
+    """Of quantised forms it knows MXFP4, which only the experts have."""
+    method = raw.get("quantization_config") or {"quant_method": "mxfp4"}
+    if not isinstance(method, dict) or method.get("quant_method") != "mxfp4":
+        raise CheckpointError(f"config.json: quantization_config {method!r} is not supported; known: quant_method mxfp4")
+    raw = raw | {"quantization_config": None, "head_dim": raw.get("head_dim") or 64}
+    if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
+        raw = raw | {"rope_parameters": YARN}
+    bias = flag(raw, "attention_bias", True)
+    layers = sliding_layers(raw, lambda layer: layer % 2 == 0)
+    return ModelConfig(
+        **decoder_sizes(raw, eps=1e-5)
+        | rope(raw, head_size(raw), theta=150000.0)
+        | windows(raw, raw.get("sliding_window", 128), layers)
+        | {
+            "num_experts": size(raw, "num_local_experts", 128),
+            "experts_per_token": size(raw, "num_experts_per_tok", 4),
+            "routing": "chosen",
+            "swiglu_limit": number(raw, "swiglu_limit", 7.0),
+            "swiglu_slope": number(raw, "swiglu_alpha", 1.702),
+            "sinks": True,
+            "qkv_bias": bias,
+            "out_bias": bias,
+            "mlp_bias": True,
+        }
+    )
+
+
+def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+    """Gates first, then ups: along the last dimension of matrices [experts, in, out] and of biases [experts, out]."""
+    return torch.cat((tensor[..., ::2], tensor[..., 1::2]), dim=-1) if ".gate_up_proj" in name else tensor
+
+
+EXPERTS = {
+    f"blocks.{{}}.mlp.experts.{ours}.{part}": (f"model.layers.{{}}.mlp.experts.{theirs}{ending}",)
+    for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))
+    for part, ending in (("weight", ""), ("bias", "_bias"))
+}
+SINKS = {"blocks.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",)}
+IN_BLOCK = llama.PRE_NORMS | llama.ATTENTION | {"mlp.router": ("mlp.router",)}
+WEIGHTS = llama.OUTSIDE | in_block("model.layers", IN_BLOCK) | SINKS | EXPERTS
+FAMILIES = {"gpt_oss": Family(read, WEIGHTS, adapt=adapt, transposed=re.compile(r"\.experts\.\w+\.weight$"))}
