@@ -129,8 +129,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen2_moe-chosen": lambda: shaped(
         "Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20, qkv_bias=False, norm_topk_prob=True
     ),
-    "gpt_oss": lambda: _shaped("GptOss", **_GPT_OSS),
-    "gpt_oss-tight": lambda: _shaped("GptOss", **_GPT_OSS, swiglu_limit=0.9, swiglu_alpha=1.2, attention_bias=False),
+    "gpt_oss": lambda: shaped("GptOss", **_GPT_OSS),
+    "gpt_oss-tight": lambda: shaped("GptOss", **_GPT_OSS, swiglu_limit=0.9, swiglu_alpha=1.2, attention_bias=False),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
