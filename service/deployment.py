@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from model.chat import ChatTemplate
 from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
+from model.generation_config import read_defaults
 from model.machine import usable_cores
 from model.tokenizer import Tokenizer
 from service import autoscaling, census, hub, logs, scrape, tracing
@@ -61,6 +62,7 @@ class Attend(GrpcMethods):
             model_name=settings.name,
             request_timeout=settings.request_timeout_seconds,
             deadline_default_ms=settings.deadline_default_ms,
+            defaults=read_defaults(settings.folder, settings.generation_config),
         )
         self.tracer = open_tracer(settings)
         vllm = settings.metrics_compat == "vllm"

@@ -10,6 +10,7 @@ from functools import partial
 
 from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
 from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
+from model.generation_config import NO_DEFAULTS, Defaults
 from model.params import MAX_PROMPT_SCORES, token_ids
 from model.tokenizer import Tokenizer
 from service.answer import Answer
@@ -36,12 +37,14 @@ class GenerationService:
         model_name: str,
         request_timeout: float = 600.0,
         deadline_default_ms: int | None = None,
+        defaults: Defaults = NO_DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.preparation = Preparation(engine.info, tokenizer)
         self.model_name = model_name
+        self.defaults = defaults
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
         self._deadline_default_ms = deadline_default_ms

@@ -8,6 +8,7 @@ from typing import Any
 
 from model.engine.build import EngineOptions, build_engine
 from model.errors import SettingError
+from model.generation_config import read_defaults
 from model.tokenizer import Tokenizer
 from service import hub
 from service.generation import GenerationService
@@ -28,7 +29,8 @@ def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) ->
     settings = hub.with_folder(settings)
     options = EngineOptions(device=settings.device, dtype=settings.dtype, kv_cache_memory=MEMORY)
     engine = build_engine(settings.folder, options)
-    service = GenerationService(engine, Tokenizer.load(settings.folder), model_name=settings.name)
+    defaults = read_defaults(settings.folder, settings.generation_config)
+    service = GenerationService(engine, Tokenizer.load(settings.folder), model_name=settings.name, defaults=defaults)
     engine.start()
     try:
         asyncio.run(_run(service, fields, as_json=as_json))
@@ -38,7 +40,7 @@ def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) ->
 
 async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool) -> None:
     body = read_completion(parse(json.dumps(dict(fields)).encode()))
-    command = to_command(body, "offline")
+    command = to_command(body, "offline", service.defaults)
     record = Metrics(service.engine, service.model_name).open("http", "/v1/completions")
     chunks = []
     async for batch in service.generate(command, record):

@@ -46,6 +46,9 @@ class Settings(BaseModel):
     backend: Literal["auto", "native", "triton", "torch", "reference"] = Field(
         "auto", description="who computes attention; auto is the fastest that fits"
     )
+    generation_config: Literal["none", "model"] = Field(
+        "none", description="model takes the defaults of sampling from the checkpoint's generation_config.json"
+    )
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(
         None, description="tokens of prompt and answer; default: the model's"
     )

@@ -15,10 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model import generation_config
 from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net import mxfp4
-from model.net.families.reading import Family, stop_tokens
+from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.transformer import Decoder
 from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
@@ -35,10 +36,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder, "config.json")
     check_links(folder)
     config = _guarded(family_of(raw), raw)
-    generation = folder / "generation_config.json"
-    if generation.is_file():  # chat models name their end-of-turn tokens only here; sampling defaults are not taken
-        config = _with_stop_tokens(config, read_json(folder, "generation_config.json"))
-    return config
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
 
 def load(folder: Path, dtype: torch.dtype, device: str, context: int | None = None) -> Decoder:
@@ -97,10 +95,6 @@ def _guarded(family: Family, raw: Mapping[str, Any]) -> ModelConfig:
         return family.read(raw)
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
-
-
-def _with_stop_tokens(config: ModelConfig, generation: Mapping[str, Any]) -> ModelConfig:
-    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *stop_tokens(generation)))))
 
 
 class _Weights:

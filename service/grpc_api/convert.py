@@ -7,6 +7,7 @@ from typing import Any
 
 from model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from model.errors import ContextTooLong, InvalidRequest
+from model.generation_config import NO_DEFAULTS, Defaults
 from model.grammar import MAX_CHOICES, MAX_TEXT_BYTES, GrammarSpec
 from model.params import (
     MAX_BAD_WORDS,
@@ -59,13 +60,13 @@ def check_sizes(request: pb.GenerateRequest, info: EngineInfo) -> None:
         raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {characters}", "choice")
 
 
-def to_command(request: pb.GenerateRequest, request_id: str) -> Command:
-    """What the message asks for. Raises InvalidRequest with the field named."""
+def to_command(request: pb.GenerateRequest, request_id: str, defaults: Defaults = NO_DEFAULTS) -> Command:
+    """What the message asks for; `defaults` are for what it leaves out. Raises InvalidRequest with the field named."""
     sampling, stopping, response = request.sampling, request.stopping, request.response
     skip = response.skip_special_tokens if response.HasField("skip_special_tokens") else True
     return Command(
         prompts=(prompt(request),),
-        sampling=SamplingParams(**given(request, "temperature"), **given(sampling, "top_k", "top_p", "min_p", "seed")),
+        sampling=sampling_of(request, defaults),
         stops=StopRules(
             **given(request, "max_tokens"),
             **given(stopping, "min_tokens"),
@@ -79,7 +80,7 @@ def to_command(request: pb.GenerateRequest, request_id: str) -> Command:
         request_id=request.request_id or request_id,
         deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
         skip_special_tokens=skip,
-        decoding=decoding_of(request.decoding),
+        decoding=decoding_of(request.decoding, defaults),
         grammar=grammar_of(request.decoding),
         echo=response.echo,
         truncate_prompt_tokens=request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None,
@@ -111,10 +112,16 @@ def grammar_of(decoding: pb.DecodingParameters) -> GrammarSpec | None:
     return GrammarSpec(kind, getattr(decoding, kind))
 
 
-def decoding_of(decoding: pb.DecodingParameters) -> DecodingParams:
+def sampling_of(request: pb.GenerateRequest, defaults: Defaults) -> SamplingParams:
+    """How tokens are to be drawn."""
+    asked = given(request, "temperature") | given(request.sampling, "top_k", "top_p", "min_p", "seed")
+    return SamplingParams(**{**defaults.sampling, **asked})
+
+
+def decoding_of(decoding: pb.DecodingParameters, defaults: Defaults) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
     params = DecodingParams(
-        **given(decoding, "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        **{**defaults.decoding, **given(decoding, "presence_penalty", "frequency_penalty", "repetition_penalty")},
         allowed_token_ids=tuple(decoding.allowed_token_ids),
         bad_words=tuple(decoding.bad_words),
         logit_bias=dict(decoding.logit_bias),

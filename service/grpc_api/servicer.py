@@ -215,7 +215,7 @@ class GrpcMethods:
         if REQUEST_ID.fullmatch(request.request_id):
             _named(record, request.request_id, context)
         check_sizes(request, self.service.engine.info)
-        return request, replace(to_command(request, record.request_id), key=key)
+        return request, replace(to_command(request, record.request_id, self.service.defaults), key=key)
 
     def _key(self, context: Context) -> Key | None:
         """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none."""

@@ -10,6 +10,7 @@ from pydantic import StrictBool, StrictInt, StrictStr
 from model.chat import ChatTemplate
 from model.engine.request import TokenLogprob
 from model.errors import InvalidRequest, NotSupported
+from model.generation_config import NO_DEFAULTS, Defaults
 from model.params import describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import finite
@@ -129,22 +130,22 @@ def to_prompt(body: ChatRequest, template: ChatTemplate) -> str:
     return template.render(messages_of(body), **body.chat_template_kwargs or {})
 
 
-def to_command(body: ChatRequest, request_id: str, template: ChatTemplate) -> Command:
+def to_command(body: ChatRequest, request_id: str, template: ChatTemplate, defaults: Defaults = NO_DEFAULTS) -> Command:
     """What the body asks for. Its messages become a prompt when the call is prepared, and are checked then."""
     prompt = ChatPrompt(partial(to_prompt, body, template))
-    return Command(prompts=(prompt,), request_id=request_id, **command_arguments(body))
+    return Command(prompts=(prompt,), request_id=request_id, **command_arguments(body, defaults))
 
 
-def command_arguments(body: ChatRequest) -> dict[str, Any]:
+def command_arguments(body: ChatRequest, defaults: Defaults) -> dict[str, Any]:
     """All of a Command but its prompt and its id. Raises InvalidRequest with the field named."""
     if body.model == "":
         raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     return {
-        "sampling": sampling_of(body),
+        "sampling": sampling_of(body, defaults),
         "stops": stops_of(body, max_tokens_of(body)),
-        "decoding": decoding_of(body),
+        "decoding": decoding_of(body, defaults),
         "n": 1 if body.n is None else body.n,
         "model": body.model or "",
         "deadline_ms": body.deadline_ms,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model.errors import InvalidRequest
+from model.generation_config import NO_DEFAULTS, Defaults
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
@@ -18,8 +19,8 @@ MAX_COMPLETION_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
 
 
-def to_command(body: CompletionRequest, request_id: str) -> Command:
-    """What the body asks for. Raises InvalidRequest with the field named."""
+def to_command(body: CompletionRequest, request_id: str, defaults: Defaults = NO_DEFAULTS) -> Command:
+    """What the body asks for; `defaults` are for what it leaves out. Raises InvalidRequest with the field named."""
     n = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != n:
         raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
@@ -30,14 +31,14 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
     of_prompt = (body.logprobs if body.echo else None, body.prompt_logprobs)
     return Command(
         prompts=prompts(body.prompt),
-        sampling=sampling_of(body),
+        sampling=sampling_of(body, defaults),
         stops=stops_of(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
         n=n,
         model=body.model or "",
         request_id=request_id,
         deadline_ms=body.deadline_ms,
         skip_special_tokens=body.skip_special_tokens is not False,
-        decoding=decoding_of(body),
+        decoding=decoding_of(body, defaults),
         logprobs=body.logprobs,
         prompt_logprobs=max((top for top in of_prompt if top is not None), default=None),
         echo=bool(body.echo),
@@ -48,9 +49,9 @@ def to_command(body: CompletionRequest, request_id: str) -> Command:
     )
 
 
-def sampling_of(body: Generation) -> SamplingParams:
+def sampling_of(body: Generation, defaults: Defaults) -> SamplingParams:
     """How tokens are to be drawn."""
-    return SamplingParams(**given(body, "temperature", "top_p", "top_k", "min_p", "seed"))
+    return SamplingParams(**{**defaults.sampling, **given(body, "temperature", "top_p", "top_k", "min_p", "seed")})
 
 
 def stops_of(body: Generation, max_tokens: int | None) -> StopRules:
@@ -64,9 +65,9 @@ def stops_of(body: Generation, max_tokens: int | None) -> StopRules:
     )
 
 
-def decoding_of(body: Generation) -> DecodingParams:
+def decoding_of(body: Generation, defaults: Defaults) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
-    values = given(body, "presence_penalty", "frequency_penalty", "repetition_penalty")
+    values = {**defaults.decoding, **given(body, "presence_penalty", "frequency_penalty", "repetition_penalty")}
     if body.logit_bias:
         values["logit_bias"] = {bias_token(key): bias for key, bias in body.logit_bias.items()}
     if body.bad_words:

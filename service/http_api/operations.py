@@ -17,6 +17,7 @@ from model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from model.generation_config import NO_DEFAULTS
 from service.capacity import MAX_TOKENS, Question
 from service.errors import TooLarge, WrongMediaType
 from service.http_api import responses
@@ -97,6 +98,7 @@ _CHOICE = {"index": 0, "logprobs": None, "finish_reason": "length", "stop_reason
 _COMPLETION = {"id": "cmpl-8d3f", "object": "text_completion", **_EVENT}
 _CHAT = {"id": "chatcmpl-8d3f", "object": "chat.completion", **_EVENT}
 _MODEL_OBJECT = {"id": "attend", "object": "model", "created": 1767225600, "owned_by": "attend", "max_model_len": 1024}
+_MODEL_OBJECT |= {"default_sampling": NO_DEFAULTS.values(), "stop_token_ids": [2]}
 
 _COMPLETION_EVENTS = {
     "The last piece of an answer": _COMPLETION | {"choices": [_CHOICE | {"text": " there was"}], "seed": _SEED},

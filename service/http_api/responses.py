@@ -259,6 +259,10 @@ class Model(Shape):
     """Who serves it."""
     max_model_len: int
     """Tokens that a prompt and its answer may have together."""
+    default_sampling: dict[str, float]
+    """By field, what a call gets that leaves it out: generation_config.json's values with `generation_config=model`."""
+    stop_token_ids: list[int]
+    """The tokens that end an answer."""
 
 
 class ModelList(Shape):

@@ -110,7 +110,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
                 body = read_completion(fields)
-                return body, to_command(body, body.request_id or request.state.request_id)
+                return body, to_command(body, body.request_id or request.state.request_id, service.defaults)
 
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
@@ -128,7 +128,8 @@ def _add_generation(router: APIRouter, site: Site) -> None:
                 body = chat.read_chat(fields)
                 if site.template is None:
                     raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
-                return body, chat.to_command(body, body.request_id or request.state.request_id, site.template)
+                request_id = body.request_id or request.state.request_id
+                return body, chat.to_command(body, request_id, site.template, service.defaults)
 
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
@@ -181,6 +182,8 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
             "created": service.started_at,
             "owned_by": "attend",
             "max_model_len": service.engine.info.max_model_len,
+            "default_sampling": service.defaults.values(),
+            "stop_token_ids": list(service.engine.info.eos_token_ids),
         }
 
 
