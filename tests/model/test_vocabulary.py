@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
+from model.errors import NotSupported
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.tokenizer import StreamDecoder, Tokenizer
-from tests.model.tokenizers import ENDS, complete
+from tests.model.tokenizers import ENDS, KINDS, complete
 
 GAP = 10
 """Ids without a token before the added ones."""
@@ -57,3 +58,19 @@ def test_a_drawn_id_without_a_token_has_no_text_and_a_name_of_its_own():
     assert ["", "", "", "é"] == [stream.push(token) for token in (half, *silent, other)]
     assert [b"", b""] == [tokenizer.bytes_of(token) for token in silent]
     assert [f"token_id:{token}" for token in silent] == [tokenizer.text_of(token) for token in silent]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_grammar_takes_a_text_in_the_tokens_of_every_kind_or_says_that_it_cannot(kind):
+    tokenizer = Tokenizer(complete(kind))
+    end = tokenizer.raw.token_to_id(ENDS)
+    compiler = GrammarCompiler(tokenizer, tokenizer.size, (end,))
+    if kind in ("metaspace", "unigram", "wordpiece"):
+        with pytest.raises(NotSupported, match=r"^regex: not possible with this model's kind of tokenizer"):
+            compiler.compile(GrammarSpec("regex", "x"))
+        return
+    grammar = compiler.compile(GrammarSpec("regex", " ?the cat (sat|é😀日)*")).start()
+    for token in tokenizer.encode("the cat é😀日", add_special_tokens=False):
+        assert grammar.allows(token)
+        grammar.advance(token)
+    assert grammar.mask()[end]
