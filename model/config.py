@@ -10,10 +10,11 @@ from model.rope import DynamicScaling, Rope, RopeScaling
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
-Norm = Literal["rmsnorm", "layernorm"]
-NormPlace = Literal["pre", "post", "sandwich", "output"]
+Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
+NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
 """Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
-"post": norm(x + f(x)) (Vaswani et al. 2017)."""
+"post": norm(x + f(x)) (Vaswani et al. 2017) · "parallel": x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX) ·
+"shared": the same with one norm for both (Cohere)."""
 QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]

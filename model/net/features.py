@@ -56,6 +56,7 @@ LLAMA = ATTENTION | {
 """What the native and the Triton decoder compute: Llama, Mistral, Qwen2 and Qwen3."""
 ALL = LLAMA | {
     *("norm=layernorm", "norm_place=post", "norm_place=output", "norm_place=sandwich", "qk_norm=all"),
+    *("norm=layernorm_without_bias", "norm_place=parallel", "norm_place=shared"),
     *("positions=learned", "positions=sinusoidal", "rope_size", "rope_by_layer", "embedding_scale", "residual_scale"),
     *("gated_mlp=False", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu"),

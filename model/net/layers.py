@@ -24,8 +24,9 @@ class RMSNorm(nn.RMSNorm):
 
 def make_norm(config: ModelConfig, size: int) -> nn.Module:
     """RMSNorm, or LayerNorm (Ba et al. 2016), over the last dimension."""
-    kind = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}[config.norm]
-    return kind(size, eps=config.norm_eps)
+    if config.norm == "rmsnorm":
+        return RMSNorm(size, eps=config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm == "layernorm")
 
 
 def sinusoidal_table(num_positions: int, width: int) -> Tensor:

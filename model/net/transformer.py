@@ -25,11 +25,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: LayerSpec) -> None:
         super().__init__()
         self.scale = config.residual_scale
-        before, after = config.norm_place in ("pre", "sandwich", "post"), config.norm_place in ("output", "sandwich")
+        before, after = config.norm_place != "output", config.norm_place in ("output", "sandwich")
+        between = before and config.norm_place != "shared"
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.attention = MultiHeadAttention(config)
         self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
-        self.mlp_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
+        self.mlp_norm = make_norm(config, config.hidden_size) if between else nn.Identity()
         self.mlp = _mlp(config, layer)
         self.mlp_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
 
@@ -56,6 +57,22 @@ class PostNormBlock(Block):
 def empty_table(rows: int, width: int) -> nn.Embedding:
     """An embedding that draws no values: drawing on the meta device imports torch's compiler, a second or two for nothing."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + mlp(norm'(x)): both sublayers read the same x (Black et al. 2022), or the same norm of it."""
+
+    def __init__(self, config: ModelConfig, layer: LayerSpec) -> None:
+        super().__init__(config, layer)
+        self.shared = config.norm_place == "shared"
+
+    def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+        normed_TE = self.attention_norm(x_TE)
+        update_TE = self.mlp(normed_TE if self.shared else self.mlp_norm(x_TE))
+        return x_TE + (self.attention(normed_TE, rotation, layer, attention) + update_TE) * self.scale
+
+
+BLOCKS: dict[str, type[Block]] = {"post": PostNormBlock, "parallel": ParallelBlock, "shared": ParallelBlock}
 
 
 class Embedding(nn.Module):
@@ -96,7 +113,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, context: int | None = None) -> None:
         super().__init__()
         context = config.default_context if context is None else context
-        block = PostNormBlock if config.norm_place == "post" else Block
+        block = BLOCKS.get(config.norm_place, Block)
         self.config = config
         self.embedding = Embedding(config, context)
         self.blocks = nn.ModuleList(block(config, layer) for layer in config.layers)

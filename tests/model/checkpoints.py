@@ -92,6 +92,8 @@ _QWEN_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "mo
 _GPT_OSS: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7, "head_dim": 16}
 _GPT_OSS |= {"rope_parameters": _YARN | {"truncate": False}}
 
+_OTHER_LAYERS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: _llama(tie_word_embeddings=False),
     "llama-tied": lambda: _llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
@@ -128,6 +130,12 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen2_moe": lambda: shaped("Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20),
     "qwen2_moe-chosen": lambda: shaped(
         "Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20, qkv_bias=False, norm_topk_prob=True
+    ),
+    "gpt_neox": lambda: shaped("GPTNeoX"),
+    "gpt_neox-in-turn": lambda: shaped("GPTNeoX", use_parallel_residual=False, attention_bias=False, hidden_act="relu"),
+    "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "cohere2-biased": lambda: shaped(
+        "Cohere2", sliding_window=7, attention_bias=True, layer_types=_OTHER_LAYERS, logit_scale=2.5
     ),
     "gpt_oss": lambda: shaped("GptOss", **_GPT_OSS),
     "gpt_oss-tight": lambda: shaped("GptOss", **_GPT_OSS, swiglu_limit=0.9, swiglu_alpha=1.2, attention_bias=False),

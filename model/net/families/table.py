@@ -5,14 +5,31 @@ from collections.abc import Sequence
 
 from model.config import ModelConfig
 from model.errors import CheckpointError
-from model.net.families import attend, gemma, glm4, gpt2, gpt_oss, granite, llama, mixtral, olmo, phi3, qwen_moe, smollm3
+from model.net.families import (
+    attend,
+    cohere2,
+    gemma,
+    glm4,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    mixtral,
+    olmo,
+    phi3,
+    qwen_moe,
+    smollm3,
+)
 from model.net.families.reading import Family, Raw
 
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
+    **cohere2.FAMILIES,
     **gemma.FAMILIES,
     **glm4.FAMILIES,
     **gpt2.FAMILIES,
+    **gpt_neox.FAMILIES,
     **gpt_oss.FAMILIES,
     **granite.FAMILIES,
     **llama.FAMILIES,
