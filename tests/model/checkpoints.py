@@ -137,6 +137,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "cohere2-biased": lambda: shaped(
         "Cohere2", sliding_window=7, attention_bias=True, layer_types=_OTHER_LAYERS, logit_scale=2.5
     ),
+    "starcoder2": lambda: shaped("Starcoder2", sliding_window=7),
+    "starcoder2-plain": lambda: shaped("Starcoder2", use_bias=False, hidden_act="gelu", tie_word_embeddings=False),
     "gpt_oss": lambda: shaped("GptOss", **_GPT_OSS),
     "gpt_oss-tight": lambda: shaped("GptOss", **_GPT_OSS, swiglu_limit=0.9, swiglu_alpha=1.2, attention_bias=False),
     "gpt2": lambda: _gpt2(),

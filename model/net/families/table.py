@@ -20,6 +20,7 @@ from model.net.families import (
     phi3,
     qwen_moe,
     smollm3,
+    starcoder2,
 )
 from model.net.families.reading import Family, Raw
 
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
     **phi3.FAMILIES,
     **qwen_moe.FAMILIES,
     **smollm3.FAMILIES,
+    **starcoder2.FAMILIES,
 }
 """By `model_type`."""
 
