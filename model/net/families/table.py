@@ -23,6 +23,7 @@ from model.net.families import (
     starcoder2,
 )
 from model.net.families.reading import Family, Raw
+from model.net.families.strangers import introduce
 
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
@@ -48,7 +49,8 @@ def family_of(raw: Raw) -> Family:
     """The family of a config.json, by its `model_type`."""
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type {kind!r} is not supported; known: {', '.join(FAMILIES)}")
+        known = ", ".join(FAMILIES)
+        raise CheckpointError(f"config.json: model_type {kind!r} is not supported{introduce(kind)}; known: {known}")
     return FAMILIES[kind]
 
 

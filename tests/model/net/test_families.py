@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 import transformers
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model.errors import CheckpointError
 from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from model.net.checkpoint import load, read_config, save
+from model.net.families.strangers import STRANGERS
 from model.net.families.table import FAMILIES
 from model.net.rope import rotary_table
 from model.net.transformer import Decoder
@@ -128,6 +131,21 @@ def assert_refused(folder: Path, named: str) -> None:
 def test_an_unknown_family_is_refused_by_name(llama, kind):
     edit_config(llama, model_type=kind)
     assert_refused(llama, f"model_type.*{kind!r}.*known: .*llama")
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_differs(llama, kind):
+    edit_config(llama, model_type=kind)
+    nearest, differs = STRANGERS[kind]
+    assert nearest in FAMILIES or nearest is None
+    said = "nothing near it is served" if nearest is None else f"the nearest that is served is {nearest}"
+    assert_refused(llama, f"model_type {kind!r} is not supported {re.escape(f'({differs}; {said})')}; known: .*llama")
+
+
+def test_strangers_are_models_that_there_are_and_that_are_not_served():
+    assert set(STRANGERS) <= set(CONFIG_MAPPING) - set(FAMILIES)
+    asked = "deepseek_v3 qwen3_5 qwen3_next lfm2 mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
+    assert set(asked.split()) <= set(STRANGERS)
 
 
 REFUSED = {
