@@ -1,6 +1,6 @@
 """A model is computed only by those who know all that it asks for."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
@@ -67,6 +67,14 @@ def test_a_switch_asks_for_its_feature_and_for_no_other(name, value):
 
 def test_all_switches_are_tried():
     assert set(ON) == set(SWITCHES) - {"window_layers"}  # which says nothing without a window
+
+
+@pytest.mark.parametrize("name", ["sinks", "num_experts"])
+def test_triton_refuses_what_cannot_be_recorded_or_what_its_attention_lacks(name):
+    backend = pytest.importorskip("model.net.triton.backend").TritonBackend
+    config = tiny_config(num_heads=2, num_kv_heads=1, head_size=64)
+    assert backend.supports(config, torch.bfloat16, "cuda", 16)
+    assert not backend.supports(replace(config, **{name: ON[name]}), torch.bfloat16, "cuda", 16)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

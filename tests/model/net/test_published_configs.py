@@ -51,7 +51,50 @@ QWEN3 |= {"bos_token_id": 151643, "eos_token_id": 151645}
 GPT2 = {"model_type": "gpt2", "activation_function": "gelu_new", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
 GPT2 |= {"n_positions": 1024, "vocab_size": 50257, "attn_pdrop": 0.1, "summary_type": "cls_index"}
 GPT2 |= {"bos_token_id": 50256, "eos_token_id": 50256}
+MIXTRAL = shape(4096, 14336, 32, 32, 8, 32000, 32768) | {"model_type": "mixtral", "rms_norm_eps": 1e-5, "sliding_window": None}
+MIXTRAL |= {"num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": False, "router_aux_loss_coef": 0.02}
+MIXTRAL |= {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "rope_theta": 1e6}
+QWEN3_MOE = shape(2048, 6144, 48, 32, 4, 151936, 40960) | {"model_type": "qwen3_moe", "rms_norm_eps": 1e-6}
+QWEN3_MOE |= {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+}
+QWEN3_MOE |= {"moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8}
+QWEN3_MOE |= {"rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": None, "use_sliding_window": False}
+QWEN3_MOE |= {"tie_word_embeddings": False, "bos_token_id": 151643, "eos_token_id": 151645}
+QWEN2_MOE = shape(2048, 5632, 24, 16, 16, 151936, 8192) | {"model_type": "qwen2_moe", "rms_norm_eps": 1e-6, "num_experts": 60}
+QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4}
+QWEN2_MOE |= {"norm_topk_prob": False, "decoder_sparse_step": 1, "max_window_layers": 21, "rope_theta": 1000000.0}
+QWEN2_MOE |= {"sliding_window": 32768, "use_sliding_window": False, "tie_word_embeddings": False, "bos_token_id": 151643}
+LAYERS = ["sliding_attention", "full_attention"]
+GPT_OSS = shape(2880, 2880, 24, 64, 8, 201088, 131072) | {"model_type": "gpt_oss", "rms_norm_eps": 1e-5, "head_dim": 64}
+GPT_OSS |= {"attention_bias": True, "experts_per_token": 4, "num_experts_per_tok": 4, "num_local_experts": 32}
+GPT_OSS |= {"initial_context_length": 4096, "layer_types": LAYERS * 12, "rope_theta": 150000, "sliding_window": 128}
+GPT_OSS |= {"swiglu_limit": 7.0, "tie_word_embeddings": False, "eos_token_id": 200002, "pad_token_id": 199999}
+GPT_OSS |= {"quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"}}
+YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False}
+PYTHIA = shape(512, 2048, 6, 8, 8, 50304, 2048) | {"model_type": "gpt_neox", "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+PYTHIA |= {"rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False, "use_parallel_residual": True}
+PYTHIA |= {"bos_token_id": 0, "eos_token_id": 0}
+COMMAND = shape(4096, 14336, 32, 32, 8, 256000, 8192) | {"model_type": "cohere2", "attention_bias": False, "head_dim": 128}
+COMMAND |= {"layer_norm_eps": 1e-5, "layer_switch": 4, "logit_scale": 0.25, "position_embedding_type": "rope_gptj"}
+COMMAND |= {"rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False}
+COMMAND |= {"use_parallel_block": True, "bos_token_id": 5, "eos_token_id": 255001}
+STARCODER2 = shape(3072, 12288, 30, 24, 2, 49152, 16384) | {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh"}
+STARCODER2 |= {"mlp_type": "default", "norm_epsilon": 1e-5, "norm_type": "layer_norm", "use_bias": True, "sliding_window": 4096}
+STARCODER2 |= {"rope_theta": 999999.4420358813, "bos_token_id": 0, "eos_token_id": 0}
+SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2")
 PUBLISHED = {
+    "Mixtral-8x7B-v0.1": MIXTRAL,
+    "Qwen3-30B-A3B": QWEN3_MOE,
+    "Qwen1.5-MoE-A2.7B": QWEN2_MOE | {"eos_token_id": 151643},
+    "gpt-oss-20b": GPT_OSS | {"rope_scaling": YARN | {"original_max_position_embeddings": 4096}},
+    "pythia-70m": PYTHIA,
+    "c4ai-command-r7b": COMMAND,
+    "starcoder2-3b": STARCODER2,
     "Llama-2-7b": LLAMA2 | {"rope_scaling": None, "tie_word_embeddings": False},
     "Llama-3.2-1B": LLAMA | {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
     "Mistral-7B-v0.1": MISTRAL | {"rope_theta": 10000.0, "sliding_window": 4096},
@@ -67,7 +110,7 @@ PUBLISHED = {
 def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(tmp_path: Path, name: str):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), encoding="utf-8")
     ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
-    assert ours.sliding_window == (theirs.sliding_window if ours.family == "mistral" else None)
+    assert ours.sliding_window == (theirs.sliding_window if ours.family in SLIDING else None)
     if ours.positions == "rotary":
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         assert (ours.rope_scaling is None) == (theirs.rope_parameters["rope_type"] == "default")
