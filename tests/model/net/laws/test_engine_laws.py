@@ -3,6 +3,7 @@
 import copy
 import random
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -164,6 +165,17 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
     stats = machine.stats()
     assert COMINGS[coming].get("prefix_caching", False) == (stats.num_prefix_hits > 0)
     assert ("preempted" in coming) == (stats.num_preemptions > 0)
+
+
+EXPERTS = tiny_config(max_positions=256, sinks=True, sliding_window=20, window_layers=(1,), swiglu_limit=2.0)
+EXPERTS = replace(EXPERTS, num_experts=6, experts_per_token=2, expert_size=24, expert_layers=(1,), routing="chosen")
+
+
+@each_coming
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_with_experts_and_sinks_too(backend, coming):
+    """In float32 alone: a coarser router may choose other experts, and then other tokens."""
+    test_a_request_gets_the_tokens_that_it_gets_alone(Way(backend, torch.float32), EXPERTS, coming)
 
 
 @pytest.mark.parametrize("draft_tokens", [7, 15, 60])
