@@ -101,19 +101,20 @@ def whole_numbers(config: ModelConfig, seed: int = 0) -> Mixture:
 MIXTURE = {"num_experts": 7, "experts_per_token": 4, "expert_size": 12, "mlp_bias": True, "activation": "relu"}
 
 
+@pytest.mark.parametrize("count", [1, 4, 7])
 @pytest.mark.parametrize("routing", ["all", "chosen"])
 @torch.no_grad()
-def test_experts_are_summed_in_the_order_of_their_numbers(routing):
-    """To the bit, number by number, whatever the order of their scores."""
-    mixture = whole_numbers(tiny_config(**MIXTURE, routing=routing))
+def test_experts_are_summed_in_the_order_of_their_numbers(routing, count):
+    """To the bit, number by number, whatever the order of their scores; one of seven, some, and all of them."""
+    mixture = whole_numbers(tiny_config(**MIXTURE | {"experts_per_token": count}, routing=routing))
     x_TE = torch.randint(-2, 3, (50, 32)).float()
     found_TE, (numbers_TC, _) = mixture(x_TE), route(mixture.router(x_TE), mixture.mixture)
-    assert not torch.equal(numbers_TC, numbers_TC.sort(dim=-1).values)
+    assert (count == 1) == torch.equal(numbers_TC, numbers_TC.sort(dim=-1).values)
     for x_E, found_E in zip(x_TE, found_TE, strict=True):
         numbers_1C, weights_1C = route(mixture.router(x_E[None]), mixture.mixture)
         weights = dict(zip(numbers_1C[0].tolist(), weights_1C[0], strict=True))
         scores_X = torch.nn.functional.linear(x_E, mixture.router.weight, mixture.router.bias)
-        chosen = scores_X.argsort(descending=True)[:4]
+        chosen = scores_X.argsort(descending=True)[:count]
         norm = scores_X.exp().sum() if routing == "all" else scores_X[chosen].exp().sum()
         total_E = torch.zeros(32)
         for expert in sorted(chosen.tolist()):

@@ -339,6 +339,15 @@ ATTEND_VALUES = {
     "rope_layers": [-1],
     "local_rope_theta": "small",
     "logit_softcap": -30.0,
+    "num_experts": 0,
+    "experts_per_token": 0,
+    "expert_size": 2.5,
+    "expert_layers": [2],
+    "routing": "some",
+    "shared_expert_size": True,
+    "sinks": "yes",
+    "swiglu_limit": -7.0,
+    "swiglu_slope": None,
 }
 
 
