@@ -6,10 +6,14 @@ RayService import.
 
 import asyncio
 import logging
+import os
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 from ray import serve
@@ -20,10 +24,10 @@ from model.engine.build import EngineOptions, build_engine
 from model.errors import EngineFailed
 from model.generation_config import read_defaults
 from model.machine import usable_cores
-from model.tokenizer import Tokenizer
-from service import autoscaling, census, hub, logs, scrape, tracing
+from service import autoscaling, census, hub, loading, logs, scrape, tracing
 from service.aside import MOST_LARGE
 from service.capacity import Load
+from service.checkpoint import read_tokenizer
 from service.generation import GenerationService
 from service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
 from service.http_api.app import build_app
@@ -54,8 +58,9 @@ class Attend(GrpcMethods):
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         replica = serve.get_replica_context().replica_id.unique_id
         census.sign_in(replica)
-        self.engine = build_engine(settings.folder, engine_options(settings))
-        tokenizer = Tokenizer.load(settings.folder)
+        with log_terminal(settings) as terminal, loading.shown(terminal, logging.getLogger("attend.engine").info) as report:
+            self.engine = build_engine(settings.folder, engine_options(settings), report)
+        tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
         self.service = GenerationService(
             self.engine,
             tokenizer,
@@ -141,6 +146,17 @@ def open_tracer(settings: Settings) -> tracing.Tracer | None:
         return None
     replica = serve.get_replica_context().replica_id.unique_id
     return tracing.open_tracer(settings.otel_endpoint, settings.name, version=version("attend"), replica=replica)
+
+
+@contextmanager
+def log_terminal(settings: Settings) -> Iterator[TextIO | None]:
+    """Where log lines go, if that is a terminal and no other replica loads at the same time: two bars would mix."""
+    with ExitStack() as stack:
+        terminal = None
+        with suppress(OSError):
+            if settings.replicas == 1 and stat.S_ISCHR(os.stat(settings.log_file).st_mode):
+                terminal = stack.enter_context(open(settings.log_file, "a", encoding="utf-8"))
+        yield terminal
 
 
 def engine_options(settings: Settings) -> EngineOptions:

@@ -22,6 +22,7 @@ from ray.serve.exceptions import RayServeException
 from model.errors import AttendError, CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import inspect
 from service import census, hub, routes
+from service.checkpoint import read_tokenizer
 from service.deployment import build, gpus_wanted
 from service.keys import load_keys
 from service.settings import Settings
@@ -46,7 +47,7 @@ async def main(settings: Settings, statistics: int) -> int:
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
     settings = hub.with_folder(settings, say)  # once, before replicas start, and in sight of the person who waits
-    inspect(settings.folder)
+    read_tokenizer(settings.folder, inspect(settings.folder).vocab_size)
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
     say(f"Starting Ray for {settings.name} ...")

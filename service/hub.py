@@ -23,8 +23,8 @@ from model.errors import CheckpointError
 from model.weights import INDEX, WHOLE, read_index, way_out
 from service.settings import HUB, Settings
 
-SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "tokenizer.model", "vocab.json", "merges.txt"]
-SMALL += ["chat_template*", INDEX]
+SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
+SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", INDEX]
 """What is read beside the weights, or tells why a repository cannot be served."""
 STALE_SECONDS = 3600
 """Age of a partial file that nobody writes to any more: a download that was killed leaves one."""

@@ -12,9 +12,9 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.checkpoint import STORED, inspect
 from model.net.transformer import Decoder
-from model.tokenizer import Tokenizer
 from model.weights import weight_files
 from service import hub
+from service.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -112,7 +112,7 @@ def _memory(config: ModelConfig, parameters: int, itemsize: int) -> dict[str, in
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> dict[str, Any]:
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = read_tokenizer(folder, config.vocab_size)
     start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return {
         "kind": type(tokenizer.raw.model).__name__,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from model.engine.build import EngineOptions, build_engine
 from model.errors import SettingError
 from model.generation_config import read_defaults
-from model.tokenizer import Tokenizer
-from service import hub
+from service import hub, loading
+from service.checkpoint import read_tokenizer
 from service.generation import GenerationService
 from service.http_api.body import parse
 from service.http_api.openai import CompletionWriter, to_command
@@ -28,9 +29,11 @@ def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) ->
     """Run one completion; `fields` are those of /v1/completions. Text goes to standard output as it comes."""
     settings = hub.with_folder(settings)
     options = EngineOptions(device=settings.device, dtype=settings.dtype, kv_cache_memory=MEMORY)
-    engine = build_engine(settings.folder, options)
+    with loading.shown(sys.stderr, logging.getLogger("attend.engine").info) as report:
+        engine = build_engine(settings.folder, options, report)
     defaults = read_defaults(settings.folder, settings.generation_config)
-    service = GenerationService(engine, Tokenizer.load(settings.folder), model_name=settings.name, defaults=defaults)
+    tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
+    service = GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults)
     engine.start()
     try:
         asyncio.run(_run(service, fields, as_json=as_json))

@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,17 +57,22 @@ class EngineOptions:
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 
 
-def build_engine(folder: Path, options: EngineOptions) -> AsyncEngine:
-    """Load a checkpoint and stand an engine round it, not yet started. Raises CheckpointError or SettingError."""
+def build_engine(
+    folder: Path, options: EngineOptions, report: Callable[[int, int], None] = lambda done, total: None
+) -> AsyncEngine:
+    """Load a checkpoint and stand an engine round it, not yet started. Raises CheckpointError or SettingError.
+
+    `report` is told the bytes of weights that are read, and those that there are.
+    """
     config = read_config(folder)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
-    net = load(folder, dtype, device, context=0)
+    backend = choose_backend(options.backend, config, dtype, device, options.block_size)
+    net = load(folder, dtype, device, context=0, mapped=isinstance(backend, native.NativeBackend), report=report)
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     engine_config = size_engine(config, dtype, device, options)
     net.reach(engine_config.max_model_len)
     cache = KVCache.allocate(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
-    backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     form = serving_form(net, backend)
     if options.draft_tokens and dtype != torch.float32 and not isinstance(form, native.NativeDecoder):
         why = f"a guess could change an answer of the {backend.name} backend in {str(dtype).removeprefix('torch.')}"

@@ -5,7 +5,7 @@ misshapen or not finite is named, with the file it should be in.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from model.errors import CheckpointError
 from model.net import mxfp4
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
+from model.net.mapped import release
 from model.net.transformer import Decoder
 from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
 
@@ -39,20 +40,40 @@ def read_config(folder: Path) -> ModelConfig:
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
 
-def load(folder: Path, dtype: torch.dtype, device: str, context: int | None = None) -> Decoder:
-    """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError."""
+def load(
+    folder: Path,
+    dtype: torch.dtype,
+    device: str,
+    context: int | None = None,
+    *,
+    mapped: bool = False,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Decoder:
+    """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
+
+    With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
+    `report` is told, again and again, the bytes that are read, and those that there are.
+    """
     config = read_config(folder)
     family = family_of(read_json(folder, "config.json"))
     with torch.device("meta"):
         net = Decoder(config, context)
     with _Weights(folder) as weights:
-        tensors = dict(_our_tensors(net, family, weights, dtype, device))
+        tensors = {}
+        for name, tensor in _our_tensors(net, family, weights, dtype, device):
+            kept = mapped and tensor.dim() == 2 and (config.tied_head or not name.startswith("embedding."))
+            tensors[name] = tensor if kept or not weights.owns(tensor) else tensor.clone()
+            weights.release()
+            report(weights.read, weights.size)
+        if config.tied_head:
+            weights.check_tied(family, config)
         weights.check(family, tied=config.tied_head)
     if config.tied_head:
         tensors["head.weight"] = tensors["embedding.tokens.weight"]
     net.load_state_dict(tensors, assign=True)
     if config.tied_head:
         net.head.weight = net.embedding.tokens.weight  # assigning has made two parameters of the one
+    net.mapped = mapped
     return net.to(device).eval().requires_grad_(False)
 
 
@@ -106,6 +127,9 @@ class _Weights:
         self.where: dict[str, str] = {}
         self.used: set[str] = set()
         self.problems: list[str] = []
+        self.size = sum((folder / file).stat().st_size for file in self.files)
+        self.read = 0
+        self._taken: list[Tensor] = []
         for file, handle in self.files.items():
             for name in handle.keys():  # noqa: SIM118 - not a dict
                 if self.where.setdefault(name, file) != file:
@@ -149,16 +173,40 @@ class _Weights:
         return name, file
 
     def take(self, name: str, shape: tuple[int, ...], prefix: str) -> Tensor | None:
-        """The values of a tensor, or None after noting what is wrong."""
+        """A tensor, where it can be in the mapped file, or None after noting what is wrong."""
         places = self.find(name, shape, prefix)
         if places is None:
             return None
         held = [self.files[file].get_tensor(part) for part, file in places]
+        self._taken += held
+        self.read += sum(tensor.nbytes for tensor in held)
         tensor = held[0] if len(held) == 1 else mxfp4.unpack(*held).mT
         name, file = places[0]
-        if not tensor.isfinite().all():
+        if not all(bound.isfinite() for bound in tensor.aminmax()):  # each of which is NaN where there is one
             self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
         return tensor
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies where one does that was taken since the last `release`."""
+        return any(tensor.untyped_storage().data_ptr() == taken.untyped_storage().data_ptr() for taken in self._taken)
+
+    def release(self) -> None:
+        """Let the pages go of the tensors that were taken."""
+        for tensor in self._taken:
+            release(tensor)
+        self._taken.clear()
+
+    def check_tied(self, family: Family, config: ModelConfig) -> None:
+        """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
+        [name] = their_names(family, config, "embedding.tokens.weight")
+        name, head = name if name in self.where else name.removeprefix(family.optional_prefix), "lm_head.weight"
+        if name in self.where and head in self.where:
+            pair = [self.files[self.where[each]].get_tensor(each) for each in (name, head)]
+            if not torch.equal(*pair):
+                told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
+                self.problems.append(f"{self.where[head]}: {told}")
+            self._taken += pair
+            self.release()
 
     def check(self, family: Family, *, tied: bool) -> None:
         """Raise if anything was wrong, or if there are tensors that nobody asked for."""

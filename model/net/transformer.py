@@ -110,6 +110,9 @@ class Decoder(nn.Module):
     Tables of positions are made for `context` positions, or for all that the model knows: a million of them take 1 GB.
     """
 
+    mapped = False
+    """Whether matrices lie in a mapped file: whoever serves from them copies them first."""
+
     def __init__(self, config: ModelConfig, context: int | None = None) -> None:
         super().__init__()
         context = config.default_context if context is None else context

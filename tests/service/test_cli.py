@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from model.engine.build import EngineOptions, build_engine
 from service import cli
 from service.settings import PREFIX, Settings
-from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters
+from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +197,7 @@ DAMAGE = [
     (cut, "model.safetensors"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
     (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer.json"),
+    (lambda folder: write_tokenizer(folder), "tokenizer.json has token 31"),
 ]
 
 

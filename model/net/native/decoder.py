@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
 from model.net.features import LLAMA, features
+from model.net.mapped import release
 from model.net.native.library import load, variant
 from model.net.transformer import Decoder, final_scores
 
@@ -92,11 +93,15 @@ class NativeDecoder:
         self._caches: tuple[KVCache | None, ctypes.Array | None, ctypes.Array | None] = (None, None, None)
 
     def _pack(self, net: Decoder, spend: bool) -> None:
+        if spend and self.config.tied_head:
+            net.embedding.tokens.weight = None  # it is the head
         for number, linear in enumerate(_matrices(net)):
             bias = None if linear.bias is None else linear.bias.data_ptr()
             if self._library.attend_pack(self._net, number, linear.weight.data_ptr(), bias):
                 raise MemoryError(NO_ROOM)
             if spend:
+                if net.mapped:
+                    release(linear.weight)
                 linear.weight = None
                 self._library.attend_trim()
 
@@ -161,12 +166,14 @@ def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Arr
 
 def _kept(net: Decoder) -> list[Tensor]:
     norms = [module.weight for module in net.modules() if isinstance(module, nn.RMSNorm)]
-    return [net.embedding.tokens.weight, *norms]
+    embedding = [] if net.config.tied_head else [net.embedding.tokens.weight]
+    return [*embedding, *norms]
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
     """In the order that `attend_new` names."""
-    arrays = [net.embedding.tokens.weight, net.norm.weight, *net.rope_tables[0]]
+    embedding = None if net.config.tied_head else net.embedding.tokens.weight
+    arrays = [embedding, net.norm.weight, *net.rope_tables[0]]
     for block in net.blocks:
         attention = block.attention
         gains = [getattr(norm, "weight", None) for norm in (attention.q_norm, attention.k_norm)]

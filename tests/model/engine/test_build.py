@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import model.engine.build
 import model.engine.choice
 import model.net.transformer
 from model.engine.build import (
@@ -24,7 +25,8 @@ from model.engine.cache import count_blocks, free_memory
 from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
-from model.net.checkpoint import load
+from model.net.checkpoint import load, save
+from model.net.native.library import load as load_native
 from model.net.packed import PackedLinear, pack
 from model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
@@ -350,3 +352,20 @@ def test_tables_of_positions_are_as_long_as_the_context_that_is_served(tmp_path,
     ((cos, sin),) = net.rope_tables
     assert served == engine.info.max_model_len == max(made) == len(cos) == len(sin)
     assert torch.equal(cos, whole.rope_tables[0][0][:served])
+
+
+@pytest.mark.parametrize(("backend", "mapped"), [("torch", False), ("reference", False), ("native", True)])
+def test_only_the_native_decoder_which_copies_them_gets_matrices_in_the_mapped_file(tmp_path, monkeypatch, backend, mapped):
+    """What is served from must not change, or go, with the file."""
+    if backend == "native" and load_native() is None:
+        pytest.skip("the native decoder is not built")
+    save(tiny_decoder(tiny_config(head_size=32)), tmp_path, torch.bfloat16)
+    seen = []
+
+    def watched(*words, **named):
+        seen.append(load(*words, **named))
+        return seen[-1]
+
+    monkeypatch.setattr(model.engine.build, "load", watched)
+    build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)).close()
+    assert [net.mapped for net in seen] == [mapped]

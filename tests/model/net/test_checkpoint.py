@@ -22,6 +22,7 @@ from model.train.loss import hidden_states
 from model.weights import INDEX
 from tests.model.checkpoints import (
     KINDS,
+    edit_config,
     edit_tensors,
     their_logits,
     their_model,
@@ -149,6 +150,78 @@ def test_a_tied_head_that_was_saved_anyway_is_no_stranger(tmp_path):
     save(net, tmp_path, torch.float32)
     edit_tensors(tmp_path, lm_head__weight=net.head.weight.detach().clone())
     assert torch.equal(logits(net), logits(load(tmp_path, torch.float32, "cpu")))
+
+
+@pytest.mark.parametrize("kind", ["llama-tied", "gpt2"])
+def test_a_head_that_the_config_ties_but_that_is_another_is_named(tmp_path, kind):
+    """Transformers takes the head then; whoever would tie it anyway would answer something else, in silence."""
+    folder = write_checkpoint(kind, tmp_path)
+    [embedding] = [
+        name for name in load_file(folder / "model.safetensors") if name.endswith(("embed_tokens.weight", "wte.weight"))
+    ]
+    edit_tensors(folder, lm_head__weight=load_file(folder / "model.safetensors")[embedding] + 1)
+    assert_damaged(
+        folder, f"model.safetensors: tensor lm_head.weight is not {embedding}, but config.json has tie_word_embeddings"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_one_number_that_is_none_is_found_wherever_it_stands(folder, dtype, value):
+    name = "model.layers.1.mlp.down_proj.weight"
+    for place in (0, 777, -1):
+        tensor = torch.zeros(32, 48, dtype=dtype)
+        tensor.view(-1)[place] = float(value)
+        edit_tensors(folder, **{name.replace(".", "__"): tensor})
+        assert_damaged(folder, f"model.safetensors: tensor {name} holds NaN or infinity")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_hidden_layers": 1}, "tensor model.layers.1.input_layernorm.weight is unexpected"),
+        ({"num_hidden_layers": 3}, "tensor model.layers.2."),
+        ({"hidden_size": 64}, "has shape [96, 32], expected [96, 64]"),
+        ({"vocab_size": 97}, "has shape [96, 32], expected [97, 32]"),
+        ({"num_key_value_heads": 4}, "k_proj.weight has shape [16, 32], expected [32, 32]"),
+        ({"intermediate_size": 49}, "has shape [48, 32], expected [49, 32]"),
+        ({"tie_word_embeddings": True}, "tensor lm_head.weight is not model.embed_tokens.weight"),
+        ({"attention_bias": True, "mlp_bias": True}, "proj.bias is missing"),
+        ({"model_type": "qwen3"}, "q_norm.weight is missing"),
+    ],
+    ids=str,
+)
+def test_a_config_that_is_not_the_weights_is_named_by_a_tensor(folder, changes, named):
+    edit_config(folder, **changes)
+    assert_damaged(folder, named)
+
+
+def test_what_is_loaded_is_no_longer_the_file(folder):
+    """Only with `mapped` are matrices left in the file, to be copied at once."""
+    before = load(folder, torch.float32, "cpu")
+    expected = logits(before)
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(path.stat().st_size // 2))
+    assert torch.equal(logits(before), expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2"])
+def test_mapped_matrices_are_the_same_numbers(tmp_path, kind):
+    folder = write_checkpoint(kind, tmp_path)
+    mapped, owned = load(folder, torch.float32, "cpu", mapped=True), load(folder, torch.float32, "cpu")
+    assert (mapped.mapped, owned.mapped) == (True, False)
+    assert all(torch.equal(a, b) for a, b in zip(mapped.parameters(), owned.parameters(), strict=True))
+
+
+def test_the_bytes_that_are_read_are_reported_up_to_all_of_them(folder):
+    told: list[tuple[int, int]] = []
+    load(folder, torch.float32, "cpu", report=lambda *bytes_: told.append(bytes_))
+    tensors = load_file(folder / "model.safetensors").values()
+    size = (folder / "model.safetensors").stat().st_size
+    assert told == sorted(told)
+    assert told[-1] == (sum(tensor.nbytes for tensor in tensors), size)
 
 
 @pytest.fixture

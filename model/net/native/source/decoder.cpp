@@ -148,6 +148,12 @@ static void make_room(Net& net, i64 T) {
     net.room = room;
 }
 
+// The vector of a token [E]. A tied head is its embedding too: the matrix is there once.
+static void embed(const Net& net, i64 token, bf16* to) {
+    if (net.embedding) memcpy(to, net.embedding + token * net.E, net.E * 2);
+    else unpack_row(net.head, token, net.E, to);
+}
+
 static const i64 WORTH_THREADS = 1 << 15;  // scores: a thread that sleeps takes longer to wake than fewer take to look at
 
 static void norm(Team::Member& team, const Kernels& kernels, const Net& net, const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T) {
@@ -189,7 +195,7 @@ int attend_best() {
 
 void attend_choose(int number) { chosen = number; }
 
-// A decoder of sizes {layers, E, M, V, H, K, D}, without its matrices. Its arrays: {embedding [V, E], final gain [E], cos, sin [P, D]}, then for
+// A decoder of sizes {layers, E, M, V, H, K, D}, without its matrices. Its arrays: {embedding [V, E], or null where the head is it, final gain [E], cos, sin [P, D]}, then for
 // each layer {gain [E], gains of q and k [D], gain [E]}, null where there is none. All of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) try {
@@ -254,7 +260,7 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* sl
     std::vector<Work> work = work_of(step, LANES / (net->heads.H / net->heads.K));
     compute(PHASES_OF_LAYER * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {
-            for (i64 t = a; t < b; t++) memcpy(residual + t * net->E, net->embedding + tokens[t] * net->E, net->E * 2);
+            for (i64 t = a; t < b; t++) embed(*net, tokens[t], residual + t * net->E);
         });
         for (size_t n = 0; n < net->layers.size(); n++)
             layer_of(team, kernels, *net, net->layers[n], {keys[n], values[n], block_size}, in, step, work, residual);

@@ -21,6 +21,7 @@ static const i64 MANY_ROWS = 128;  // of x: multiplying takes longer than readin
 static const i64 ROWS = 256;       // rows of x that stay near while panels pass by
 static const i64 MOST_PANELS = 16;  // of a piece of work: long ones read and write long runs of memory
 static const i64 PIECES = 3;       // work items a thread, where that makes no longer ones: a thread that is done takes another's
+static const i64 LINE = 32;        // numbers in a cache line
 enum Kind { STORE, ADD, GATED, SCORES };
 
 struct Matrix {
@@ -70,24 +71,42 @@ INLINE i64 source_row(i64 panel, i64 at, i64 N, bool gated) {
     return row >= rows ? -1 : gated && panel % 2 ? rows + row : row;
 }
 
+// LINE columns from `k` on of a panel's rows, pair by pair. A cache line of each row is read at a time, and written lines are whole.
+INLINE void pack_block(const bf16* const* rows, i64 k, i64 columns, uint32_t* to) {
+    uint32_t block[PANEL][LINE / 2] = {};
+    i64 count = std::clamp<i64>(columns - k, 0, LINE);
+    for (i64 at = 0; at < PANEL; at++) {
+        if (count == LINE) memcpy(block[at], rows[at] + k, LINE * 2);
+        else memcpy(block[at], rows[at] + k, count * 2);
+    }
+    for (i64 pair = 0; pair < LINE / 2; pair++)
+        for (i64 at = 0; at < PANEL; at++) to[pair * PANEL + at] = block[at][pair];
+}
+
 static Matrix pack(Arena& arena, const bf16* weights, const bf16* bias, i64 N, i64 columns, bool gated) {
     Matrix m;
     m.N = N, m.K = ceiling(columns, PAD) * PAD;
     m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;
     m.weights = (uint32_t*)arena.take(m.panels * m.K * PANEL * 2);
     m.bias.assign(m.panels * PANEL, 0.0f);
+    std::vector<bf16> nothing(m.K, 0);
 #pragma omp parallel for schedule(static)
-    for (i64 panel = 0; panel < m.panels; panel++)
+    for (i64 panel = 0; panel < m.panels; panel++) {
+        const bf16* rows[PANEL];
         for (i64 at = 0; at < PANEL; at++) {
             i64 row = source_row(panel, at, N, gated);
+            rows[at] = row < 0 ? nothing.data() : weights + row * columns;
             if (bias && row >= 0) m.bias[panel * PANEL + at] = wide(bias[row]);
-            for (i64 k = 0; k < m.K; k += 2) {
-                uint32_t first = row >= 0 && k < columns ? weights[row * columns + k] : 0;
-                uint32_t second = row >= 0 && k + 1 < columns ? weights[row * columns + k + 1] : 0;
-                m.weights[(panel * m.K + k) / 2 * PANEL + at] = first | second << 16;
-            }
         }
+        for (i64 k = 0; k < m.K; k += LINE) pack_block(rows, k, columns, m.weights + (panel * m.K + k) / 2 * PANEL);
+    }
     return m;
+}
+
+// Row `row` of a matrix that was packed without gates.
+static void unpack_row(const Matrix& m, i64 row, i64 columns, bf16* to) {
+    const uint32_t* pair = m.weights + row / PANEL * m.K / 2 * PANEL + row % PANEL;
+    for (i64 k = 0; k < columns; k += 2, pair += PANEL) memcpy(to + k, pair, std::min<i64>(2, columns - k) * 2);
 }
 
 struct Product {

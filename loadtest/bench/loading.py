@@ -1,0 +1,124 @@
+"""How long a checkpoint takes to load, beside a warm read of its bytes, and what memory it takes at most: attend bench loading
+
+Each turn is a child process that reads the weight files into fresh memory, of pages of the size that the path's own memory
+has (large ones on the native path), and then loads them. Memory is sampled every few milliseconds while it loads: what the
+process owns, which only it can give back, and what is resident, where pages of the mapped files count too. Both are shown
+without what was there before, as parts of the weights' bytes.
+"""
+
+import argparse
+import json
+import mmap
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from loadtest.bench.figures import Figure, file, show
+from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
+
+SAMPLE_SECONDS = 0.003
+PATHS = ("native", "torch")
+GOALS = {"seconds": 2.0, "owned": 1.15}
+"""Load over read; peak over the weights' bytes."""
+
+
+class Memory(threading.Thread):
+    """Samples this process's memory until `stop`: the most that it owned, and the most that was resident, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = self.most = self.now()
+        self._done = threading.Event()
+        self.start()
+
+    @staticmethod
+    def now() -> tuple[int, int]:
+        """(owned, resident) bytes."""
+        text = Path("/proc/self/status").read_text(encoding="ascii")
+        sizes = dict(line.split(":", 1) for line in text.splitlines())
+        return tuple(int(sizes[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+
+    def run(self) -> None:
+        while not self._done.wait(SAMPLE_SECONDS):
+            self.most = tuple(map(max, self.most, self.now()))
+
+    def stop(self) -> tuple[int, int]:
+        """What was added at most."""
+        self._done.set()
+        self.join()
+        self.most = tuple(map(max, self.most, self.now()))
+        return tuple(most - before for most, before in zip(self.most, self.before, strict=True))
+
+
+def read(folder: Path, *, large: bool) -> float:
+    """Seconds of a read of the weight files into fresh memory, the second of two: the first one warms the page cache."""
+    for _ in range(2):
+        started = time.perf_counter()
+        for path in sorted(folder.glob("*.safetensors")):
+            with mmap.mmap(-1, path.stat().st_size, flags=mmap.MAP_PRIVATE) as memory, path.open("rb", buffering=0) as source:
+                if large:
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+                left = memoryview(memory)
+                while left:
+                    left = left[source.readinto(left) :]
+                del left
+        seconds = time.perf_counter() - started
+    return seconds
+
+
+def measure(folder: Path, path: str) -> dict[str, float]:
+    """What one load takes, in this process."""
+    import torch
+
+    from model.engine.choice import choose_backend, serving_form
+    from model.net.checkpoint import load, read_config
+
+    size, reading = sum(each.stat().st_size for each in folder.glob("*.safetensors")), read(folder, large=path == "native")
+    config = read_config(folder)
+    memory, started = Memory(), time.perf_counter()
+    net = load(folder, torch.bfloat16, "cpu", context=0, mapped=path == "native")
+    form = serving_form(net, choose_backend(path, config, torch.bfloat16, "cpu", 32))
+    seconds = time.perf_counter() - started
+    owned, resident = memory.stop()
+    del form
+    return {"read": reading, "load": seconds, "seconds": seconds / reading, "owned": owned / size, "resident": resident / size}
+
+
+def figures(path: str, turns: list[dict[str, float]]) -> list[Figure]:
+    """The rows of one path."""
+    names = {
+        "read": ("warm read of the bytes", "s"),
+        "load": ("load", "s"),
+        "seconds": ("load / read", "ratio"),
+        "owned": ("memory owned at the peak / weights", "ratio"),
+        "resident": ("memory resident at the peak / weights", "ratio"),
+    }
+    return [
+        Figure(f"{path}: {what}", unit, tuple(turn[name] for turn in turns), GOALS.get(name))
+        for name, (what, unit) in names.items()
+    ]
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="1B")
+    parser.add_argument("--turns", type=int, default=3, help="of each path (default 3)")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--child", nargs=2, metavar=("FOLDER", "PATH"), help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.child:
+        print(json.dumps(measure(Path(options.child[0]), options.child[1])))
+        return
+    folder, found = write_shape(options.shape, FOLDER), []
+    command = [sys.executable, "-m", "loadtest.bench.loading", "--child", str(folder)]
+    for path in PATHS:
+        turns = [subprocess.run([*command, path], check=True, capture_output=True, text=True) for _ in range(options.turns)]
+        found += figures(path, [json.loads(turn.stdout) for turn in turns])
+    file(options.json, show(found), found, bench="loading", shape=options.shape)
+
+
+if __name__ == "__main__":
+    main()

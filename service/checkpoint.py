@@ -1,0 +1,19 @@
+"""A checkpoint's files against each other, before anything listens."""
+
+from pathlib import Path
+
+from model.errors import CheckpointError
+from model.tokenizer import Tokenizer
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a folder, for a model of so many tokens. Raises CheckpointError where it is another model's.
+
+    Added tokens may lie beyond the model's, as images do in a model of text: a prompt that has one is refused by itself.
+    """
+    tokenizer = Tokenizer.load(folder)
+    last, token = max(((i, token) for token, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()), default=(-1, ""))
+    if last >= vocab_size and token not in {added.content for added in tokenizer.raw.get_added_tokens_decoder().values()}:
+        known = f"config.json has vocab_size {vocab_size}"
+        raise CheckpointError(f"{folder / 'tokenizer.json'} has token {last}, {token!r}, but {known}: it is another model's")
+    return tokenizer
