@@ -151,7 +151,7 @@ class _Failed:
         """Raise what went wrong."""
         raise self.error
 
-    def redraw(self, draws: Mapping[int, Draw]) -> Sequence[int]:
+    def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> Sequence[int]:
         """Raise what went wrong."""
         raise self.error
 

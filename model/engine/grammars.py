@@ -23,8 +23,8 @@ class Drawn(Protocol):
         """What each row has drawn; below 0 where there is nothing to draw."""
         ...
 
-    def redraw(self, draws: Mapping[int, Draw]) -> Sequence[int]:
-        """Draw some rows again, in another way; returns their tokens."""
+    def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> Sequence[int]:
+        """Draw some rows again, in another way or without some tokens; returns their tokens. Both mappings are by row."""
         ...
 
 
@@ -52,10 +52,11 @@ def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, 
     for _ in range(NEXT_BEST):
         if not refused:
             return {}
-        next_best = {row: replace(draws[row], banned=(*draws[row].banned, *tokens)) for row, tokens in refused.items()}
-        tokens = dict(zip(next_best, step.redraw(next_best), strict=True))
+        tokens = step.redraw({row: draws[row] for row in refused}, refused)
         refused = {
-            row: (*refused[row], token) for row, token in tokens.items() if token >= 0 and not grammars[row].allows(token)
+            row: (*known, token)
+            for (row, known), token in zip(refused.items(), tokens, strict=True)
+            if token >= 0 and not grammars[row].allows(token)
         }
     return _draw_under_masks(step, draws, {row: grammars[row] for row in refused})
 
@@ -70,5 +71,5 @@ def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int,
         except EngineFailed as error:
             errors[row] = str(error)
     if masked:
-        step.redraw(masked)
+        step.redraw(masked, {})
     return errors

@@ -1,5 +1,6 @@
 """Turns a step into tensors, runs the decoder, draws tokens."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,14 +73,20 @@ class PendingStep:
 
     @device_errors()
     @torch.inference_mode()
-    def redraw(self, draws: Mapping[int, Draw]) -> list[int]:
-        """Draw some rows again, in another way; returns their tokens. Not after a later step was submitted."""
+    def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> list[int]:
+        """Draw some rows again, in another way or without some tokens; returns their tokens. Both mappings are by row.
+
+        Not after a later step was submitted: it may write to where the scores lie.
+        """
         assert self.logits_RV is not None
-        tokens = self.tokens()
-        some_RV = self.logits_RV.index_select(0, integers(draws, self.logits_RV.device))
+        tokens, device = self.tokens(), self.logits_RV.device
+        some_RV = self.logits_RV.index_select(0, integers(draws, device))
+        pairs = [(at, token) for at, row in enumerate(draws) for token in refused.get(row, ())]
+        if pairs:
+            some_RV[tuple(integers(side, device) for side in zip(*pairs, strict=True))] = -math.inf
         drawn: list[int] = self.draw(some_RV, list(draws.values())).tolist()
         for row, token in zip(draws, drawn, strict=True):
-            tokens[row] = token
+            tokens[row] = token if token >= 0 else EXCLUDED  # its scores are finite: it has drawn once
         return drawn
 
     @device_errors()

@@ -40,6 +40,17 @@ class Multiples:
         self.seen.append(token)
 
 
+class From(Multiples):
+    """Every token must be `first` or a larger one."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    def allows(self, token: int) -> bool:
+        return token >= self.first
+
+
 def crowd(grammars, **sampling):
     """Bound and free requests side by side."""
     how = SamplingParams(**sampling)
@@ -74,6 +85,18 @@ def test_a_grammar_that_fails_ends_its_own_request_alone():
     found = told([Multiples(last=0), None, Multiples()], temperature=0)
     assert ["error", "length", "length"] == [str(found[name][1]) for name in ("r0", "r1", "r2")]
     assert found["r1"] == told([None, None], temperature=0)["r1"]
+
+
+@pytest.mark.parametrize(("num_refused", "masks"), [(0, 0), (1, 0), (2, 0), (3, 1), (9, 1)])
+def test_a_mask_is_worked_out_only_where_the_next_best_tokens_do_not_fit_either(num_refused, masks):
+    """It takes longer than to look at a few tokens."""
+    scores = -torch.arange(float(VOCAB))[None]
+    request = ask("a", [1], grammar=From(num_refused))
+    greedy = Draw(request.sampling_plan, 1)
+    pending = PendingStep(StepInput(draws=[greedy], draw_ids=["a"]), sample(scores, [greedy]), logits_RV=scores)
+    assert {} == keep_to_grammars(pending, [greedy], {0: request.grammar})
+    assert {"a": num_refused} == pending.result().tokens
+    assert masks == request.grammar.masks
 
 
 @pytest.mark.parametrize("finite", [1, 2, 4])

@@ -79,8 +79,8 @@ def sent(engine: Engine) -> Engine:
         def tokens(self):
             return crossed(self.pending.tokens())
 
-        def redraw(self, draws):
-            return crossed(self.pending.redraw(crossed(draws)))
+        def redraw(self, draws, refused):
+            return crossed(self.pending.redraw(crossed(draws), crossed(refused)))
 
         def result(self) -> StepResult:
             return crossed(self.pending.result())
