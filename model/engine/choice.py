@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
 
 FASTEST_FIRST = ("native", "triton", "torch")
 NEEDS = {
-    "native": "it needs a bfloat16 Llama, Mistral or Qwen on a CPU, and blocks of 32",
+    "native": "it needs bfloat16 on a CPU, heads of 32, 64 .. 256 numbers, at most 16 to a key/value head, and blocks of 32",
     "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 16 of them to a key/value head",
 }
 OTHER_NEEDS = "this model asks for something that it does not compute"

@@ -49,16 +49,19 @@ SWITCHES = {
 
 ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
-LLAMA = ATTENTION | {
+TRITON = ATTENTION | {
     *("norm=rmsnorm", "norm_place=pre", "qk_norm=none", "qk_norm=head", "positions=rotary", "rope_scaling"),
     *("activation=silu", "gated_mlp=True", "qkv_bias", "linear_bias"),
 }
-"""What the native and the Triton decoder compute: Llama, Mistral, Qwen2 and Qwen3."""
-ALL = LLAMA | {
+"""What the Triton decoder computes: Llama, Mistral, Qwen2 and Qwen3."""
+NATIVE = TRITON | {
     *("norm=layernorm", "norm_place=post", "norm_place=output", "norm_place=sandwich", "qk_norm=all"),
-    *("norm=layernorm_without_bias", "norm_place=parallel", "norm_place=shared"),
     *("positions=learned", "positions=sinusoidal", "rope_size", "rope_by_layer", "embedding_scale", "residual_scale"),
     *("gated_mlp=False", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
+}
+"""What the native decoder computes."""
+ALL = NATIVE | {
+    *("norm=layernorm_without_bias", "norm_place=parallel", "norm_place=shared"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""

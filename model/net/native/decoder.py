@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
-from model.net.features import LLAMA, features
+from model.net.features import NATIVE, features
 from model.net.mapped import release
 from model.net.native.library import load, variant
-from model.net.transformer import Decoder, final_scores
+from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 
 MAX_GROUP = 16
 MAX_HEAD = 256
 NO_ROOM = "the native decoder's copy of the matrices does not fit into memory"
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+"""In the order of `Activation` in matrix.h."""
 EVERYTHING = 1 << 24
 """A window without a window: float32 holds it, and no context is as long."""
 
@@ -43,7 +45,7 @@ class NativeBackend:
         group = config.num_heads // config.num_kv_heads
         heads = config.head_size % 32 == 0 and config.head_size <= MAX_HEAD and group <= MAX_GROUP
         fits = heads and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
-        return fits and features(config) <= LLAMA
+        return fits and features(config) <= NATIVE
 
     def __init__(self, variants: Sequence[AttentionVariant]) -> None:
         self._library = native()
@@ -74,17 +76,16 @@ class NativeDecoder:
     def __init__(self, net: Decoder, *, spend: bool = False) -> None:
         self.config = config = net.config
         self._library = native()
-        ((cos, sin),) = net.rope_tables
-        self._tensors = [*_kept(net), cos, sin]  # the library points into these
-        kinds = {tensor.dtype for tensor in self._tensors[:-2]}
-        assert kinds == {torch.bfloat16}, kinds
-        assert cos.dtype == sin.dtype == torch.float32, "angles are not rounded"
-        heads = (config.num_heads, config.num_kv_heads, config.head_size)
-        sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size, *heads)
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in _arrays(net)]
-        arrays = (ctypes.c_void_p * len(addresses))(*addresses)
-        numbers = _numbers(config.attention_variants, config.head_size)
-        self._net = self._library.attend_new((ctypes.c_int64 * len(sizes))(*sizes), arrays, numbers, config.norm_eps)
+        arrays = self._tensors = _arrays(net)  # the library points into these
+        assert net.embedding.tokens.weight.dtype == net.head.weight.dtype == torch.bfloat16
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in arrays]
+        sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
+        self._net = self._library.attend_new(
+            (ctypes.c_int64 * len(sizes))(*sizes),
+            (ctypes.c_void_p * len(addresses))(*addresses),
+            (ctypes.c_float * len(numbers))(*numbers),
+            _numbers(config.attention_variants, config.head_size),
+        )
         if self._net is None:
             raise MemoryError(NO_ROOM)
         # not at exit: the step thread, a daemon, may be inside a step then
@@ -164,26 +165,53 @@ def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Arr
     return (ctypes.c_float * len(numbers))(*numbers)
 
 
-def _kept(net: Decoder) -> list[Tensor]:
-    norms = [module.weight for module in net.modules() if isinstance(module, nn.RMSNorm)]
-    embedding = [] if net.config.tied_head else [net.embedding.tokens.weight]
-    return [*embedding, *norms]
+def _sizes(config: ModelConfig) -> tuple[int, ...]:
+    """In the order that `attend_new` names."""
+    sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size)
+    heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
+    kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm == "layernorm", config.qk_norm == "all")
+    return (*sizes, *heads, *kinds)
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
-    """In the order that `attend_new` names."""
-    embedding = None if net.config.tied_head else net.embedding.tokens.weight
-    arrays = [embedding, net.norm.weight, *net.rope_tables[0]]
-    for block in net.blocks:
-        attention = block.attention
-        gains = [getattr(norm, "weight", None) for norm in (attention.q_norm, attention.k_norm)]
-        arrays += [block.attention_norm.weight, *gains, block.mlp_norm.weight]
+    """In the order that `attend_new` names; None where there is nothing."""
+    embedding = None if net.config.tied_head else net.embedding.tokens.weight  # a tied one is read from the head
+    arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm)]
+    for block, rope in zip(net.blocks, net.rope_of_layer, strict=True):
+        for norm in _norms(block):
+            arrays += _norm(norm)
+        arrays += (None, None) if rope is None else (table.float().contiguous() for table in net.rope_tables[rope])
     return arrays
+
+
+def _added(embedding: Embedding) -> Tensor | None:
+    """The vectors of positions [P, E], float32, where they are added."""
+    if embedding.positions is not None:
+        return embedding.positions.weight.float()
+    return embedding.sinusoids.float() if hasattr(embedding, "sinusoids") else None
+
+
+def _norms(block: Block) -> list[nn.Module]:
+    """The norms of a layer, `nn.Identity` where there is none: before attention, of its output, of the sum, ..."""
+    attention, nothing = block.attention, nn.Identity()
+    of_attention = [block.attention_norm, block.attention_post_norm, nothing]
+    of_mlp = [block.mlp_norm, block.mlp_post_norm, nothing]
+    if isinstance(block, PostNormBlock):
+        of_attention, of_mlp = of_attention[::-1], of_mlp[::-1]
+    return [*of_attention, attention.q_norm, attention.k_norm, *of_mlp]
+
+
+def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """Gain and bias in float32: a gain of 1 + w is kept so, and others lose nothing."""
+    parts = (getattr(norm, name, None) for name in ("weight", "bias"))
+    gain, bias = (None if part is None else part.detach().float().contiguous() for part in parts)
+    return gain, bias
 
 
 def _matrices(net: Decoder) -> list[nn.Linear]:
     """In the order that `attend_pack` numbers them."""
     matrices = [net.head]
     for block in net.blocks:
-        matrices += [block.attention.qkv, block.attention.out, block.mlp.gate_up, block.mlp.down]
+        mlp = block.mlp
+        matrices += [block.attention.qkv, block.attention.out, mlp.gate_up if net.config.gated_mlp else mlp.up, mlp.down]
     return matrices

@@ -17,12 +17,12 @@ FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 VARIANTS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
 """From the least to the most that a CPU must have."""
 
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_P, _I = ctypes.c_void_p, ctypes.c_int64
 _ROWS = (_P, _P, _I, _P, _I)
 SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_best": ((), ctypes.c_int),
     "attend_choose": ((ctypes.c_int,), None),
-    "attend_new": ((_P, _P, _P, _F), _P),
+    "attend_new": ((_P, _P, _P, _P), _P),
     "attend_pack": ((_P, _I, _P, _P), ctypes.c_int),
     "attend_trim": ((), None),
     "attend_free": ((_P,), None),

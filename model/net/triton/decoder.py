@@ -11,7 +11,7 @@ from triton import cdiv, next_power_of_2
 
 from model.config import ModelConfig
 from model.net.backends import Paged
-from model.net.features import LLAMA, features
+from model.net.features import TRITON, features
 from model.net.layers import GatedMLP
 from model.net.transformer import Decoder
 from model.net.triton import fused
@@ -23,7 +23,7 @@ GATED_AT_ONCE = 1024
 
 def supports(config: ModelConfig) -> bool:
     """Whether the fused kernels compute all that this model asks for."""
-    return features(config) <= LLAMA
+    return features(config) <= TRITON
 
 
 class TritonDecoder:

@@ -10,7 +10,7 @@ from model.config import CHOICES as NAMED
 from model.config import ModelConfig
 from model.net import features as table
 from model.net.backends import ReferenceBackend, TorchBackend
-from model.net.features import ALL, ATTENTION, CHOICES, LLAMA, SIZES, SWITCHES, features
+from model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON, features
 from model.net.native.decoder import NativeBackend
 from model.rope import Llama3Scaling
 from tests.model.checkpoints import tiny_config
@@ -31,7 +31,7 @@ def test_every_field_of_a_model_stands_in_one_table():
 def test_every_feature_that_there_is_has_somebody_who_computes_it():
     chosen = {f"{name}={value}" for name in CHOICES for value in FAMILY_OF_ALL[name]}
     assert chosen | set(SWITCHES.values()) == ALL
-    assert ATTENTION < LLAMA < ALL
+    assert ATTENTION < TRITON < NATIVE <= ALL
 
 
 ON = {

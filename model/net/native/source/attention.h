@@ -10,7 +10,6 @@
 
 static const int KEYS = 32;  // what one tile of values holds
 static const i64 MAX_HEAD = 256;
-static const ints COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static const float LOWEST = -1e30f;  // below every score; finite, so that LOWEST - LOWEST is 0
 
 struct Variant {

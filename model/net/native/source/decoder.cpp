@@ -1,10 +1,10 @@
 // A whole bfloat16 decoder on a CPU, one call a step: plain C ABI, no torch headers.
 //
-// `attend_step` is `Decoder.forward` of transformer.py for models with RMS norms, rotary positions and a gated MLP. Each heavy
-// loop exists once for each instruction set; `attend_choose` picks one by number, and `attend_best` says which is the best that this
-// CPU has. Threads are OpenMP's, as torch's are.
+// `attend_step` is `Decoder.forward` of transformer.py. Each heavy loop exists once for each instruction set; `attend_choose` picks one
+// by number, and `attend_best` says which is the best that this CPU has. Threads are OpenMP's, as torch's are.
 //
-// Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size.
+// Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size,
+// R columns of a head that are rotated, P positions.
 #include <malloc.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,7 +20,8 @@
 // --- every loop once for each instruction set
 
 struct Kernels {
-    void (*norm)(const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T, i64 E, float eps);
+    void (*embed)(const bf16* token, const float* position, float scale, bf16* to, i64 E);
+    void (*join)(bf16* residual, const bf16* update, bf16* y, const Joint&, i64 E);
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
@@ -28,8 +29,11 @@ struct Kernels {
 };
 
 #define VARIANT(NAME, TARGET, MULTIPLY, ATTEND)                                                                                  \
-    TARGET static void norm_##NAME(const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T, i64 E, float eps) {            \
-        for (i64 t = 0; t < T; t++) norm_token(x + t * E, gain, y + t * y_stride, E, eps);                                       \
+    TARGET static void embed_##NAME(const bf16* token, const float* position, float scale, bf16* to, i64 E) {                    \
+        embed_token(token, position, scale, to, E);                                                                              \
+    }                                                                                                                            \
+    TARGET static void join_##NAME(bf16* residual, const bf16* update, bf16* y, const Joint& joint, i64 E) {                     \
+        join_token(residual, update, y, joint, E);                                                                               \
     }                                                                                                                            \
     TARGET static void write_##NAME(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, \
                                     const i64* slots, i64 T) {                                                                   \
@@ -42,7 +46,7 @@ struct Kernels {
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
     }                                                                                                                            \
-    static const Kernels NAME = {norm_##NAME, write_##NAME, MULTIPLY, ATTEND, draw_##NAME};
+    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, ATTEND, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), multiply_avx2, tile_avx2)
@@ -101,13 +105,14 @@ static void attend(Team::Member& team, const Kernels& kernels, const Input& in, 
 
 // --- the decoder
 
+struct Norms {  // of a sublayer: of what goes in, of what comes out, of the sum
+    Norm input, output, sum;
+};
+
 struct Layer {
-    const bf16* attention_gain;
-    Matrix qkv;
-    const bf16 *q_gain, *k_gain;
-    Matrix out;
-    const bf16* mlp_gain;
-    Matrix gate_up, down;
+    Norms of_attention, of_mlp;
+    Turns turns;
+    Matrix qkv, out, up, down;  // up: with its gates
     Variant variant;
 };
 
@@ -117,17 +122,20 @@ static i64 stride_of(i64 columns) { return (ceiling(columns, PAD) | 1) * PAD; }
 struct Net {
     Heads heads;
     i64 E, M, V;
-    float eps;
-    const bf16 *embedding, *gain;
-    const float *cos, *sin;
+    bool gated;
+    int activation;
+    float embedding_scale, residual_scale;
+    const bf16* embedding;
+    const float* positions;  // null where they are not added
+    Norm last;
     Arena arena;
     Matrix head;
     std::vector<Layer> layers;
     i64 room = 0;  // tokens that fit into the buffers
-    bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *gated = nullptr;
+    bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
     i64 normed_stride() const { return stride_of(E); }
     i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
-    i64 gated_stride() const { return stride_of(M); }
+    i64 active_stride() const { return stride_of(M); }
 };
 
 static bf16* zeros(i64 count) {
@@ -138,41 +146,54 @@ static bf16* zeros(i64 count) {
 
 static void make_room(Net& net, i64 T) {
     if (T <= net.room) return;
-    for (bf16** buffer : {&net.normed, &net.qkv, &net.mixed, &net.gated}) free(*buffer), *buffer = nullptr;
+    for (bf16** buffer : {&net.normed, &net.qkv, &net.mixed, &net.active}) free(*buffer), *buffer = nullptr;
     net.room = 0;
     i64 room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
     net.normed = zeros(room * net.normed_stride());
     net.qkv = zeros(room * net.heads.width());
     net.mixed = zeros(room * net.mixed_stride());
-    net.gated = zeros(room * net.gated_stride());
+    net.active = zeros(room * net.active_stride());
     net.room = room;
 }
 
-// The vector of a token [E]. A tied head is its embedding too: the matrix is there once.
-static void embed(const Net& net, i64 token, bf16* to) {
-    if (net.embedding) memcpy(to, net.embedding + token * net.E, net.E * 2);
-    else unpack_row(net.head, token, net.E, to);
+// The vector of a token [E]. A tied head is its embedding too: then it is copied to `room`, for the matrix is there once.
+static const bf16* vector_of(const Net& net, i64 token, bf16* room) {
+    if (net.embedding) return net.embedding + token * net.E;
+    unpack_row(net.head, token, net.E, room);
+    return room;
 }
 
 static const i64 WORTH_THREADS = 1 << 15;  // scores: a thread that sleeps takes longer to wake than fewer take to look at
 
-static void norm(Team::Member& team, const Kernels& kernels, const Net& net, const bf16* x, const bf16* gain, bf16* y, i64 y_stride, i64 T) {
-    team.share(T, TOKENS, [&](i64 a, i64 b) { kernels.norm(x + a * net.E, gain, y + a * y_stride, y_stride, b - a, net.E, net.eps); });
+// From one sublayer to the next, which reads y; `last` is null before the first.
+static void join(Team::Member& team, const Kernels& kernels, const Net& net, const Norms* last, const Norm& next, bf16* residual, bf16* y,
+                 i64 y_stride, i64 T) {
+    Joint joint = {last ? last->output : Norm{}, last ? last->sum : Norm{}, next, net.residual_scale};
+    team.share(T, TOKENS, [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++)
+            kernels.join(residual + t * net.E, net.normed + t * net.normed_stride(), y + t * y_stride, joint, net.E);
+    });
+}
+
+// A sublayer's last product: added at once, or left in `normed` for the norm that comes before the sum.
+static Product update(const Net& net, const Norms& norms, const bf16* x, i64 stride, i64 T, const Matrix& matrix, bf16* residual) {
+    if (norms.output.gain) return {x, stride, T, &matrix, STORE, net.normed, net.normed_stride()};
+    return {x, stride, T, &matrix, ADD, residual, net.E, net.residual_scale};
 }
 
 static const i64 PHASES_OF_LAYER = 8;
 
-static void layer_of(Team::Member& team, const Kernels& kernels, const Net& net, const Layer& layer, const Cache& cache, const Input& in,
-                     const Step& step, const std::vector<Work>& work, bf16* residual) {
-    i64 T = in.T, width = net.heads.width();
-    norm(team, kernels, net, residual, layer.attention_gain, net.normed, net.normed_stride(), T);
-    multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.qkv, STORE, net.qkv, width});
-    Turns turns = {layer.q_gain, layer.k_gain, net.cos, net.sin, net.eps};
-    attend(team, kernels, in, step, work, turns, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
-    multiply(team, kernels, {net.mixed, net.mixed_stride(), T, &layer.out, ADD, residual, net.E});
-    norm(team, kernels, net, residual, layer.mlp_gain, net.normed, net.normed_stride(), T);
-    multiply(team, kernels, {net.normed, net.normed_stride(), T, &layer.gate_up, GATED, net.gated, net.gated_stride()});
-    multiply(team, kernels, {net.gated, net.gated_stride(), T, &layer.down, ADD, residual, net.E});
+static void layer_of(Team::Member& team, const Kernels& kernels, const Net& net, const Layer& layer, const Norms* last, const Cache& cache,
+                     const Input& in, const Step& step, const std::vector<Work>& work, bf16* residual) {
+    i64 T = in.T, width = net.heads.width(), stride = net.normed_stride();
+    join(team, kernels, net, last, layer.of_attention.input, residual, net.normed, stride, T);
+    multiply(team, kernels, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, width});
+    attend(team, kernels, in, step, work, layer.turns, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
+    multiply(team, kernels, update(net, layer.of_attention, net.mixed, net.mixed_stride(), T, layer.out, residual));
+    join(team, kernels, net, &layer.of_attention, layer.of_mlp.input, residual, net.normed, stride, T);
+    int kind = (net.gated ? GATED : ACTIVATED) + net.activation;
+    multiply(team, kernels, {net.normed, stride, T, &layer.up, kind, net.active, net.active_stride()});
+    multiply(team, kernels, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.down, residual));
 }
 
 static bool has_amx() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
@@ -195,23 +216,41 @@ int attend_best() {
 
 void attend_choose(int number) { chosen = number; }
 
-// A decoder of sizes {layers, E, M, V, H, K, D}, without its matrices. Its arrays: {embedding [V, E], or null where the head is it, final gain [E], cos, sin [P, D]}, then for
-// each layer {gain [E], gains of q and k [D], gain [E]}, null where there is none. All of them must outlive it.
+// A decoder of sizes {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether queries and
+// keys are normed over all heads}, without its matrices; numbers {eps, scale of the embedding, scale of what is added to the residual}.
+//
+// A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final norm, then for each layer
+// the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum} and {cos, sin [P, R]} or nulls. The embedding is
+// bfloat16, all others float32. All of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
-Net* attend_new(const i64* sizes, const void* const* arrays, const float* variants, float eps) try {
+Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
     auto net = std::make_unique<Net>();
     i64 layers = sizes[0];
     net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
     net->heads = {sizes[4], sizes[5], sizes[6]};
-    net->eps = eps;
-    auto next = [&] { return (const bf16*)*arrays++; };
-    net->embedding = next(), net->gain = next();
-    net->cos = (const float*)next(), net->sin = (const float*)next();
+    net->activation = (int)sizes[8], net->gated = sizes[9];
+    net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
+    auto next = [&] { return (const float*)*arrays++; };
+    auto norm = [&] {
+        Norm norm = {next(), nullptr, sizes[10] != 0, numbers[0]};
+        norm.bias = next();
+        return norm;
+    };
+    auto norms = [&] {
+        Norms norms;
+        norms.input = norm(), norms.output = norm(), norms.sum = norm();
+        return norms;
+    };
+    net->embedding = (const bf16*)next(), net->positions = next();
+    net->last = norm();
     for (i64 n = 0; n < layers; n++, variants += 3) {
         Layer layer;
-        layer.attention_gain = next();
-        layer.q_gain = next(), layer.k_gain = next();
-        layer.mlp_gain = next();
+        layer.of_attention = norms();
+        layer.turns.q = norm(), layer.turns.k = norm();
+        layer.turns.all = sizes[11];
+        layer.of_mlp = norms();
+        layer.turns.cos = next(), layer.turns.sin = next();
+        layer.turns.R = layer.turns.cos ? sizes[7] : 0;
         layer.variant = {variants[0], variants[1], (i64)variants[2]};
         net->layers.push_back(layer);
     }
@@ -221,7 +260,7 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* varian
 }
 
 // Copy one matrix, which may be freed then: number 0 is the head [V, E], and of layer n 4n + 1 is qkv [(H + 2K) D, E], 4n + 2 out [E, H D],
-// 4n + 3 gate and up [2M, E], 4n + 4 down [E, M]. The bias may be null. 1 where the memory does not suffice, else 0.
+// 4n + 3 gate and up [2M, E], or up [M, E], 4n + 4 down [E, M]. The bias may be null. 1 where the memory does not suffice, else 0.
 int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
     Arena& arena = net->arena;
     i64 E = net->E, M = net->M, heads = net->heads.H * net->heads.D;
@@ -230,7 +269,7 @@ int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try
     switch ((number - 1) % 4) {
         case 0: layer.qkv = pack(arena, weights, bias, net->heads.width(), E, false); break;
         case 1: layer.out = pack(arena, weights, bias, E, heads, false); break;
-        case 2: layer.gate_up = pack(arena, weights, bias, 2 * M, E, true); break;
+        case 2: layer.up = pack(arena, weights, bias, net->gated ? 2 * M : M, E, net->gated); break;
         case 3: layer.down = pack(arena, weights, bias, E, M, false); break;
     }
     return 0;
@@ -246,7 +285,7 @@ void attend_trim() {
 }
 
 void attend_free(Net* net) {
-    for (bf16* buffer : {net->normed, net->qkv, net->mixed, net->gated}) free(buffer);
+    for (bf16* buffer : {net->normed, net->qkv, net->mixed, net->active}) free(buffer);
     delete net;
 }
 
@@ -260,11 +299,19 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* sl
     std::vector<Work> work = work_of(step, LANES / (net->heads.H / net->heads.K));
     compute(PHASES_OF_LAYER * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {
-            for (i64 t = a; t < b; t++) embed(*net, tokens[t], residual + t * net->E);
+            for (i64 t = a; t < b; t++) {
+                const float* position = net->positions ? net->positions + positions[t] * net->E : nullptr;
+                bf16* to = residual + t * net->E;
+                kernels.embed(vector_of(*net, tokens[t], to), position, net->embedding_scale, to, net->E);
+            }
         });
-        for (size_t n = 0; n < net->layers.size(); n++)
-            layer_of(team, kernels, *net, net->layers[n], {keys[n], values[n], block_size}, in, step, work, residual);
-        norm(team, kernels, *net, residual, net->gain, hidden, net->E, T);
+        const Norms* last = nullptr;
+        for (size_t n = 0; n < net->layers.size(); n++) {
+            const Layer& layer = net->layers[n];
+            layer_of(team, kernels, *net, layer, last, {keys[n], values[n], block_size}, in, step, work, residual);
+            last = &layer.of_mlp;
+        }
+        join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);
     });
     return 0;
 } catch (const std::bad_alloc&) {

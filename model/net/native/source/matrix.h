@@ -22,7 +22,26 @@ static const i64 ROWS = 256;       // rows of x that stay near while panels pass
 static const i64 MOST_PANELS = 16;  // of a piece of work: long ones read and write long runs of memory
 static const i64 PIECES = 3;       // work items a thread, where that makes no longer ones: a thread that is done takes another's
 static const i64 LINE = 32;        // numbers in a cache line
-enum Kind { STORE, ADD, GATED, SCORES };
+
+enum Activation { SILU, GELU, GELU_TANH, RELU };
+// What becomes of results y, with an Activation f: ACTIVATED + f is f(y), GATED + f is f(gate) * value. SCORES are stored in float32.
+enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8 };
+
+// Calls RUN<KIND>, so that no loop asks which kind it is.
+#define OF_KIND(KIND, RUN, ...)                                                   \
+    switch (KIND) {                                                               \
+        case STORE: return RUN<STORE>(__VA_ARGS__);                               \
+        case ADD: return RUN<ADD>(__VA_ARGS__);                                   \
+        case SCORES: return RUN<SCORES>(__VA_ARGS__);                             \
+        case ACTIVATED + SILU: return RUN<ACTIVATED + SILU>(__VA_ARGS__);         \
+        case ACTIVATED + GELU: return RUN<ACTIVATED + GELU>(__VA_ARGS__);         \
+        case ACTIVATED + GELU_TANH: return RUN<ACTIVATED + GELU_TANH>(__VA_ARGS__); \
+        case ACTIVATED + RELU: return RUN<ACTIVATED + RELU>(__VA_ARGS__);         \
+        case GATED + SILU: return RUN<GATED + SILU>(__VA_ARGS__);                 \
+        case GATED + GELU: return RUN<GATED + GELU>(__VA_ARGS__);                 \
+        case GATED + GELU_TANH: return RUN<GATED + GELU_TANH>(__VA_ARGS__);       \
+        case GATED + RELU: return RUN<GATED + RELU>(__VA_ARGS__);                 \
+    }
 
 struct Matrix {
     i64 N = 0, K = 0, panels = 0;  // K with its padding; panels in pairs
@@ -113,9 +132,10 @@ struct Product {
     const bf16* x;
     i64 stride, T;     // stride of x; x has room for T rounded up to PAD
     const Matrix* matrix;
-    Kind kind;
+    int kind;          // a Kind, with its Activation
     void* y;           // bf16, but floats with SCORES
     i64 y_stride;
+    float scale = 1;   // of what ADD adds
 
     // Work comes in items: an even number of panels for up to ROWS rows.
     i64 panels_of_item() const {
@@ -126,17 +146,24 @@ struct Product {
     i64 items() const { return items_across() * ceiling(T, ROWS); }
 };
 
+template <int ACTIVATION>
+INLINE floats activated(floats x) {
+    return ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
+}
+
 // What becomes of a block of results [rows][pitch], from row `first` and panel `panel` on.
-template <Kind KIND>
+template <int KIND>
 INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
     const Matrix& m = *p.matrix;
-    const i64 step = KIND == GATED ? 2 : 1;  // a panel of gates stands before its panel of values
+    const i64 step = KIND >= GATED ? 2 : 1;  // a panel of gates stands before its panel of values
     i64 width = m.N / step, begin = panel / step * PANEL, end = std::min(width, (panel + panels) / step * PANEL);
     for (i64 t = 0; t < rows; t++)
         for (i64 n = begin; n < end; n += PANEL) {
             const float *from = block + t * pitch + (n - begin) * step, *bias = m.bias.data() + n * step;
             floats y = load<floats>(from) + load<floats>(bias);
-            if (KIND == GATED) y = silu(y) * (load<floats>(from + PANEL) + load<floats>(bias + PANEL));
+            if (KIND >= ACTIVATED) y = activated<KIND % 4>(y);
+            if (KIND >= GATED) y = y * (load<floats>(from + PANEL) + load<floats>(bias + PANEL));
+            if (KIND == ADD) y *= p.scale;
             i64 place = (first + t) * p.y_stride + n, count = std::min(PANEL, end - n);
             bf16* to = (bf16*)p.y + place;
             if (count == PANEL) {
@@ -158,12 +185,7 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
 static const i64 PITCH = 4 * PANEL;  // columns of a block of results
 
 INLINE void keep(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
-    switch (p.kind) {
-        case STORE: return keep_rows<STORE>(p, block, PITCH, first, rows, panel, panels);
-        case ADD: return keep_rows<ADD>(p, block, PITCH, first, rows, panel, panels);
-        case GATED: return keep_rows<GATED>(p, block, PITCH, first, rows, panel, panels);
-        case SCORES: return keep_rows<SCORES>(p, block, PITCH, first, rows, panel, panels);
-    }
+    OF_KIND(p.kind, keep_rows, p, block, PITCH, first, rows, panel, panels)
 }
 
 // Some rows of x by one panel, with whatever vectors the target has.
@@ -309,7 +331,7 @@ struct Rest {  // results of two panels that wait to be kept: while the matrix u
 
 static const i64 PAIR = 2 * PANEL;  // columns of such a block
 
-template <Kind KIND>
+template <int KIND>
 OF(AMX) INLINE void keep_some(const Product& p, Rest& rest, i64 rows) {
     rows = std::min(rows, rest.rows - rest.kept);
     keep_rows<KIND>(p, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
@@ -322,7 +344,7 @@ OF(AMX) INLINE void hint(const uint32_t* tile) {
 }
 
 // Two rows of tiles by two panels, into a block [32][PAIR]. `more`: the next two panels follow, from memory.
-template <Kind KIND>
+template <int KIND>
 OF(AMX) INLINE void two_by_two(const Product& p, const bf16* x, i64 panel, float* block, Rest& rest, bool more) {
     const Matrix& m = *p.matrix;
     const uint32_t *a = panel_of(m, panel), *b = panel_of(m, panel + 1), *next = panel_of(m, panel + 2);
@@ -358,7 +380,7 @@ OF(AMX) INLINE void multiply_few(const Product& p, const Item& item) {
     }
 }
 
-template <Kind KIND>
+template <int KIND>
 OF(AMX) INLINE void multiply_many(const Product& p, const Item& item) {
     alignas(64) float blocks[2][32 * PAIR];
     Rest rest = {};
@@ -377,10 +399,5 @@ OF(AMX) static void multiply_tiles(const Product& p, i64 number) {
     whole_tiles();
     written();
     if (item.end - item.first <= 16) return multiply_few(p, item);
-    switch (p.kind) {
-        case STORE: return multiply_many<STORE>(p, item);
-        case ADD: return multiply_many<ADD>(p, item);
-        case GATED: return multiply_many<GATED>(p, item);
-        case SCORES: return multiply_many<SCORES>(p, item);
-    }
+    OF_KIND(p.kind, multiply_many, p, item)
 }

@@ -20,6 +20,10 @@ typedef float floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
 typedef bf16 halves __attribute__((vector_size(LANES * 2)));
+static const ints COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+template <class Number>
+using Numbers __attribute__((vector_size(LANES * sizeof(Number)))) = Number;
 
 INLINE float wide(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
@@ -40,6 +44,7 @@ INLINE void store(Number* to, Vector vector) {
     memcpy(to, &vector, sizeof vector);
 }
 
+INLINE floats wide(floats x) { return x; }
 INLINE floats wide(halves x) { return (floats)(__builtin_convertvector(x, words) << 16); }
 
 INLINE halves narrow(floats x) {  // to the nearest, ties to even; NaN that come from bfloat16 or from arithmetic stay NaN
@@ -69,5 +74,22 @@ INLINE floats silu(floats x) {
     floats e = exponential(-magnitude(x));  // the sigmoid without overflow on either side
     return x * choose(x >= 0.0f, all(1.0f), e) / (e + 1.0f);
 }
+
+INLINE floats gelu_tanh(floats x) {  // x / 2 * (1 + tanh(z)) is x times the sigmoid of 2 z
+    floats z = (x + x * x * x * 0.044715f) * 1.5957691216f, e = exponential(-magnitude(z));
+    return x * choose(z >= 0.0f, all(1.0f), e) / (e + 1.0f);
+}
+
+INLINE floats gelu(floats x) {  // x times the normal distribution; its tail is 7.1.26 of Abramowitz & Stegun, to 1e-7
+    floats z = magnitude(x) * 0.70710678f, k = 1.0f / (z * 0.3275911f + 1.0f);
+    floats p = k * 1.061405429f - 1.453152027f;
+    p = p * k + 1.421413741f;
+    p = p * k - 0.284496736f;
+    p = p * k + 0.254829592f;
+    floats tail = p * k * exponential(-z * z) * 0.5f;
+    return x * choose(x >= 0.0f, 1.0f - tail, tail);
+}
+
+INLINE floats relu(floats x) { return choose(x < 0.0f, floats{}, x); }  // in this order NaN stays NaN
 
 INLINE i64 ceiling(i64 a, i64 b) { return (a + b - 1) / b; }

@@ -1,49 +1,126 @@
-// What happens to each token by itself: norm, rotation, the write to the cache.
+// What happens to each token by itself: its vector, norms, rotation, the write to the cache.
 //
-// Shapes: T tokens, E model width, H query heads, K key/value heads, D head size, B tokens in a block.
+// Shapes: T tokens, E model width, H query heads, K key/value heads, D head size, B tokens in a block,
+// R columns of a head that are rotated, the first ones, P positions.
 // Caches: keys [block][K][B][D], values [block][K][B / 2][D][2], two tokens side by side: both as the matrix units of AMX read them,
 // and a token's few lines are near each other.
 #pragma once
 #include "numbers.h"
 
 // The 16 values from `from` on, or the first `count` of them and zeros.
-INLINE floats some(const bf16* from, i64 count) {
-    halves x = {};
-    memcpy(&x, from, std::min(count, LANES) * 2);
-    return wide(x);
+template <class Number>
+INLINE floats some(const Number* from, i64 count) {
+    Number x[LANES] = {};
+    memcpy(x, from, std::min(count, LANES) * sizeof(Number));
+    return wide(load<Numbers<Number>>(x));
 }
 
-INLINE float scale_of(const bf16* x, i64 count, float eps) {  // 1 / rms
-    floats squares = {};
-    i64 i = 0;
-    for (; i + LANES <= count; i += LANES) squares += wide(load<halves>(x + i)) * wide(load<halves>(x + i));
-    if (i < count) squares += some(x + i, count - i) * some(x + i, count - i);
+template <class Number>
+INLINE floats get(const Number* from, i64 count) {
+    return count >= LANES ? wide(load<Numbers<Number>>(from)) : some(from, count);
+}
+
+INLINE void put(bf16* to, floats x, i64 count) {
+    halves y = narrow(x);
+    if (count >= LANES) return store(to, y);
+    memcpy(to, &y, count * 2);
+}
+
+struct Norm {  // without gains nothing is normed
+    const float *gain = nullptr, *bias = nullptr;
+    bool centred = false;  // layer norm; else RMS norm
+    float eps = 0;
+    Norm from(i64 place) const { return gain ? Norm{gain + place, bias ? bias + place : nullptr, centred, eps} : *this; }
+};
+
+struct Moments {
+    float mean = 0, scale = 1;  // 1 / standard deviation, or 1 / rms
+};
+
+INLINE float sum_of(floats x) {
     float sum = 0;
-    for (int j = 0; j < LANES; j++) sum += squares[j];
-    return 1.0f / std::sqrt(sum / count + eps);
+    for (int j = 0; j < LANES; j++) sum += x[j];
+    return sum;
 }
 
-INLINE void norm_token(const bf16* x, const bf16* gain, bf16* y, i64 E, float eps) {
-    float scale = scale_of(x, E, eps);
-    i64 i = 0;
-    for (; i + LANES <= E; i += LANES) store(y + i, narrow(wide(load<halves>(x + i)) * scale * wide(load<halves>(gain + i))));
-    if (i == E) return;
-    halves rest = narrow(some(x + i, E - i) * scale * some(gain + i, E - i));
-    memcpy(y + i, &rest, (E - i) * 2);
+INLINE Moments moments_of(const bf16* x, i64 count, const Norm& norm) {
+    Moments m;
+    if (norm.centred) {
+        floats sums = {};
+        for (i64 i = 0; i < count; i += LANES) sums += get(x + i, count - i);
+        m.mean = sum_of(sums) / count;
+    }
+    floats squares = {};
+    for (i64 i = 0; i < count; i += LANES) {
+        floats y = get(x + i, count - i) - m.mean;
+        if (count - i < LANES) y = choose(COUNT < (int32_t)(count - i), y, floats{});
+        squares += y * y;
+    }
+    m.scale = 1.0f / std::sqrt(sum_of(squares) / count + norm.eps);
+    return m;
 }
 
-INLINE void rotate_head(const bf16* x, bf16* to, const bf16* gain, const float* cos, const float* sin, i64 D, float eps) {
-    float scale = gain ? scale_of(x, D, eps) : 1.0f;
-    if (!cos) {
-        memcpy(to, x, D * 2);
+// y = norm(x), or x where there is no norm. y may be x.
+INLINE void norm_token(const bf16* x, const Norm& norm, bf16* y, i64 E) {
+    if (!norm.gain) {
+        if (x != y) memcpy(y, x, E * 2);
         return;
     }
-    for (i64 i = 0; i < D / 2; i += LANES) {
-        floats a = wide(load<halves>(x + i)), b = wide(load<halves>(x + i + D / 2)), c = load<floats>(cos + i), s = load<floats>(sin + i);
-        if (gain) a *= scale * wide(load<halves>(gain + i)), b *= scale * wide(load<halves>(gain + i + D / 2));
-        store(to + i, narrow(a * c - b * s));
-        store(to + i + D / 2, narrow(b * c + a * s));
+    Moments m = moments_of(x, E, norm);
+    for (i64 i = 0; i < E; i += LANES) {
+        floats z = (get(x + i, E - i) - m.mean) * m.scale * get(norm.gain + i, E - i);
+        put(y + i, norm.bias ? z + get(norm.bias + i, E - i) : z, E - i);
     }
+}
+
+// residual += scale * norm(update)
+INLINE void add_token(bf16* residual, const bf16* update, const Norm& norm, float scale, i64 E) {
+    Moments m = moments_of(update, E, norm);
+    for (i64 i = 0; i < E; i += LANES) {
+        floats z = (get(update + i, E - i) - m.mean) * m.scale * get(norm.gain + i, E - i);
+        if (norm.bias) z += get(norm.bias + i, E - i);
+        put(residual + i, get(residual + i, E - i) + z * scale, E - i);
+    }
+}
+
+// What happens to a token between two parts of a layer: residual += scale * update_norm(update), unless the product has added it;
+// residual = sum_norm(residual); y = next_norm(residual). y may be the update.
+struct Joint {
+    Norm update, sum, next;
+    float scale;
+};
+
+INLINE void join_token(bf16* residual, const bf16* update, bf16* y, const Joint& joint, i64 E) {
+    if (joint.update.gain) add_token(residual, update, joint.update, joint.scale, E);
+    if (joint.sum.gain) norm_token(residual, joint.sum, residual, E);
+    norm_token(residual, joint.next, y, E);
+}
+
+// A token's vector, scaled, plus that of its position, where positions are added.
+INLINE void embed_token(const bf16* token, const float* position, float scale, bf16* to, i64 E) {
+    for (i64 i = 0; i < E; i += LANES) {
+        floats x = get(token + i, E - i) * scale;
+        put(to + i, position ? x + get(position + i, E - i) : x, E - i);
+    }
+}
+
+// In this order of products; a head's numbers from `i` on.
+INLINE floats normed_head(floats x, const Norm& norm, const Moments& m, i64 i, i64 count) {
+    if (!norm.gain) return x;
+    x = (x - m.mean) * (m.scale * get(norm.gain + i, count));
+    return norm.bias ? x + get(norm.bias + i, count) : x;
+}
+
+// Norms a head and rotates its first R columns. `to` may be x.
+INLINE void turn_head(const bf16* x, bf16* to, const Norm& norm, const Moments& m, const float* cos, const float* sin, i64 R, i64 D) {
+    for (i64 i = 0, half = R / 2; i < half; i += LANES) {
+        i64 count = half - i;
+        floats a = normed_head(get(x + i, count), norm, m, i, count), c = get(cos + i, count), s = get(sin + i, count);
+        floats b = normed_head(get(x + half + i, count), norm, m, half + i, count);
+        put(to + i, a * c - b * s, count);
+        put(to + half + i, b * c + a * s, count);
+    }
+    for (i64 i = R; i < D; i += LANES) put(to + i, normed_head(get(x + i, D - i), norm, m, i, D - i), D - i);
 }
 
 struct Heads {
@@ -56,11 +133,24 @@ struct Cache {  // of one layer
     i64 block_size;
 };
 
-struct Turns {  // null where there is nothing to do: no gains, or no rotation
-    const bf16 *q_gain, *k_gain;
-    const float *cos, *sin;
-    float eps;
+struct Turns {  // of queries and keys
+    Norm q, k;
+    bool all = false;  // one norm over all heads side by side, else over each by itself
+    const float *cos = nullptr, *sin = nullptr;  // [P, R]
+    i64 R = 0;
 };
+
+// `count` heads side by side, of a token at `position`.
+INLINE void turn_heads(const bf16* x, i64 count, bf16* to, i64 to_stride, const Norm& norm, const Turns& turns, i64 position, i64 D) {
+    if (x == to && !norm.gain && !turns.R) return;
+    const float *cos = turns.cos + position * turns.R, *sin = turns.sin + position * turns.R;
+    Moments m;
+    if (norm.gain && turns.all) m = moments_of(x, count * D, norm);
+    for (i64 h = 0; h < count; h++) {
+        if (norm.gain && !turns.all) m = moments_of(x + h * D, D, norm);
+        turn_head(x + h * D, to + h * to_stride, norm.from(turns.all ? h * D : 0), m, cos, sin, turns.R, D);
+    }
+}
 
 // Values of the token at place `at` of a block. Number by number: its neighbour may be in another thread's hands.
 INLINE void write_values(const bf16* v, bf16* block, i64 at, i64 D) {
@@ -79,9 +169,8 @@ INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, cons
     i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
-        const float *cos = turns.cos ? turns.cos + positions[t] * D : nullptr, *sin = turns.sin ? turns.sin + positions[t] * D : nullptr;
-        for (i64 h = 0; h < (cos ? H : 0); h++) rotate_head(q + h * D, q + h * D, turns.q_gain, cos, sin, D, turns.eps);
-        for (i64 k = 0; k < K; k++) rotate_head(q + (H + k) * D, keys + k * B * D, turns.k_gain, cos, sin, D, turns.eps);
+        turn_heads(q, H, q, D, turns.q, turns, positions[t], D);
+        turn_heads(q + H * D, K, keys, B * D, turns.k, turns, positions[t], D);
     }
     for (i64 t = 0, count; t < T; t += count) {
         i64 at = slots[t] % B;
