@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from model.net.backends import ReferenceBackend, TorchBackend
+from model.net.layers import ACTIVATIONS
 from model.net.native.decoder import NativeBackend
 from model.net.transformer import Decoder
 from model.rope import LongScaling, YarnScaling
@@ -119,6 +121,27 @@ def test_gains_are_not_rounded(variant):
         found.append(run_native(net, 1000, 32, texts=TEXTS))
     assert 0.001 < distance(*found) < 0.05
     assert torch.tensor(1.003).bfloat16() == 1
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
+@torch.inference_mode()
+def test_an_activation_has_the_value_of_its_own_equation(variant, name):
+    """To the precision of bfloat16, in the tails too: the two kinds of GELU are near each other elsewhere."""
+    x = torch.linspace(-5, 5, 72).bfloat16()
+    for gated in (True, False):
+        sizes = {"hidden_size": 72, "mlp_size": 72, "num_layers": 1, "mlp_bias": True, "norm_eps": 1e-30}
+        net = pair(shaped(4, 2, 32, activation=name, gated_mlp=gated, **sizes))[1]
+        for parameter in net.parameters():
+            parameter.zero_()
+        mlp = net.blocks[0].mlp
+        (mlp.gate_up if gated else mlp.up).bias.copy_(torch.cat((x, torch.ones_like(x))) if gated else x)
+        mlp.down.weight.copy_(torch.eye(72))
+        net.norm.weight.fill_(1)
+        wanted = ACTIVATIONS[name](x.double())
+        found = run_native(net, 1000, 32, texts=TEXTS[:1])[0].double()
+        torch.testing.assert_close(found * wanted.square().mean().sqrt(), wanted, rtol=0.02, atol=1e-9)
+    assert not torch.allclose(F.gelu(x.double()), F.gelu(x.double(), approximate="tanh"), rtol=0.02, atol=1e-9)
 
 
 @needs_library
