@@ -169,7 +169,7 @@ class Preparation:
         goes_on = command.stops.ignore_eos and command.grammar is None  # nothing follows the end of a grammar
         return frozenset((*command.stops.stop_token_ids, *(() if goes_on else self.info.eos_token_ids)))
 
-    def _request(self, request_id: str, prompt: list[int], command: Command, seed: int, choice: int) -> Request:
+    def _request(self, request_id: str, prompt: list[int], command: Command, seed: int, answer_index: int) -> Request:
         stops = command.stops
         left = max(1, self.info.max_model_len - len(prompt))
         return Request(
@@ -178,7 +178,7 @@ class Preparation:
             max_tokens=left if stops.max_tokens is None else stops.max_tokens,
             sampling=command.sampling,
             seed=seed,
-            choice=choice,
+            answer_index=answer_index,
             min_tokens=stops.min_tokens,
             decoding=command.decoding,
             logprobs=command.logprobs,

@@ -83,8 +83,8 @@ def says(text: str) -> Rule:
 
 
 def seeded(request: Request) -> int:
-    """A token that depends on the seed, the choice and the place, as a drawn one does."""
-    return (request.seed * 31 + request.choice * 7 + len(request.output)) % 26 + ord("a")
+    """A token that depends on the seed, the answer and the place, as a drawn one does."""
+    return (request.seed * 31 + request.answer_index * 7 + len(request.output)) % 26 + ord("a")
 
 
 def scored(token: int, top: int | None) -> tuple[TokenLogprob, ...]:

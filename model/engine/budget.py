@@ -7,24 +7,29 @@ GAIN_IF_FASTER, GAIN_IF_SLOWER = 0.5, 0.2
 MAX_LOG_ERROR = math.log(2)
 """A step counts as at most twice as slow as was predicted."""
 SHORT_FACTOR, SHORT_SECONDS = 2.0, 0.02
-LONGEST_FACTOR, LASTING_FACTOR = 3.6, 1.2
-"""The bounds of `StepCost.room`: factors of a predicted step's seconds, and seconds."""
+"""A step may take this factor of its streams' time alone, up to so many seconds: no reader sees that."""
+LONGEST_FACTOR = 3.6
+"""A step may take this factor of the time of a step that only reads the weights. It may take this factor of its streams' time
+alone too, as far as LASTING_FACTOR allows.
+"""
+LASTING_FACTOR = 1.2
+"""Factor of the time of a later step, in which all the waiting prompts are streams too: readers will see such steps anyway."""
 
 
 class StepCost:
-    """Predicts a step's seconds as `fixed + per_stream * streams + per_token * prompt tokens`.
+    """Predicts a step's seconds as `fixed_seconds + stream_seconds * streams + token_seconds * prompt tokens`.
 
     A measured step corrects the three by factors, each by its part in the prediction (normalised least mean squares on
-    the logarithms). So a step without prompts says nothing of `per_token`, a large part of a prompt says little of the
+    the logarithms). So a step without prompts says nothing of `token_seconds`, a large part of a prompt says little of the
     others, nothing ever becomes zero or negative, and no long run of equal steps wears away what other steps have taught.
     """
 
     def __init__(self, scale: int) -> None:
         self.scale = scale
-        """The first guess of fixed / per_token, in tokens; a small one is safe. per_stream / per_token begins at 1."""
-        self.fixed = 0.0
-        self.per_stream = 0.0
-        self.per_token = 0.0
+        """The first guess of fixed_seconds / token_seconds; a small one is safe. stream_seconds / token_seconds begins at 1."""
+        self.fixed_seconds = 0.0
+        self.stream_seconds = 0.0
+        self.token_seconds = 0.0
         self.num_steps = 0
 
     def learn(self, streams: int, tokens: int, seconds: float) -> None:
@@ -32,33 +37,33 @@ class StepCost:
         self.num_steps += 1
         if seconds <= 0:
             return
-        if self.per_token == 0:
-            self.per_stream = self.per_token = seconds / (self.scale + streams + tokens)
-            self.fixed = self.per_token * self.scale
+        if self.token_seconds == 0:
+            self.stream_seconds = self.token_seconds = seconds / (self.scale + streams + tokens)
+            self.fixed_seconds = self.token_seconds * self.scale
             return
-        parts = self.fixed, self.per_stream * streams, self.per_token * tokens
+        parts = self.fixed_seconds, self.stream_seconds * streams, self.token_seconds * tokens
         predicted = sum(parts)
         error = min(math.log(seconds / predicted), MAX_LOG_ERROR)
         step = error * (GAIN_IF_SLOWER if error > 0 else GAIN_IF_FASTER) * predicted / sum(part * part for part in parts)
-        self.fixed, self.per_stream, self.per_token = (
+        self.fixed_seconds, self.stream_seconds, self.token_seconds = (
             value * math.exp(step * part)
-            for value, part in zip((self.fixed, self.per_stream, self.per_token), parts, strict=True)
+            for value, part in zip((self.fixed_seconds, self.stream_seconds, self.token_seconds), parts, strict=True)
         )
 
-    def room(self, streams: int, prompts: int, goal: float) -> float:
-        """Prompt tokens that may go beside so many streams and waiting prompts; `goal` is in seconds. Unknown costs leave none.
+    def room(self, streams: int, prompts: int, goal_seconds: float) -> float:
+        """Prompt tokens that may go beside so many streams and waiting prompts. Unknown costs leave none.
 
-        A step may take, in seconds,
-
-            max(goal, min(SHORT_FACTOR * alone, SHORT_SECONDS), LONGEST_FACTOR * fixed,
-                min(LONGEST_FACTOR * alone, LASTING_FACTOR * later))
-
-        where `alone` is the step without prompts, `fixed` one that only reads the weights, and `later` the one with all
-        these prompts as streams. What is more than `alone` is for prompts. Steps that take no time leave endless room.
+        (the seconds that the step may take - those of its streams alone) / the seconds of a prompt token. Steps that take no
+        time leave endless room.
         """
-        if self.per_token == 0:
+        if self.token_seconds == 0:
             return math.inf if self.num_steps else 0
-        alone, later = (self.fixed + self.per_stream * count for count in (streams, streams + prompts))
-        short = min(SHORT_FACTOR * alone, SHORT_SECONDS)
-        lasting = min(LONGEST_FACTOR * alone, LASTING_FACTOR * later)
-        return (max(goal, short, LONGEST_FACTOR * self.fixed, lasting) - alone) / self.per_token
+        alone_seconds = self.fixed_seconds + self.stream_seconds * streams
+        later_seconds = self.fixed_seconds + self.stream_seconds * (streams + prompts)
+        longest_seconds = max(
+            goal_seconds,
+            min(SHORT_FACTOR * alone_seconds, SHORT_SECONDS),
+            LONGEST_FACTOR * self.fixed_seconds,
+            min(LONGEST_FACTOR * alone_seconds, LASTING_FACTOR * later_seconds),
+        )
+        return (longest_seconds - alone_seconds) / self.token_seconds

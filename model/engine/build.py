@@ -103,7 +103,7 @@ def build_engine(
         eos_token_ids=config.eos_token_ids,
         fingerprint=fingerprint(folder, setup),
     )
-    engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, ahead=device == "cuda")
+    engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, async_scheduling=device == "cuda")
 
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)

@@ -53,9 +53,9 @@ def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDe
     if isinstance(backend, NativeBackend):
         return NativeDecoder(net, spend=True)
     if backend.name == "triton":
-        from model.net.triton import decoder as fused
+        from model.net.triton import decoder as triton
 
-        return fused.TritonDecoder(net) if fused.supports(net.config) else net
+        return triton.TritonDecoder(net) if triton.supports(net.config) else net
     pack(net)
     return net
 

@@ -1,7 +1,8 @@
 """One step of continuous batching: schedule, run, commit. For one thread.
 
-On a device that computes by itself the next step is planned and handed over while one runs, wherever the scheduler can tell
-what it computes (`Scheduler.follow`): then the device does not wait for Python. At most one step is ahead.
+Asynchronous scheduling, for a device that computes by itself: a step is submitted before the sample of the step before it has
+reached the host, wherever the scheduler can tell what it computes (`Scheduler.schedule_async`). Then the device does not wait
+for Python. At most two steps are under way.
 """
 
 import logging
@@ -39,13 +40,15 @@ class Runner(Protocol):
 class Engine:
     """A scheduler and a runner."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], *, ahead: bool = False) -> None:
-        """`ahead`: hand a step over before the one before it has ended; for runners that need not end one to begin another."""
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], *, async_scheduling: bool = False
+    ) -> None:
+        """`async_scheduling`: for runners that need not end a step to begin the next one."""
         self.scheduler = scheduler
         self.runner = runner
-        self.ahead = ahead
+        self.async_scheduling = async_scheduling
         self._next: _Step | None = None
-        """The step that was handed over ahead."""
+        """The step that was submitted before the sample of the one before it came."""
         self.observer: Callable[[StepReport], None] = lambda report: None
         self._clock = clock
         self._num_ended = 0  # when it was last asked for
@@ -77,7 +80,7 @@ class Engine:
                 return []
             self._next = self._submitted(plan)
         step, plan = self._next, self._next.plan
-        following = self.scheduler.follow(plan) if self.ahead else None
+        following = self.scheduler.schedule_async(plan) if self.async_scheduling else None
         self._next = None if following is None else self._submitted(following)
         outputs = self.scheduler.commit(plan, self._result(step))
         drawn = sum(len(output.token_ids) for output in outputs)

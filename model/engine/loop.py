@@ -72,7 +72,7 @@ class AsyncEngine:
         self._capacity = info.max_batch_requests + max_queued_requests
         self._prepare = prepare  # what the step thread does first
         self._clock = clock
-        self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, and read by the step thread
+        self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, read by any thread
         self._wake = threading.Condition()
         self._commands: list[Callable[[], Output | None]] = []  # guarded by _wake
         self._stopping = False

@@ -76,7 +76,8 @@ class Request:
     max_tokens: int
     sampling: SamplingParams
     seed: int = 0
-    choice: int = 0
+    answer_index: int = 0
+    """Which of the call's answers."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the request; the token itself is part of the output."""
     min_tokens: int = 0
@@ -127,7 +128,7 @@ class Request:
         """How it draws, worked out when it is first asked for: the caller's part must not change from then on."""
         if self._plan is None:
             checks = bool(self.bad_words), self.grammar is not None
-            self._plan = SamplingPlan(self.sampling, self.seed, self.choice, self.decoding, self.logprobs, *checks)
+            self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, self.decoding, self.logprobs, *checks)
         return self._plan
 
     @property

@@ -27,7 +27,7 @@ from model.engine.blocks import BlockPool, Parent
 from model.engine.budget import StepCost
 from model.engine.lookup import Lookup
 from model.engine.plan import Plan, Scheduled, StepResult
-from model.engine.request import FinishReason, Lack, Output, Request, TokenLogprob, check_fits
+from model.engine.request import FinishReason, Lack, Output, Request, TokenLogprob
 from model.errors import EngineFailed
 
 
@@ -66,8 +66,8 @@ class Scheduler:
         return len(self._running)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises what `check_fits` raises."""
-        check_fits(request, self.config.max_model_len)
+        """Queue a request that has passed `check_fits`."""
+        assert 0 < len(request.prompt) <= request.max_total_tokens <= self.config.max_model_len, "a request that can never run"
         assert request.request_id not in self._by_id, f"request id {request.request_id} is in flight already"
         request.arrived_at = self._clock()
         self._by_id[request.request_id] = request
@@ -95,11 +95,11 @@ class Scheduler:
             return Plan((*plan, *parts), len(plan))
         return Plan(tuple(plan), len(plan), self._guess(plan, left))
 
-    def follow(self, plan: Plan) -> Plan | None:
-        """The step after `plan`, before it is known what `plan` draws: one more token for every stream.
+    def schedule_async(self, plan: Plan) -> Plan | None:
+        """The step after `plan`, before the sample of `plan` has reached the host: one more token for every stream.
 
-        None where that has to be known: who runs next depends on it, or how somebody draws. Who turns out to have ended is
-        computed in vain.
+        None where the sample has to be known: who runs next depends on it, or how somebody draws. A stream that turns out to
+        have ended is computed in vain.
         """
         drawing = {item.request.request_id for item in plan.scheduled if item.draws}
         admits = self._waiting and len(self._running) < self.config.max_batch_requests
@@ -142,7 +142,7 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
         if plan.scheduled and not result.errors and not plan.num_drafted:
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
-        self._planned_at = self._clock()  # when a step that follows begins
+        self._planned_at = self._clock()  # when a step that was submitted early begins
         return outputs
 
     def _distrust(self, blocks: set[int], plan: Plan) -> None:

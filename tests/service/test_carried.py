@@ -106,7 +106,7 @@ def test_a_rule_for_the_end_reaches_the_engines_request_and_changes_nothing_else
 
 def test_several_answers_are_the_choices_from_0_on():
     first, second = requests_of(replace(PLAIN, n=2))
-    assert (first.choice, changed(first, second)) == (0, {"choice": 1})
+    assert (first.answer_index, changed(first, second)) == (0, {"answer_index": 1})
 
 
 def test_each_answer_has_a_matcher_of_its_own():
@@ -121,7 +121,7 @@ def test_every_field_that_the_caller_of_the_engine_fills_is_filled_by_something(
     """The rest is the scheduler's, and fresh."""
     filled = {name for _, expected in (*CARRIED.values(), *STOPS.values()) for name in expected}
     names = {field.name for field in fields(Request)}
-    assert names == filled | {"request_id", "choice", "grammar"} | OF_THE_SCHEDULER
+    assert names == filled | {"request_id", "answer_index", "grammar"} | OF_THE_SCHEDULER
     (request,) = requests_of(PLAIN)
     for field in fields(Request):
         if field.name in OF_THE_SCHEDULER:

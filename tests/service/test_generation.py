@@ -71,7 +71,7 @@ def test_a_stop_string_ends_the_engines_request_and_drops_what_came_after_it():
 
 
 def test_an_answer_that_stopped_leaves_the_others_running():
-    engine = FakeEngine(lambda request: ord("x") if request.choice == 0 else ord("y"))
+    engine = FakeEngine(lambda request: ord("x") if request.answer_index == 0 else ord("y"))
     first, second = generate(engine, command(n=2, stop=("xx",), max_tokens=6))
     assert (first.text, first.num_tokens, first.finish_reason) == ("", 2, FinishReason.STOP)
     assert (second.text, second.num_tokens, second.finish_reason) == ("yyyyyy", 6, FinishReason.LENGTH)
@@ -102,7 +102,7 @@ def test_the_answers_of_a_call_are_different_choices_of_one_seed():
     """Also those of equal prompts, else a list of them would get one answer several times."""
     engine = FakeEngine()
     generate(engine, command("a", "a", n=3, seed=11))
-    assert [(request.choice, request.seed) for request in engine.requests] == [(choice, 11) for choice in range(6)]
+    assert [(request.answer_index, request.seed) for request in engine.requests] == [(index, 11) for index in range(6)]
     assert len({request.request_id for request in engine.requests}) == 6
 
 

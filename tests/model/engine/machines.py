@@ -201,19 +201,19 @@ def sizes(**changes) -> EngineConfig:
     return EngineConfig(max_model_len=values.pop("max_model_len", values["num_blocks"] * values["block_size"]), **values)
 
 
-def fake_engine(clock: Callable[[], float] | None = None, *, ahead: bool = False, **changes) -> Engine:
+def fake_engine(clock: Callable[[], float] | None = None, *, async_scheduling: bool = False, **changes) -> Engine:
     """An engine over a `FakeRunner`."""
     config, clock = sizes(**changes), clock or Clock()
-    return Engine(Scheduler(config, clock), FakeRunner(config.block_size), clock, ahead=ahead)
+    return Engine(Scheduler(config, clock), FakeRunner(config.block_size), clock, async_scheduling=async_scheduling)
 
 
-def tiny_engine(net: Decoder, backend: str = "torch", *, ahead: bool = False, **changes) -> Engine:
+def tiny_engine(net: Decoder, backend: str = "torch", *, async_scheduling: bool = False, **changes) -> Engine:
     """A real engine round `net`, in the dtype of its weights, on the CPU."""
     config, clock = sizes(**changes), Clock()
     dtype = net.embedding.tokens.weight.dtype
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, dtype, "cpu")
     attention = BACKENDS[backend](net.config.attention_variants)
-    return Engine(Scheduler(config, clock), ModelRunner(net, attention, cache, "cpu"), clock, ahead=ahead)
+    return Engine(Scheduler(config, clock), ModelRunner(net, attention, cache, "cpu"), clock, async_scheduling=async_scheduling)
 
 
 def run(engine: Engine, requests: Iterable[Request], steps: int = 1000) -> dict[str, list[Output]]:

@@ -55,10 +55,10 @@ class Simulation:
         self.clock = Clock()
         self.scheduler = scheduler(self.config, self.clock)
         self.runner = FakeRunner(block_size)
-        self.ahead = self.dice.random() < 0.5
+        self.async_scheduling = self.dice.random() < 0.5
         self.next: tuple[Plan, StepResult] | None = None
-        """The step that was begun ahead."""
-        self.num_ahead = 0
+        """The step that was begun early."""
+        self.num_early = 0
         self.machine = Machine(self.dice)
         self.live: dict[str, Request] = {}  # in order of arrival
         self.tokens: dict[str, list[int]] = {}
@@ -104,7 +104,7 @@ class Simulation:
             self.dice.choice(self.stems)[:shared] + self.dice.choices(range(FAKE_VOCAB), k=length - shared),
             room - length,
             seed=self.dice.randint(-9, 9),
-            choice=self.dice.randint(0, 2),
+            answer_index=self.dice.randint(0, 2),
             stop_token_ids=stops,
             min_tokens=fewest,
             cache_salt=self.dice.choice(["", "", "salt"]),
@@ -137,11 +137,11 @@ class Simulation:
         self.clock.now += self.machine.seconds(plan)
         if faults and self.dice.random() < 0.04:
             self.abort()  # between schedule and commit
-        following = self.scheduler.follow(plan) if self.ahead and plan.scheduled else None
+        following = self.scheduler.schedule_async(plan) if self.async_scheduling and plan.scheduled else None
         if following is not None:
-            self.check_following(plan, following)
+            self.check_early(plan, following)
             self.next = self.computed(following, faults)
-            self.num_ahead += 1
+            self.num_early += 1
         for output in self.scheduler.commit(plan, result):
             self.take(output)
         self.check_state()
@@ -198,8 +198,8 @@ class Simulation:
             assert not item.draft or (item.completes and plan.num_streams == len(requests)), "a guess beside a prompt"
         assert plan.num_drafted <= self.config.draft_tokens, "more guesses than a step may have"
 
-    def check_following(self, plan: Plan, following: Plan) -> None:
-        """S3 and S4 for a step that is begun ahead: nobody is passed over, and nobody gives way."""
+    def check_early(self, plan: Plan, following: Plan) -> None:
+        """S3 and S4 for a step that is begun early: nobody is passed over, and nobody gives way."""
         requests = [item.request for item in following.scheduled]
         before = [item.request for item in plan.scheduled if item.draws]
         running = [request for request in self.live.values() if request.blocks]

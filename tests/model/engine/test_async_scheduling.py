@@ -50,7 +50,7 @@ class Logged:
 
 
 def logging_engine(**changes):
-    engine = fake_engine(ahead=True, **changes)
+    engine = fake_engine(async_scheduling=True, **changes)
     engine.runner = Log()
     return engine
 
@@ -81,7 +81,7 @@ def test_a_step_is_handed_over_before_the_result_of_the_one_before_it_is_asked_f
 
 def test_without_it_each_step_waits_for_the_one_before_it():
     engine = logging_engine()
-    engine.ahead = False
+    engine.async_scheduling = False
     run(engine, [ask("a", max_tokens=2)])
     assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
 
@@ -153,7 +153,7 @@ def test_a_step_whose_requests_were_all_aborted_is_not_waited_for():
 
 @pytest.mark.parametrize("failing", range(5))
 def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
-    """Whether it was handed over ahead, or another was after it."""
+    """Whether it was submitted early, or another was after it."""
     engine = logging_engine()
     submit = engine.runner.submit
 
@@ -169,8 +169,8 @@ def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
     assert {"b": fake_answer(ask("b"))} == answers(engine, [ask("b")])
 
 
-def test_blocks_that_steps_ahead_filled_are_known_afterwards():
-    engine = fake_engine(ahead=True, prefix_caching=True)
+def test_blocks_that_early_steps_filled_are_known_afterwards():
+    engine = fake_engine(async_scheduling=True, prefix_caching=True)
     first = ask("a", [1, 2, 3], 10)
     run(engine, [first])
     again = ask("b", [*first.prompt, *first.output], 4)
@@ -180,15 +180,15 @@ def test_blocks_that_steps_ahead_filled_are_known_afterwards():
 
 @pytest.mark.parametrize("changes", [{}, {"num_blocks": 6}, {"max_batch_requests": 2}, {"max_batch_tokens": 4}], ids=str)
 def test_answers_are_those_of_an_engine_that_waits(net, changes):
-    waiting, ahead = tiny_engine(net, **changes), tiny_engine(net, ahead=True, **changes)
+    waiting, early = tiny_engine(net, **changes), tiny_engine(net, async_scheduling=True, **changes)
     wanted = answers(waiting, crowd())
     assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in wanted.values()}
-    assert wanted == answers(ahead, crowd())
+    assert wanted == answers(early, crowd())
 
 
 def test_a_row_without_a_score_is_followed_harmlessly(net):
     """Its request fails; the step that computes it all the same reads no token that there is none of."""
-    engine = tiny_engine(net, ahead=True)
+    engine = tiny_engine(net, async_scheduling=True)
     found = run(engine, [ask("bad", [3, POISON], 5), *crowd()])
     [last] = found.pop("bad")
     assert ((), FinishReason.ERROR) == (last.token_ids, last.finish_reason)
@@ -216,6 +216,6 @@ def test_handing_a_step_over_does_not_wait_for_the_gpu(net, recorded):
 
     runner.submit = watched
     clock = Clock()
-    found = answers(Engine(Scheduler(config, clock), runner, clock, ahead=True), crowd())
+    found = answers(Engine(Scheduler(config, clock), runner, clock, async_scheduling=True), crowd())
     assert any(early)
     assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in found.values()}

@@ -44,7 +44,7 @@ def crowd(max_tokens: int = 9) -> list:
             max_tokens,
             sampling=SamplingParams(**way),
             seed=dice.randint(-(2**63), 2**63 - 1),
-            choice=at % 3,
+            answer_index=at % 3,
             stop_token_ids=frozenset(dice.sample(range(POISON), 3 * at)),
             min_tokens=at % 4,
         )
@@ -123,7 +123,7 @@ def test_requests_that_come_and_go_in_between_do_not_matter(net, alone):
 
 def test_choices_of_one_prompt_differ_by_their_number_alone(net):
     def choices(**way):
-        requests = [ask(f"c{at}", [5, 6, 7], 8, sampling=SamplingParams(**way), seed=1, choice=at % 4) for at in range(8)]
+        requests = [ask(f"c{at}", [5, 6, 7], 8, sampling=SamplingParams(**way), seed=1, answer_index=at % 4) for at in range(8)]
         return [tokens for tokens, _ in answers(tiny_engine(net), requests).values()]
 
     drawn = choices(temperature=1.0)

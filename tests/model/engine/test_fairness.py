@@ -146,11 +146,11 @@ def test_a_machine_that_becomes_slower_as_a_whole_errs_on_the_side_of_the_stream
 def test_steps_without_prompts_teach_nothing_about_them():
     cost = StepCost(8)
     cost.learn(4, 20, 0.028)
-    before = cost.per_token
+    before = cost.token_seconds
     for _ in range(5000):
         cost.learn(4, 0, 0.002)
-    assert before == cost.per_token
-    assert cost.fixed + 4 * cost.per_stream == pytest.approx(0.002)
+    assert before == cost.token_seconds
+    assert cost.fixed_seconds + 4 * cost.stream_seconds == pytest.approx(0.002)
 
 
 @pytest.mark.parametrize("truth", [(0.02, 0.0006, 0.0003), (0.001, 0.0002, 0.00004), (0.005, 0.00002, 0.000003)])

@@ -55,7 +55,7 @@ def crowd(grammars, **sampling):
     """Bound and free requests side by side."""
     how = SamplingParams(**sampling)
     return [
-        ask(f"r{at}", range(at, at + 5), 12, sampling=how, seed=4, choice=at, grammar=grammar)
+        ask(f"r{at}", range(at, at + 5), 12, sampling=how, seed=4, answer_index=at, grammar=grammar)
         for at, grammar in enumerate(grammars)
     ]
 

@@ -26,7 +26,7 @@ GREEDY, DRAWN, AMONG_SOME = (
 WAYS = {
     "greedy": {"sampling": GREEDY},
     "drawn": {"sampling": DRAWN, "seed": 2**63 - 1},
-    "among some": {"sampling": AMONG_SOME, "seed": -3, "choice": 2},
+    "among some": {"sampling": AMONG_SOME, "seed": -3, "answer_index": 2},
     "penalized": {"decoding": DecodingParams(repetition_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.2)},
     "biased": {"decoding": DecodingParams(logit_bias={3: 2.0, 40: -100}), "sampling": DRAWN},
     "allowed": {"decoding": DecodingParams(allowed_token_ids=tuple(range(30, 60)))},
@@ -114,7 +114,7 @@ def test_so_does_one_with_drafts(net):
 
 
 def test_so_does_one_that_is_submitted_before_the_sample_of_the_step_before_has_come(net):
-    near, far = tiny_engine(net, ahead=True), sent(tiny_engine(net, ahead=True))
+    near, far = tiny_engine(net, async_scheduling=True), sent(tiny_engine(net, async_scheduling=True))
     plain = ("greedy", "drawn", "among some")
     assert seen(run(near, crowd(*plain))) == seen(run(far, crowd(*plain)))
 

@@ -101,11 +101,12 @@ def test_what_became_known_since_a_number_can_be_forgotten():
 
 def test_answers_to_one_prompt_compute_it_once_even_in_one_step():
     machine = engine()
-    requests = [ask(f"r{at}", PROMPT, 3, seed=5, choice=at) for at in range(8)]
+    requests = [ask(f"r{at}", PROMPT, 3, seed=5, answer_index=at) for at in range(8)]
     found = answers(machine, requests)
     assert [("r0", 0, 11), *((f"r{at}", 8, 3) for at in range(1, 8))] == computed(machine)[:8]
     assert all(
-        found[request.request_id] == fake_answer(ask("", PROMPT, 3, seed=5, choice=request.choice)) for request in requests
+        found[request.request_id] == fake_answer(ask("", PROMPT, 3, seed=5, answer_index=request.answer_index))
+        for request in requests
     )
     assert [0] + [8] * 7 == [request.num_cached for request in requests]
     assert (88, 56) == (machine.stats().num_prefix_queries, machine.stats().num_prefix_hits)
@@ -242,7 +243,7 @@ def test_a_request_that_waited_gets_its_own_tokens_whatever_was_lost_meanwhile(k
 def test_a_request_that_waits_starts_once_the_blocks_it_shares_have_become_known():
     """Answers to one prompt that fits the cache once: they run side by side as soon as the first has computed it."""
     machine = engine(num_blocks=70, max_model_len=264, max_batch_tokens=40)
-    requests = [ask(f"r{at}", LONG, 8, choice=at) for at in range(4)]
+    requests = [ask(f"r{at}", LONG, 8, answer_index=at) for at in range(4)]
     for request in requests:
         machine.add(request)
     most = 0
@@ -251,7 +252,7 @@ def test_a_request_that_waits_starts_once_the_blocks_it_shares_have_become_known
         most = max(most, machine.stats().num_running)
     assert 4 == most
     assert [196] * 3 == [request.num_cached for request in requests[1:]]
-    assert [fake_answer(ask("", LONG, 8, choice=at))[0] for at in range(4)] == [request.output for request in requests]
+    assert [fake_answer(ask("", LONG, 8, answer_index=at))[0] for at in range(4)] == [request.output for request in requests]
 
 
 def test_nothing_is_looked_up_where_it_is_switched_off():

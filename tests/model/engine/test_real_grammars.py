@@ -53,7 +53,7 @@ def crowd(max_tokens: int = 24, **sampling) -> list[Request]:
             max_tokens,
             sampling=SamplingParams(**sampling),
             seed=7,
-            choice=at,
+            answer_index=at,
             stop_token_ids=frozenset([END]),
             grammar=compiler().compile(GrammarSpec("regex", text)).start(),
         )

@@ -110,10 +110,10 @@ def test_a_request_whose_parameters_leave_no_token_is_told_so(runner):
     assert {"stuck": NO_TOKEN_LEFT} == result.errors
 
 
-def test_a_draw_is_keyed_by_seed_choice_and_position_of_the_new_token(runner, monkeypatch):
+def test_a_draw_is_keyed_by_seed_answer_and_position_of_the_new_token(runner, monkeypatch):
     draws = []
     monkeypatch.setattr(runner, "draw", lambda logits, asked: draws.extend(asked) or torch.zeros(len(asked)))
-    request = at_work("a", [1, 2, 3], seed=-5, choice=2, sampling=SamplingParams(top_k=3))
+    request = at_work("a", [1, 2, 3], seed=-5, answer_index=2, sampling=SamplingParams(top_k=3))
     request.output = [11, 12]
     runner.submit(given(Plan((Scheduled(request, 9, 1),))))
     assert [Draw(SamplingPlan(SamplingParams(top_k=3), -5, 2), 10)] == draws

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from model.engine.plan import Plan, StepResult
-from model.engine.request import FinishReason, Output
+from model.engine.request import FinishReason, Output, check_fits
 from model.engine.scheduler import Scheduler
 from model.errors import ContextTooLong, InvalidRequest
 from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, given, sizes, told
@@ -150,33 +150,30 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     ("prompt", "max_tokens", "field"), [(8, 1, "prompt"), (9, 1, "prompt"), (7, 2, "max_tokens"), (1, 8, "max_tokens")]
 )
 def test_what_can_never_fit_is_refused_by_name(prompt, max_tokens, field):
-    scheduler, _ = machine(max_model_len=8)
     with pytest.raises(ContextTooLong, match=f"^{field}: .*maximum context length is 8 tokens") as caught:
-        scheduler.add(ask("a", range(prompt), max_tokens))
+        check_fits(ask("a", range(prompt), max_tokens), 8)
     assert field == caught.value.field
-    assert (0, 0) == (scheduler.num_running, scheduler.num_waiting)
 
 
 def test_an_empty_prompt_is_refused():
-    scheduler, _ = machine()
     with pytest.raises(InvalidRequest, match=r"^prompt must hold at least one token") as caught:
-        scheduler.add(ask("a", []))
+        check_fits(ask("a", []), 8)
     assert "prompt" == caught.value.field
-    assert 0 == scheduler.num_waiting
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 4), (8, 1), (1, 8)])
+def test_the_scheduler_is_given_only_what_has_passed_that_check(prompt, max_tokens):
+    """It runs once, where a call comes in: on the step thread an error would end everybody's answers."""
+    scheduler, _ = machine(max_model_len=8)
+    with pytest.raises(AssertionError, match="can never run"):
+        scheduler.add(ask("a", range(prompt), max_tokens))
+    assert (0, 0) == (scheduler.num_running, scheduler.num_waiting)
 
 
 def test_the_largest_request_that_fits_runs_to_its_end_in_a_pool_of_its_size():
     request = ask("a", range(5), max_tokens=7)
     engine = fake_engine(num_blocks=6, block_size=2, max_batch_tokens=1)
     assert {"a": fake_answer(request)} == answers(engine, [request])
-
-
-def test_a_refused_giant_stalls_nobody():
-    scheduler, runner = machine(num_blocks=2, block_size=4)
-    with pytest.raises(ContextTooLong):
-        scheduler.add(ask("giant", range(500), max_tokens=1))
-    scheduler.add(ask("a", [1]))
-    assert [("a", 0, 1)] == step(scheduler, runner)[0]
 
 
 def test_an_id_in_flight_cannot_be_added_again_but_an_ended_one_can():

@@ -17,7 +17,7 @@ HUNT = [104, *range(200)]
 
 def test_every_law_holds_after_every_step_of_every_life():
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
-    preemptions, hits, guessed, right, ahead, reasons = 0, 0, 0, 0, 0, set()
+    preemptions, hits, guessed, right, early, reasons = 0, 0, 0, 0, 0, set()
     for seed in range(SEEDS):
         try:
             life = Simulation(seed).run()
@@ -27,13 +27,13 @@ def test_every_law_holds_after_every_step_of_every_life():
         hits += life.scheduler.num_prefix_hits
         guessed += life.scheduler.num_drafted
         right += life.scheduler.num_accepted
-        ahead += life.num_ahead
+        early += life.num_early
         reasons |= set(life.ended.values())
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
     assert preemptions > 4 * SEEDS
     assert hits > SEEDS
     assert guessed - right > SEEDS < right
-    assert ahead > 4 * SEEDS
+    assert early > 4 * SEEDS
     assert set(FinishReason) == reasons
 
 
@@ -360,33 +360,33 @@ class GuessesWithoutBlocks(Scheduler):
 
 
 class FollowsWithoutBlocks(Scheduler):
-    """A step is begun ahead whose tokens have no place."""
+    """A step is begun early whose tokens have no place."""
 
-    def follow(self, plan):
+    def schedule_async(self, plan):
         grow, self._grow = self._grow, lambda request, num_tokens: True
         try:
-            return super().follow(plan)
+            return super().schedule_async(plan)
         finally:
             self._grow = grow
 
 
 class PreemptsToFollow(Scheduler):
-    """For a step that is begun ahead somebody gives way whose token is under way."""
+    """For a step that is begun early somebody gives way whose token is under way."""
 
-    def follow(self, plan):
+    def schedule_async(self, plan):
         for request in tuple(self._running):
             if request.blocks:
                 self._make_room(request, request.num_tokens + 1)
-        return super().follow(plan)
+        return super().schedule_async(plan)
 
 
 class FollowsPastTheWaiting(Scheduler):
     """Who waits is passed over as long as streams can be followed."""
 
-    def follow(self, plan):
+    def schedule_async(self, plan):
         waiting, self._waiting = self._waiting, deque()
         try:
-            return super().follow(plan)
+            return super().schedule_async(plan)
         finally:
             self._waiting = waiting
 
@@ -394,11 +394,11 @@ class FollowsPastTheWaiting(Scheduler):
 class FollowsPastPrompts(Scheduler):
     """Prompts that are not at their end are passed over as long as streams can be followed."""
 
-    def follow(self, plan):
+    def schedule_async(self, plan):
         drawing = [item.request for item in plan.scheduled if item.draws]
         running, self._running = self._running, [request for request in self._running if request in drawing]
         try:
-            return super().follow(plan)
+            return super().schedule_async(plan)
         finally:
             self._running = running
 
@@ -406,21 +406,21 @@ class FollowsPastPrompts(Scheduler):
 class FollowsTheDead(Scheduler):
     """Who draws the last of its tokens is followed too."""
 
-    def follow(self, plan):
+    def schedule_async(self, plan):
         for request in self._running:
             request.max_tokens += 1
         try:
-            return super().follow(plan)
+            return super().schedule_async(plan)
         finally:
             for request in self._running:
                 request.max_tokens -= 1
 
 
 class KnowsWhatWasAwaited(Scheduler):
-    """A block that a step begun ahead fills is known by tokens of which the last is not."""
+    """A block that a step begun early fills is known by tokens of which the last is not."""
 
-    def follow(self, plan):
-        following = super().follow(plan)
+    def schedule_async(self, plan):
+        following = super().schedule_async(plan)
         for item in following.scheduled if following is not None else ():
             at, size = item.start // self.config.block_size, self.config.block_size
             if (item.start + 1) % size == 0 and item.request.num_known == at and self.config.prefix_caching:

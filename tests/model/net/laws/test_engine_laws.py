@@ -48,8 +48,8 @@ COMINGS = {
     "chunked": {"max_batch_tokens": 13},
     "batched": {},
     "two at a time": {"max_batch_requests": 2},
-    "a step ahead": {"ahead": True, "max_batch_tokens": 100},
-    "a step ahead, preempted": {**TIGHT, "ahead": True, "prefix_caching": True},
+    "async scheduling": {"async_scheduling": True, "max_batch_tokens": 100},
+    "async scheduling, preempted": {**TIGHT, "async_scheduling": True, "prefix_caching": True},
     "prefix hit": {"prefix_caching": True},
     "preempted": TIGHT,
     "preempted, in chunks, with prefix hits": {**TIGHT, "prefix_caching": True, "max_batch_tokens": 40},
@@ -63,7 +63,7 @@ def net_of(config: ModelConfig, dtype: torch.dtype) -> Decoder:
     return tiny_decoder(config).to(dtype).requires_grad_(False)
 
 
-def engine(way: Way, config: ModelConfig, *, ahead: bool = False, **changes) -> Engine:
+def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, **changes) -> Engine:
     """What `build_engine` stands round a decoder, with every slot of the cache holding NaN."""
     settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
     backend = way.make(config, BLOCK)
@@ -72,7 +72,9 @@ def engine(way: Way, config: ModelConfig, *, ahead: bool = False, **changes) -> 
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(torch.nan)
     clock = Clock()
-    return Engine(Scheduler(settings, clock), ModelRunner(net, backend, cache, way.device), clock, ahead=ahead)
+    return Engine(
+        Scheduler(settings, clock), ModelRunner(net, backend, cache, way.device), clock, async_scheduling=async_scheduling
+    )
 
 
 def crowd() -> list[Request]:
