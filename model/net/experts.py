@@ -76,7 +76,7 @@ class Mixture(nn.Module):
             if count:
                 mine = tokens[begin : begin + count]
                 update = self.experts(x_TE.index_select(0, mine), expert) * weights[begin : begin + count]
-                out_TE = out_TE.index_add(0, mine, update)  # no token is twice among them: the order is that of the experts
+                out_TE.index_add_(0, mine, update)  # no token is twice among them: the order is that of the experts
                 begin += count
         if self.shared is not None and self.shared_gate is not None:
             out_TE = out_TE + self.shared_gate(x_TE).sigmoid() * self.shared(x_TE)
