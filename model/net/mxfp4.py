@@ -25,14 +25,14 @@ def parts(name: str, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
     """The matrices [experts, out, in], bfloat16, which holds every number of this format exactly; an exponent of 255 is NaN."""
-    values = torch.tensor([*NUMBERS, *(-number for number in NUMBERS)])
+    values = torch.tensor([*NUMBERS, *(-number for number in NUMBERS)], dtype=torch.bfloat16)
     bytes_ = torch.arange(256)
-    pairs = torch.stack((values[bytes_ & 15], values[bytes_ >> 4]), dim=-1)
-    powers = torch.ldexp(torch.ones(256), bytes_ - 127)
+    pairs = torch.stack((values[bytes_ & 15], values[bytes_ >> 4]), dim=-1).view(torch.int32).flatten()  # a byte's two numbers
+    powers = torch.ldexp(torch.ones(256), bytes_ - 127).bfloat16()
     powers[255] = torch.nan
+    out = torch.empty(*blocks.shape[:-1], BLOCK, dtype=torch.bfloat16)
     # an expert at a time: what lies between takes several times the room of the result
-    out = torch.empty(*blocks.shape[:-2], BLOCK * blocks.shape[-2], dtype=torch.bfloat16)
     for matrix, codes, exponents in zip(out, blocks, scales, strict=True):
-        numbers = pairs[codes.int()].flatten(-2) * powers[exponents.int()][..., None]
-        matrix.copy_(numbers.flatten(-2))
-    return out
+        numbers = pairs.index_select(0, codes.flatten().int()).view(torch.bfloat16).view(matrix.shape)
+        torch.mul(numbers, powers[exponents.int()][..., None], out=matrix)
+    return out.flatten(-2)
