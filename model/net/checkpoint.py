@@ -210,8 +210,9 @@ class _Weights:
 
     def check(self, family: Family, *, tied: bool) -> None:
         """Raise if anything was wrong, or if there are tensors that nobody asked for."""
+        heads = (family.weights or {}).get("head.weight", ("lm_head.weight",))
         for name, file in self.where.items():
-            copy_of_embedding = tied and name == "lm_head.weight"
+            copy_of_embedding = tied and name in heads
             if name not in self.used and not family.ignored.search(name) and not copy_of_embedding:
                 self.problems.append(f"{file}: tensor {name} is unexpected")
         if self.problems:

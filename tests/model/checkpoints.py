@@ -104,7 +104,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen2-tied": lambda: _qwen2(tie_word_embeddings=True),
     "qwen3": lambda: _qwen3(tie_word_embeddings=False),
     "qwen3-tied": lambda: _qwen3(tie_word_embeddings=True, num_key_value_heads=4),
-    "llama-yarn": lambda: _llama(rope_parameters=_YARN, tie_word_embeddings=False),
+    "llama-yarn": lambda: _llama(rope_parameters={**_YARN}, tie_word_embeddings=False),
     "llama-linear": lambda: _llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}),
     "llama-dynamic": lambda: _llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}),
     "llama-half-biased": lambda: _llama(attention_bias=True, tie_word_embeddings=False),
@@ -132,6 +132,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         "Qwen2Moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=20, qkv_bias=False, norm_topk_prob=True
     ),
     "gpt_neox": lambda: shaped("GPTNeoX"),
+    "gpt_neox-tied": lambda: shaped("GPTNeoX", tie_word_embeddings=True, rope_parameters={**_YARN}),
     "gpt_neox-in-turn": lambda: shaped("GPTNeoX", use_parallel_residual=False, attention_bias=False, hidden_act="relu"),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
     "cohere2-biased": lambda: shaped(

@@ -152,6 +152,13 @@ def test_a_tied_head_that_was_saved_anyway_is_no_stranger(tmp_path):
     assert torch.equal(logits(net), logits(load(tmp_path, torch.float32, "cpu")))
 
 
+def test_so_is_one_under_the_name_that_its_family_gives_it(tmp_path):
+    folder = write_checkpoint("gpt_neox-tied", tmp_path)
+    before = load(folder, torch.float32, "cpu")
+    edit_tensors(folder, embed_out__weight=before.head.weight.detach().clone())
+    assert torch.equal(logits(before), logits(load(folder, torch.float32, "cpu")))
+
+
 @pytest.mark.parametrize("kind", ["llama-tied", "gpt2"])
 def test_a_head_that_the_config_ties_but_that_is_another_is_named(tmp_path, kind):
     """Transformers takes the head then; whoever would tie it anyway would answer something else, in silence."""
