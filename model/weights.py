@@ -90,10 +90,12 @@ def unpickling(folder: Path, names: Collection[str]) -> str:
 
 
 def from_gguf(folder: Path, name: str) -> str:
-    """A command that writes a checkpoint from a GGUF file, by transformers and gguf."""
-    return _python(
+    """Commands that write a checkpoint from a GGUF file, which transformers reads where gguf and accelerate are installed."""
+    return f"{shlex.quote(sys.executable)} -m pip install transformers gguf accelerate && " + _python(
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"F = {str(folder)!r}; [K.from_pretrained(F, gguf_file={name!r}).save_pretrained(F) for K in (M, T)]"
+        f"F, G = {str(folder)!r}, {name!r}; T.from_pretrained(F, gguf_file=G).save_pretrained(F); "
+        "m = M.from_pretrained(F, gguf_file=G, dtype='bfloat16'); "
+        "m.hf_quantizer = m.config.quantization_config = None; m.save_pretrained(F)"
     )
 
 

@@ -77,7 +77,10 @@ def test_gguf_is_refused_with_a_command_that_converts_it(folder):
     (folder / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
     sentence = refusal(folder)
     assert f"Attend does not read tiny-Q8_0.gguf: {CONVERT}" in sentence
-    assert "gguf_file=" in shlex.split(sentence.partition(CONVERT)[2])[2]
+    installing, _, converting = sentence.partition(CONVERT)[2].partition(" && ")
+    assert shlex.split(installing)[1:] == ["-m", "pip", "install", "transformers", "gguf", "accelerate"]
+    compile(shlex.split(converting)[2], "command", "exec")
+    assert f"F, G = {str(folder)!r}, 'tiny-Q8_0.gguf'" in shlex.split(converting)[2]
 
 
 def test_weights_of_no_kind_are_only_missing(folder):
