@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from model.errors import CheckpointError
@@ -54,7 +54,7 @@ def fetch(reference: str, say: Say) -> Path:
 
     repository, _, revision = reference.removeprefix(HUB).partition("@")
     try:
-        with _alone(repository, say), _ended_by_interrupt():
+        with _alone(repository, say), _ended_by_interrupt(), _bars():
             _remove_partial(_home(repository))
             return _fetch(repository, revision or None, say)
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, httpx2.HTTPError, OSError, ValueError) as error:
@@ -151,6 +151,15 @@ def _remove_partial(home: Path) -> None:
     for partial in home.glob("blobs/*.incomplete"):
         if time.time() - partial.stat().st_mtime > STALE_SECONDS:
             partial.unlink()
+
+
+def _bars() -> AbstractContextManager[object]:
+    """The library's bars for a person alone: in a log they would be many lines."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    told = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None  # by the variable of this name, which wins
+    return nullcontext() if told or sys.stderr.isatty() else disable_progress_bars()
 
 
 @contextmanager
