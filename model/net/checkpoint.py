@@ -198,8 +198,8 @@ class _Weights:
 
     def check_tied(self, family: Family, config: ModelConfig) -> None:
         """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
-        [name] = their_names(family, config, "embedding.tokens.weight")
-        name, head = name if name in self.where else name.removeprefix(family.optional_prefix), "lm_head.weight"
+        [name], [head] = (their_names(family, config, ours) for ours in ("embedding.tokens.weight", "head.weight"))
+        name = name if name in self.where else name.removeprefix(family.optional_prefix)
         if name in self.where and head in self.where:
             pair = [self.files[self.where[each]].get_tensor(each) for each in (name, head)]
             if not torch.equal(*pair):
