@@ -243,14 +243,15 @@ class ModelConfig:
         return 2 * self.num_layers * self.kv_size * bytes_per_value
 
 
-SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions")
-SIZES += ("experts_per_token",)
+SIZES = (
+    *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
+    "experts_per_token",
+)
 OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
-NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit")
-NUMBERS += ("swiglu_slope",)
+NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
 SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks")
 
 

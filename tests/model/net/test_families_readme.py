@@ -6,7 +6,7 @@ from pathlib import Path
 from model.config import ModelConfig
 from model.net.families.strangers import STRANGERS
 from model.net.families.table import FAMILIES
-from model.net.features import LLAMA, features
+from model.net.features import NATIVE, TRITON, features
 from tests.model.checkpoints import KINDS
 
 README = (Path(__file__).parents[3] / "model/README.md").read_text(encoding="utf-8")
@@ -47,12 +47,18 @@ def configs() -> dict[str, list[ModelConfig]]:
 
 def served_table() -> str:
     """The table of families as the README has it."""
-    rows, known = ["| model_type | models | tiny checkpoints compared | fast path |", "| --- | --- | --- | --- |"], configs()
+    rows, known = ["| model_type | models | tiny checkpoints compared | native (CPU) | Triton (GPU) |"], configs()
+    rows.append("| --- | --- | --- | --- | --- |")
     for kind in sorted(FAMILIES):
-        fast = [features(config) <= LLAMA for config in known.get(kind, ())]
-        said = "as its switches" if not fast else "yes" if all(fast) else "in part" if any(fast) else "no"
-        rows.append(f"| `{kind}` | {MODELS[kind]} | {len(fast) or 'none'} | {said} |")
+        asked = [features(config) for config in known.get(kind, ())]
+        computed = " | ".join(how_many([needs <= by for needs in asked]) for by in (NATIVE, TRITON))
+        rows.append(f"| `{kind}` | {MODELS[kind]} | {len(asked) or 'none'} | {computed} |")
     return "\n".join(rows)
+
+
+def how_many(which: list[bool]) -> str:
+    """A word for all, some or none of the checkpoints."""
+    return "as its switches" if not which else "yes" if all(which) else "in part" if any(which) else "no"
 
 
 def refused_table() -> str:
