@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import pytest
 import torch
 from huggingface_hub import constants, scan_cache_dir
@@ -318,6 +319,27 @@ def test_two_downloads_at_once_ask_for_each_file_once(server, tmp_path):
     assert server.downloads[WEIGHTS] == 1
     looks = [at for at, line in enumerate(server.asked) if line == "GET /api/models/org/tiny/revision/main"]
     assert looks[0] < server.asked.index(f"SENT {WEIGHTS}") < looks[1], "it did not wait"
+
+
+def test_a_second_download_waits_before_it_asks_for_anything(at, server, monkeypatch):
+    entered: list[object] = []
+
+    class Busy:
+        def __init__(self, path, timeout=-1) -> None:
+            self.waits = timeout != 0
+
+        def __enter__(self) -> None:
+            if not self.waits:
+                raise filelock.Timeout("busy")
+            entered.append(list(server.asked))
+
+        def __exit__(self, *_: object) -> None:
+            entered.append("left")
+
+    monkeypatch.setattr(filelock, "FileLock", Busy)
+    at.fetch()
+    assert entered == [[], "left"]
+    assert at.said[0] == "Another process is downloading hf://org/tiny: waiting for it"
 
 
 def test_ctrl_c_ends_a_download_at_once(server, tmp_path):
