@@ -125,14 +125,14 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         if name.endswith(".safetensors"):
             if server.gate is not None:
-                server.gate.wait(30)
+                server.gate.wait(240)
             if server.spoiled:
                 content = content[:-1] + bytes([content[-1] ^ 1])
             if server.cut_after is not None:
                 content, server.cut_after = content[: server.cut_after], None
                 self.close_connection = True
-        self.wfile.write(content)
         server.asked.append(f"SENT {name}")
+        self.wfile.write(content)
 
     def refuse(self, status: int, code: str) -> None:
         self.send_response(status)

@@ -31,7 +31,7 @@ from tests.service.hub_server import COMMIT, HubServer
 MODEL = "hf://org/tiny"
 WEIGHTS = "model.safetensors"
 IGNORED = ("README.md", "consolidated.safetensors", "pytorch_model.bin", "onnx.onnx")
-SECONDS = 30.0
+SECONDS = 100.0
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,8 @@ def at(server, tmp_path, monkeypatch):
 def child(server: HubServer, cache: Path, *words: str, **more: str) -> subprocess.Popen:
     """`attend` in a process of its own, with the hub and the cache from the environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "ATTEND_"))}
-    environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), **more}
+    # A busy machine may keep the weights behind the gate for longer than the library waits by itself.
+    environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), "HF_HUB_DOWNLOAD_TIMEOUT": "300", **more}
     command = [sys.executable, "-m", "service.cli", *words]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
