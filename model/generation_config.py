@@ -7,7 +7,7 @@ from typing import Any
 
 from model.errors import CheckpointError, InvalidRequest
 from model.params import DecodingParams, SamplingParams, describe
-from model.tokenizer_files import read_object
+from model.weights import read_json
 
 NAME = "generation_config.json"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -45,7 +45,7 @@ def read_defaults(folder: Path, source: str = "model") -> Defaults:
     if source == "none":
         return NO_DEFAULTS
     path = folder / NAME
-    raw = {name: value for name, value in read_object(path).items() if value is not None}
+    raw = {name: value for name, value in _read(folder).items() if value is not None}
     for name in OFF.keys() & raw.keys():
         if raw[name] not in OFF[name]:
             raise CheckpointError(f"{path}: {name} is not supported; got {describe(raw[name])}")
@@ -63,8 +63,12 @@ def read_defaults(folder: Path, source: str = "model") -> Defaults:
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
     """The end tokens that the file names: chat models name those of their turns nowhere else. Raises CheckpointError."""
-    value = read_object(folder / NAME).get("eos_token_id")
+    value = _read(folder).get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in values):
         raise CheckpointError(f"{folder / NAME}: eos_token_id must be a token id, or a list of them; got {describe(value)}")
     return tuple(values)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    return read_json(folder, NAME) if (folder / NAME).is_file() else {}

@@ -73,7 +73,9 @@ def at(server, tmp_path, monkeypatch):
 
 def child(server: HubServer, cache: Path, *words: str, **more: str) -> subprocess.Popen:
     """`attend` in a process of its own, with the hub and the cache from the environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "ATTEND_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "ATTEND_", "TRANSFORMERS_"))
+    }
     # A busy machine may keep the weights behind the gate for longer than the library waits by itself.
     environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), "HF_HUB_DOWNLOAD_TIMEOUT": "300", **more}
     command = [sys.executable, "-m", "service.cli", *words]
