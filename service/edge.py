@@ -20,8 +20,8 @@ IDLE_SECONDS = 10
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
 MOST_ERRORS = 200
-"""Errors that the calls of one API key may get in a second. HAProxy refuses further ones for about a second, at a tenth of the
-cost."""
+"""Errors that calls with one `Authorization` header from one address may get in a second. HAProxy refuses further ones for about
+a second. By address too: where no keys are set, clients of many callers send the same header."""
 CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
@@ -168,12 +168,14 @@ def _pages() -> list[str]:
 def _http_rules() -> list[str]:
     version = http_error(505, "the request must be HTTP/1.0 or HTTP/1.1", "invalid_request_error", "invalid_request")
     many = http_error(429, "too many connections from your address", "rate_limit_error", "too_many_connections")
+    caller = "req.hdr(authorization),concat(-,txn.attend_source)"
     wrong = f"more than {MOST_ERRORS} errors in a second with this key"
     failing = http_error(429, wrong, "rate_limit_error", "too_many_errors")
     return [
         *IDS,
         *_sources(f"{many} hdr retry-after 1 hdr connection close"),
-        "http-request track-sc1 req.hdr(authorization),sha1 table attend_errors if { req.hdr(authorization) -m found }",
+        "http-request set-var(txn.attend_source) src",
+        f"http-request track-sc1 {caller},sha1 table attend_errors if {{ req.hdr(authorization) -m found }}",
         f"http-request return {failing} hdr retry-after 1 if {{ sc1_http_err_rate gt {MOST_ERRORS} }}",
         CARRY_ID,
         FORWARDED_FOR,
