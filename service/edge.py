@@ -20,8 +20,10 @@ IDLE_SECONDS = 10
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
 MOST_ERRORS = 200
-"""Errors that calls with one `Authorization` header from one address may get in a second. HAProxy refuses further ones for about
-a second. By address too: where no keys are set, clients of many callers send the same header."""
+"""Errors that calls with one `Authorization` header from one address may get in a second.
+
+HAProxy refuses further ones for about a second. By address too: where no keys are set, clients of many callers send the
+same header."""
 CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
