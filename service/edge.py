@@ -22,8 +22,13 @@ MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 MOST_ERRORS = 200
 """Errors that calls with one `Authorization` header from one address may get in a second.
 
-HAProxy refuses further ones for about a second. By address too: where no keys are set, clients of many callers send the
+HAProxy refuses further ones for HOLD_SECONDS. By address too: where no keys are set, clients of many callers send the
 same header."""
+HOLD_SECONDS = 10
+"""With one second, a key that asks 322 times at once was let in again each second, and each time made the others wait."""
+MOST_OPEN = 100
+"""Requests in a second that one address may make of the paths that need no key; HAProxy refuses further ones."""
+OPEN = "/healthz /health /readyz /metrics /version"
 CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
@@ -145,7 +150,10 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
         "none-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)}"),
         "down-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)} if {{ nbsrv lt 1 }}", *GRPC_ERRORS),
         "tables.cfg": _table("attend_sources", "type ipv6 size 100k expire 60s store conn_cur")
-        + _table("attend_errors", "type binary len 20 size 100k expire 10s store http_err_rate(1s)"),
+        + _table("attend_open", "type ipv6 size 100k expire 10s store http_req_rate(1s)")
+        + _table(
+            "attend_errors", f"type binary len 20 size 100k expire 60s store http_err_rate(1s),gpc0_rate({HOLD_SECONDS}s)"
+        ),
         "edge.sed": EDITS.format(check=CHECK),
         "servers.awk": SERVERS,
     }
@@ -173,12 +181,21 @@ def _http_rules() -> list[str]:
     caller = "req.hdr(authorization),concat(-,txn.attend_source)"
     wrong = f"more than {MOST_ERRORS} errors in a second with this key"
     failing = http_error(429, wrong, "rate_limit_error", "too_many_errors")
+    often = f"more than {MOST_OPEN} requests in a second from your address"
+    asking = http_error(429, often, "rate_limit_error", "too_many_requests")
     return [
         *IDS,
         *_sources(f"{many} hdr retry-after 1 hdr connection close"),
         "http-request set-var(txn.attend_source) src",
         f"http-request track-sc1 {caller},sha1 table attend_errors if {{ req.hdr(authorization) -m found }}",
-        f"http-request return {failing} hdr retry-after 1 if {{ sc1_http_err_rate gt {MOST_ERRORS} }}",
+        f"http-request sc-inc-gpc0(1) if {{ sc1_http_err_rate gt {MOST_ERRORS} }}",
+        f"http-request track-sc2 src table attend_open if {{ path {OPEN} }}",
+        "acl attend_fails sc1_gpc0_rate gt 0",
+        f"acl attend_asks sc2_http_req_rate gt {MOST_OPEN}",
+        # Serve's manager reads a line for each call: for these it would take longer than the refusal.
+        "http-request set-log-level silent if attend_fails or attend_asks",
+        f"http-request return {failing} hdr retry-after {HOLD_SECONDS} if attend_fails",
+        f"http-request return {asking} hdr retry-after 1 if attend_asks",
         CARRY_ID,
         FORWARDED_FOR,
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",

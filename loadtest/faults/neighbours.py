@@ -81,7 +81,8 @@ class Neighbours:
                 self.seen.failed.append(f"{type(error).__name__}: {str(error)[:200]}")
                 await asyncio.sleep(PROBE_SECONDS)
             finally:
-                self.waiting.pop(number, None)
+                kind, since = self.waiting.pop(number)
+                getattr(self.seen, kind).append(time.monotonic() - since)  # the silence before a cut is a gap too
 
     async def _read(self, number: int, body: dict) -> None:
         async with self.session.post(self.url, json=body, headers=self.stream_headers) as answer:

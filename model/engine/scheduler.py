@@ -163,9 +163,9 @@ class Scheduler:
     @property
     def _least_share(self) -> int:
         """Tokens of prompts that a step computes beside streams, however slow it seems: small parts cost more a token than
-        large ones, and no prompt may need more than sixteen times the steps that it needs alone.
+        large ones, and no prompt may need more than thirty-two times the steps that it needs alone.
         """
-        return max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 16)
+        return max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
 
     def _streams(self) -> tuple[list[Scheduled], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""

@@ -115,7 +115,7 @@ class GrpcMethods:
     async def Tokenize(self, message: bytes, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
-            key = self._charged(grpc_context)
+            key = await self._charged(grpc_context)
             ask = await read(message, pb.TokenizeRequest, key)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
@@ -134,7 +134,7 @@ class GrpcMethods:
     async def Detokenize(self, message: bytes, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
-            key = self._charged(grpc_context)
+            key = await self._charged(grpc_context)
             ask = await read(message, pb.DetokenizeRequest, key)
             self.service.check_model(ask.model)
             at_most("token_ids", ask.token_ids, MAX_TOKEN_IDS, "ids")
@@ -210,7 +210,7 @@ class GrpcMethods:
 
     async def _asked(self, message: bytes, record: RequestRecord, context: Context) -> tuple[pb.GenerateRequest, Command]:
         """What a caller asks for, after a look at the API key. A plain id in the message is the call's."""
-        key = self._charged(context, record)
+        key = await self._charged(context, record)
         request = await read(message, pb.GenerateRequest, key)
         if REQUEST_ID.fullmatch(request.request_id):
             _named(record, request.request_id, context)
@@ -224,8 +224,9 @@ class GrpcMethods:
         given = [value for name, value in context.invocation_metadata() if name == "authorization"]
         return self.keys.authenticate(given[0] if len(given) == 1 else None)
 
-    def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
+    async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
         """The key of a call that has work to do, which is charged for it before anything is read of it."""
+        await turn()
         key = self._key(context)
         if key is not None:
             if record is not None:

@@ -12,6 +12,7 @@ from service.http_api.limits import HeaderLimit
 from service.http_api.page import add_pages
 from service.http_api.routes import Site, build_router, guard
 from service.records import REQUEST_ID
+from service.turns import turn
 
 
 def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = ()) -> ASGIApp:
@@ -49,6 +50,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        await turn()  # many calls at once would hold the event loop for all of them
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
         plain = given is not None and REQUEST_ID.fullmatch(given.decode("latin-1")) is not None
         request_id = given if given is not None and plain else secrets.token_hex(16).encode()

@@ -12,7 +12,7 @@ import pytest
 
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.edge import MOST_ERRORS
+from service.edge import HOLD_SECONDS, MOST_ERRORS, MOST_OPEN
 from tests.service.server import Server, wait_for
 
 pytestmark = pytest.mark.ray
@@ -237,10 +237,24 @@ def test_a_key_with_too_many_errors_in_a_second_is_refused_by_the_proxy_and_no_o
             wire.send(post({"prompt": 1}, failing) * 50)
             answers += [wire.answer() for _ in range(50)]
         status, body, headers = answers[-1]
-        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "1", "too_many_errors")
+        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "10", "too_many_errors")
         assert sum(status == 400 for status, *_ in answers) >= MOST_ERRORS
         assert wire.send(post(ASK, other)).answer()[0] == wire.send(post(ASK)).answer()[0] == 200
-        assert wait_for(lambda: wire.send(post(ASK, failing)).answer()[0] == 200, 5)
+        assert wait_for(lambda: wire.send(post(ASK, failing)).answer()[0] == 200, 2 * HOLD_SECONDS + 2)
+
+
+def test_paths_without_a_key_are_answered_so_often_in_a_second_to_one_address_and_others_go_on(server: Server) -> None:
+    with Wire(server) as wire:
+        answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
+        while not answers or answers[-1][0] == 200:
+            assert len(answers) < 10_000
+            wire.send(HEALTH * 50)
+            answers += [wire.answer() for _ in range(50)]
+        assert sum(status == 200 for status, *_ in answers) >= MOST_OPEN
+        status, body, headers = answers[-1]
+        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "1", "too_many_requests")
+        assert wire.send(post(ASK)).answer()[0] == 200
+        assert wait_for(lambda: wire.send(HEALTH).answer()[0] == 200, 5)
 
 
 def test_a_connection_is_good_after_an_error(server: Server) -> None:

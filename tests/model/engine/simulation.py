@@ -248,7 +248,7 @@ class Simulation:
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"
         elif len(self.turns) > 8:
-            least = max(size, self.config.block_size, self.config.max_batch_tokens // 16)
+            least = max(size, self.config.block_size, self.config.max_batch_tokens // 32)
             alone = self.machine.alone(plan.num_streams) / self.machine.per_token  # in tokens of a prompt
             later, empty = (self.machine.alone(n) / self.machine.per_token for n in (plan.num_streams + prompts, 0))
             goal = self.config.step_goal / self.machine.per_token
