@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
 FASTEST_FIRST = ("native", "triton", "torch")
 NEEDS = {
     "native": "it needs bfloat16 on a CPU, heads of 32, 64 .. 256 numbers, at most 16 to a key/value head, and blocks of 32",
-    "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 16 of them to a key/value head",
+    "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 32 of them to a key/value head",
 }
 OTHER_NEEDS = "this model asks for something that it does not compute"
 ABSENT = {"native": "it was not built: make setup", "triton": "triton is not installed"}
@@ -53,9 +53,9 @@ def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDe
     if isinstance(backend, NativeBackend):
         return NativeDecoder(net, spend=True)
     if backend.name == "triton":
-        from model.net.triton import decoder as triton
+        from model.net.triton.decoder import TritonDecoder
 
-        return triton.TritonDecoder(net) if triton.supports(net.config) else net
+        return TritonDecoder(net)
     pack(net)
     return net
 

@@ -49,25 +49,20 @@ SWITCHES = {
 
 ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
-TRITON = ATTENTION | {
-    *("norm=rmsnorm", "norm_place=pre", "qk_norm=none", "qk_norm=head", "positions=rotary", "rope_scaling"),
-    *("activation=silu", "gated_mlp=True", "qkv_bias", "linear_bias"),
-}
-"""What the Triton decoder computes: Llama, Mistral, Qwen2 and Qwen3."""
-NATIVE = TRITON | {
-    *("norm=layernorm", "norm_place=post", "norm_place=output", "norm_place=sandwich", "qk_norm=all"),
-    *("positions=learned", "positions=sinusoidal", "rope_size", "rope_by_layer", "embedding_scale", "residual_scale"),
-    *("gated_mlp=False", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
+NATIVE = ATTENTION | {
+    *("norm=rmsnorm", "norm=layernorm", "norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
+    *("qk_norm=none", "qk_norm=head", "qk_norm=all", "qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
+    *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
+    *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
 }
 """What the native decoder computes."""
-ALL = NATIVE | {
+TRITON = NATIVE | {
     *("norm=layernorm_without_bias", "norm_place=parallel", "norm_place=shared"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu"),
 }
+"""What the Triton decoder computes."""
+ALL = TRITON
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
-RECORDED = ALL - {"sinks", "experts", "shared_expert"}
-"""The same beside Triton's attention, which has no sinks, and whose steps are recorded as CUDA graphs: which experts have
-tokens is read on the host."""
 
 
 def features(config: ModelConfig) -> frozenset[str]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from model.config import AttentionVariant, ModelConfig
-from model.net.backends import BatchLayout, KVCache, variant_of
-from model.net.features import RECORDED, features
+from model.net.backends import BatchLayout, KVCache, variant_of, write
+from model.net.features import TRITON, features
 from model.net.triton import kernels
 from model.transfer import integers
 
@@ -30,9 +30,9 @@ COUNTED = 256
 """Rows that sharing out counts at once: one kernel for any batch."""
 COMBINED = 16
 """Splits that the combining kernel reads at once."""
-MAX_GROUP = 16
+MAX_GROUP = 32
 MAX_HEAD = 256
-LOG2_E = 1.4426950408889634
+LOG2_E = kernels.LOG2_E.value
 INTERPRETED = not isinstance(kernels.decode_kernel, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter, on any device: TRITON_INTERPRET was 1 when they were imported."""
 
@@ -47,10 +47,14 @@ class Tiles(NamedTuple):
     """Of prefill; decode has 4."""
 
     @classmethod
-    def of(cls, size_p: int, itemsize: int) -> "Tiles":
-        """For heads of `size_p` numbers of `itemsize` bytes. Float32 has no matrix units that keep all its bits."""
+    def of(cls, size_p: int, group: int, itemsize: int) -> "Tiles":
+        """For heads of `size_p` numbers of `itemsize` bytes, so many to a key/value head: a tile has one query at least.
+
+        Float32 has no matrix units that keep all its bits.
+        """
         if itemsize == 4:
-            return cls(32 if size_p <= 128 else 16, 16, 4)
+            lanes = max(16, next_power_of_2(group))
+            return cls(32 if size_p <= 128 else 16, lanes, lanes // 4)
         return cls(64, 128 if size_p <= 128 else 64, 8)
 
 
@@ -111,16 +115,25 @@ class _Layer:
 
     keys: Tensor
     values: Tensor
+    sinks: Tensor | None
     scale: float
     cap: float
     tiles: Tiles
     sizes: dict[str, Any]
 
     @classmethod
-    def of(cls, variant: AttentionVariant, q_THD: Tensor, keys: Tensor, values: Tensor, block_size: int) -> "_Layer":
+    def of(
+        cls,
+        variant: AttentionVariant,
+        q_THD: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sinks: Tensor | None,
+        block_size: int,
+    ) -> "_Layer":
         num_kv_heads, size = keys.shape[1:]
         size_p = max(MIN_LANES, next_power_of_2(size))
-        tiles = Tiles.of(size_p, keys.element_size())
+        tiles = Tiles.of(size_p, q_THD.shape[1] // num_kv_heads, keys.element_size())
         scale = size**-0.5 if variant.scale is None else variant.scale
         sizes = {
             "K": num_kv_heads,
@@ -134,8 +147,8 @@ class _Layer:
             "UPCAST": INTERPRETED and keys.dtype == torch.bfloat16,
         }
         if variant.softcap is None:
-            return cls(keys, values, scale * LOG2_E, 0.0, tiles, sizes)
-        return cls(keys, values, scale / variant.softcap, variant.softcap * LOG2_E, tiles, sizes)
+            return cls(keys, values, sinks, scale * LOG2_E, 0.0, tiles, sizes)
+        return cls(keys, values, sinks, scale / variant.softcap, variant.softcap * LOG2_E, tiles, sizes)
 
     def decode(self, q_RHD: Tensor, table_RB: Tensor, positions_R: Tensor, shares: Shares, out_RHD: Tensor) -> None:
         """Attention of one token a row, into `out`."""
@@ -164,8 +177,18 @@ class _Layer:
             SPLIT=SPLIT,
             num_stages=2,
         )
-        shape = {"H": heads, "D": size, "D_P": self.sizes["D_P"], "TILE": COMBINED}
-        kernels.combine_kernel[(num_rows, heads)](parts_IHD, weights_IH, out_RHD, shares.first_R, **shape)
+        kernels.combine_kernel[(num_rows, heads)](
+            parts_IHD,
+            weights_IH,
+            out_RHD,
+            out_RHD if self.sinks is None else self.sinks,
+            shares.first_R,
+            H=heads,
+            D=size,
+            D_P=self.sizes["D_P"],
+            TILE=COMBINED,
+            SINKS=self.sinks is not None,
+        )
 
     def prefill(self, q_THD: Tensor, table_RB: Tensor, places_3R: Tensor, shares: Shares, out_THD: Tensor) -> None:
         """Causal attention of rows of several tokens, into `out`. `table_RB` has these rows only, `q` and `out` all tokens."""
@@ -174,6 +197,7 @@ class _Layer:
             self.keys,
             self.values,
             out_THD,
+            out_THD if self.sinks is None else self.sinks,
             table_RB,
             *places_3R,
             shares.first_R,
@@ -183,6 +207,7 @@ class _Layer:
             self.scale,
             self.cap,
             **self.sizes,
+            SINKS=self.sinks is not None,
             QUERIES=self.queries,
             LANES=self.tiles.lanes,
             num_warps=self.tiles.warps,
@@ -193,15 +218,6 @@ class _Layer:
     def queries(self) -> int:
         """Tokens of a prefill tile."""
         return self.tiles.lanes // int(self.sizes["GROUP"])
-
-
-def _write(k_TKD: Tensor, v_TKD: Tensor, keys: Tensor, values: Tensor, slots_T: Tensor) -> None:
-    """Put a step's keys and values into their slots; those of padding tokens go to block 0."""
-    k_TW, v_TW = k_TKD.flatten(1), v_TKD.flatten(1)
-    num_tokens, width = k_TW.shape
-    strides = (k_TW.stride(0), v_TW.stride(0))
-    places = (k_TW, v_TW, keys, values, slots_T, *strides)
-    kernels.write_kernel[(num_tokens,)](*places, WIDTH=width, WIDTH_P=next_power_of_2(width))
 
 
 class TritonBackend:
@@ -216,26 +232,32 @@ class TritonBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two.
-
-        `decoder.supports` says whether the rest of the model is computed by Triton too, or by `Decoder`.
-        """
+        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two."""
         group = config.num_heads // config.num_kv_heads
         fits = group <= MAX_GROUP and config.head_size <= MAX_HEAD and block_size == next_power_of_2(block_size)
-        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= RECORDED
+        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= TRITON
 
-    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        _write(k_TKD, v_TKD, cache.keys[layer], cache.values[layer], layout.slots_T)
-        return self.attend(layer, q_THD, cache, layout)
+        write(layer, k_TKD, v_TKD, cache, layout)
+        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
-    def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout, sinks_H: Tensor | None = None) -> Tensor:
         """The heads' outputs [T, H, D], where the cache already holds this step's keys and values of `layer`."""
         if self._plan is None or self._plan.layout is not layout:
             self._plan = StepPlan(layout)
         variant = variant_of(self.variants, layer)
         q_THD = q_THD.flatten(1).unflatten(1, q_THD.shape[1:])  # heads side by side; a copy only if they are not
-        at = _Layer.of(variant, q_THD, cache.keys[layer], cache.values[layer], cache.block_size)
+        at = _Layer.of(variant, q_THD, cache.keys[layer], cache.values[layer], sinks_H, cache.block_size)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         single, table_RB = layout.num_single, layout.block_table_RB
         if single:

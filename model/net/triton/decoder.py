@@ -1,97 +1,125 @@
 """A decoder whose small parts are Triton kernels: on a GPU a launch costs more than most of them compute.
 
-The same equations as `transformer.py`, in ten launches a layer. Not yet run on a GPU.
+The same equations as `transformer.py`, in ten launches a layer; nine more where it has experts. Not yet run on a GPU.
 
-Shapes: T tokens · E model width · H query heads · K key/value heads · D head size · M width of the MLP.
+Shapes: T tokens · E model width · H query heads · K key/value heads · D head size.
 """
 
 import torch
 from torch import Tensor, nn
-from triton import cdiv, next_power_of_2
+from triton import next_power_of_2
 
-from model.config import ModelConfig
+from model.net.attention import MultiHeadAttention
 from model.net.backends import Paged
-from model.net.features import TRITON, features
-from model.net.layers import GatedMLP
 from model.net.transformer import Decoder
 from model.net.triton import fused
 from model.net.triton.backend import TritonBackend
+from model.net.triton.mlp import feed_forward
 
-GATED_AT_ONCE = 1024
-"""Numbers of the MLP that one program multiplies."""
-
-
-def supports(config: ModelConfig) -> bool:
-    """Whether the fused kernels compute all that this model asks for."""
-    return features(config) <= TRITON
+WIDE = 4096
+"""Numbers of a token's queries above which a program has eight warps: with four its registers spill."""
 
 
 class TritonDecoder:
-    """`Decoder` for serving: the same call, the same scores up to rounding. Keeps the decoder that it was made from."""
+    """`Decoder` for serving: the same call, the same scores up to rounding. Keeps the decoder that it was made from.
+
+    The residual stream is joined before each sublayer, 0 .. 2 layers - 1, and at the end: the update of the sublayer before is
+    added, under the norm that comes after it, and the sum is normed for the one that comes next.
+    """
 
     def __init__(self, net: Decoder) -> None:
         self.net = net
         self.config = net.config
         self.logits = net.logits
+        nothing, place = nn.Identity(), net.config.norm_place
+        before = [norm for block in net.blocks for norm in (block.attention_norm, block.mlp_norm)]
+        after = [norm for block in net.blocks for norm in (block.attention_post_norm, block.mlp_post_norm)]
+        self._after = [nothing, *after]
+        self._before = [nothing, *before] if place == "post" else [*before, net.norm]
+        self._side_by_side = place in ("parallel", "shared")
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
-        assert isinstance(attention.backend, TritonBackend)
-        residual_TE = self.net.embedding.tokens(tokens_T)
-        normed_TE = torch.empty_like(residual_TE)
-        update_TE = None
+        residual_TE, update_TE = self.net.embedding(tokens_T, positions_T), None
         for layer, block in enumerate(self.net.blocks):
-            self._norm(update_TE, residual_TE, block.attention_norm, normed_TE)
-            q_THD = self._turn(block.attention, normed_TE, layer, attention)
-            heads_THD = attention.backend.attend(layer, q_THD, attention.cache, attention.layout)
-            self._norm(block.attention.out(heads_THD.flatten(1)), residual_TE, block.mlp_norm, normed_TE)
-            update_TE = _swiglu(block.mlp, normed_TE)
-        self._norm(update_TE, residual_TE, self.net.norm, normed_TE)
-        return normed_TE
+            normed_TE = self._join(2 * layer, update_TE, residual_TE)
+            update_TE = self._attend(block.attention, normed_TE, layer, attention)
+            if self._side_by_side:
+                if self.config.norm_place == "parallel":
+                    normed_TE = self._join(2 * layer + 1, None, residual_TE)
+                update_TE = update_TE + feed_forward(block.mlp, normed_TE, self.config)
+            else:
+                normed_TE = self._join(2 * layer + 1, update_TE, residual_TE)
+                update_TE = feed_forward(block.mlp, normed_TE, self.config)
+        return self._join(2 * len(self.net.blocks), update_TE, residual_TE)
 
-    def _norm(self, update_TE: Tensor | None, residual_TE: Tensor, norm: nn.Module, normed_TE: Tensor) -> None:
-        """residual += update; normed = residual / rms(residual) * gain."""
-        updates = residual_TE if update_TE is None else update_TE
+    def _join(self, number: int, update_TE: Tensor | None, residual_TE: Tensor) -> Tensor:
+        """residual += scale * after(update); returns before(residual), which is the residual itself without a norm.
+
+        With norms of sums, as first published, the residual becomes what is returned.
+        """
+        before, after = self._before[number], self._after[number]
+        none, replaces = isinstance(before, nn.Identity), self.config.norm_place == "post"
+        normed_TE = residual_TE if none or replaces else torch.empty_like(residual_TE)
+        if none and update_TE is None:
+            return normed_TE
         num_tokens, width = residual_TE.shape
-        fused.norm_kernel[(num_tokens,)](
-            updates,
+        fused.join_kernel[(num_tokens,)](
+            residual_TE if update_TE is None else update_TE,
             residual_TE,
-            norm.weight,
             normed_TE,
+            *_parameters(after, residual_TE),
+            *_parameters(before, residual_TE),
             self.config.norm_eps,
+            self.config.residual_scale,
             E=width,
             E_P=next_power_of_2(width),
             UPDATES=update_TE is not None,
+            AFTER=not isinstance(after, nn.Identity),
+            KEPT=not replaces,
+            NORM=not none,
+            **self._norm_kind,
         )
+        return normed_TE
 
-    def _turn(self, module: nn.Module, normed_TE: Tensor, layer: int, attention: Paged) -> Tensor:
-        """The step's queries, rotated, [T, H, D]; its keys and values are in the cache then."""
+    def _attend(self, module: MultiHeadAttention, normed_TE: Tensor, layer: int, attention: Paged) -> Tensor:
+        """Attention's output [T, E]; the step's keys and values are in the cache then."""
+        backend, cache, layout = attention.backend, attention.cache, attention.layout
+        assert isinstance(backend, TritonBackend)
+        q_THD = self._turn(module, module.qkv(normed_TE), layer, attention)
+        return module.out(backend.attend(layer, q_THD, cache, layout, module.sinks).flatten(1))
+
+    def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: Paged) -> Tensor:
+        """The step's queries, normed and rotated, [T, H, D]; its keys and values go to the cache."""
         config, cache, layout = self.config, attention.cache, attention.layout
-        qkv = module.qkv(normed_TE)
-        gains = (module.q_norm.weight, module.k_norm.weight) if config.qk_norm == "head" else (qkv, qkv)
-        caches = (cache.keys[layer], cache.values[layer], layout.slots_T, layout.positions_T)
+        heads, kv_heads, size, rope = config.num_heads, config.num_kv_heads, config.head_size, self.net.rope_of_layer[layer]
+        q_THD = qkv.new_empty(len(qkv), heads, size)
+        cos, sin = (qkv, qkv) if rope is None else self.net.rope_tables[rope]
+        heads_p, size_p = next_power_of_2(heads), next_power_of_2(size)
         fused.turn_kernel[(len(qkv),)](
-            qkv,
-            *caches,
-            *self.net.rope_tables[0],
-            *gains,
+            *(qkv, q_THD, cache.keys[layer], cache.values[layer], layout.slots_T, layout.positions_T, cos, sin),
+            *_parameters(module.q_norm, qkv),
+            *_parameters(module.k_norm, qkv),
             config.norm_eps,
-            H=config.num_heads,
-            H_P=next_power_of_2(config.num_heads),
-            K=config.num_kv_heads,
-            K_P=next_power_of_2(config.num_kv_heads),
-            D=config.head_size,
-            HALF_P=next_power_of_2(config.head_size // 2),
-            NORM=config.qk_norm == "head",
+            H=heads,
+            H_P=heads_p,
+            K=kv_heads,
+            K_P=next_power_of_2(kv_heads),
+            D=size,
+            D_P=size_p,
+            R=0 if rope is None else cos.shape[1],
+            NORM=config.qk_norm,
+            **self._norm_kind,
+            num_warps=4 if heads_p * size_p <= WIDE else 8,
         )
-        return qkv[:, : config.query_size].unflatten(1, (config.num_heads, config.head_size))
+        return q_THD
+
+    @property
+    def _norm_kind(self) -> dict[str, bool]:
+        return {"CENTRED": self.config.norm != "rmsnorm", "BIASED": self.config.norm == "layernorm"}
 
 
-def _swiglu(mlp: GatedMLP, normed_TE: Tensor) -> Tensor:
-    """The MLP's output [T, E]."""
-    gate_up = mlp.gate_up(normed_TE)
-    num_tokens, width = len(gate_up), gate_up.shape[1] // 2
-    gated_TM = gate_up.new_empty(num_tokens, width)
-    size = min(GATED_AT_ONCE, next_power_of_2(width))
-    fused.swiglu_kernel[(num_tokens, cdiv(width, size))](gate_up, gated_TM, M=width, SIZE=size)
-    return mlp.down(gated_TM)
+def _parameters(norm: nn.Module, stand_in: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm's gain and bias; the stand-in, which is not read, for those that there are not."""
+    gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    return stand_in if gain is None else gain, stand_in if bias is None else bias

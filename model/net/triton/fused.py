@@ -1,10 +1,11 @@
-"""The small parts of a decoder between its matrices, each one pass over memory: norms, rotation with the cache's write, SwiGLU.
+"""The small parts of a decoder between its matrices, each one pass over memory: norms, rotation with the cache's write,
+activations.
 
 All arithmetic is float32, whatever the tensors hold. In Triton's interpreter these run on the CPU, and they compile for an
 H200; no GPU has run them yet.
 
-Shapes: T tokens · E model width · H query heads · K key/value heads · D head size · M width of the MLP. A name that ends in
-_P is rounded up to a power of two, as tl.arange needs.
+Shapes: T tokens · E model width · H query heads · K key/value heads · D head size · R rotated columns of a head · M width of
+the MLP. A name that ends in _P is rounded up to a power of two, as tl.arange needs.
 """
 
 import triton
@@ -14,107 +15,211 @@ from model.net.triton.kernels import PLACES
 
 
 @triton.jit
-def norm_kernel(
+def _mean(x: tl.tensor, SIZE: tl.constexpr, WHOLE: tl.constexpr) -> tl.tensor:
+    """The mean of each row of `x`, or of all its rows if WHOLE, of SIZE numbers that count. [rows or 1, 1]."""
+    total = tl.sum(x, 1, keep_dims=True)
+    if WHOLE:
+        total = tl.sum(total, 0, keep_dims=True)
+    return total / SIZE
+
+
+@triton.jit
+def _moments(
+    x: tl.tensor, inside: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr, WHOLE: tl.constexpr, CENTRED: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """What a norm takes from each number, which is 0 unless CENTRED, and what it multiplies the rest by."""
+    mean = tl.zeros([1, 1], tl.float32)
+    if CENTRED:
+        mean = _mean(x, SIZE, WHOLE)
+        x = tl.where(inside, x - mean, 0.0)
+    return mean, tl.rsqrt(_mean(x * x, SIZE, WHOLE) + eps)
+
+
+@triton.jit
+def _scaled(
+    x: tl.tensor,
+    mean: tl.tensor,
+    factor: tl.tensor,
+    gain_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor,
+    BIASED: tl.constexpr,
+) -> tl.tensor:
+    """The rest of a norm: `at` says where the gain and the bias of each number are."""
+    x = (x - mean) * factor * tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        x += tl.load(bias_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def join_kernel(
     update_ptr: tl.tensor,  # [T, E]
     residual_ptr: tl.tensor,  # [T, E]
-    gain_ptr: tl.tensor,  # [E]
     normed_ptr: tl.tensor,  # [T, E]
+    after_gain_ptr: tl.tensor,  # [E]
+    after_bias_ptr: tl.tensor,
+    gain_ptr: tl.tensor,  # [E]
+    bias_ptr: tl.tensor,
     eps: tl.tensor,
+    scale: tl.tensor,
     E: tl.constexpr,
     E_P: tl.constexpr,
     UPDATES: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEPT: tl.constexpr,
+    NORM: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
 ) -> None:
-    """residual += update, if UPDATES; normed = residual / rms(residual) * gain (Zhang & Sennrich 2019). Grid (T,)."""
-    at = tl.arange(0, E_P)
+    """x = residual + scale * update if UPDATES, the update under a norm of its own if AFTER; normed = norm(x) if NORM.
+
+    The residual becomes x if KEPT. CENTRED: LayerNorm (Ba et al. 2016), else RMSNorm (Zhang & Sennrich 2019). Grid (T,).
+    """
+    at = tl.arange(0, E_P)[None, :]
     inside = at < E
     places = tl.program_id(0).to(tl.int64) * E + at
     x = tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
     if UPDATES:
-        x += tl.load(update_ptr + places, mask=inside, other=0.0).to(tl.float32)
-        tl.store(residual_ptr + places, x, mask=inside)
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed_ptr + places, x * tl.rsqrt(tl.sum(x * x, 0) / E + eps) * gain, mask=inside)
+        update = tl.load(update_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        if AFTER:
+            mean, factor = _moments(update, inside, eps, E, False, CENTRED)
+            update = _scaled(update, mean, factor, after_gain_ptr, after_bias_ptr, at, inside, BIASED)
+        x += update * scale
+        if KEPT:
+            tl.store(residual_ptr + places, x, mask=inside)
+    if NORM:
+        mean, factor = _moments(x, inside, eps, E, False, CENTRED)
+        tl.store(normed_ptr + places, _scaled(x, mean, factor, gain_ptr, bias_ptr, at, inside, BIASED), mask=inside)
 
 
 @triton.jit
 def _turned(
     x_ptr: tl.tensor,
-    places: tl.tensor,
-    inside: tl.tensor,
+    head: tl.tensor,
     gain_ptr: tl.tensor,
-    pair: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
+    bias_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
     eps: tl.tensor,
+    COUNT: tl.constexpr,
     D: tl.constexpr,
+    D_P: tl.constexpr,
+    R: tl.constexpr,
     NORM: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Both halves of some heads, each [heads, D / 2], under their norm, if NORM, and rotated."""
-    a = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + places + D // 2, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
-        a *= scale * tl.load(gain_ptr + pair, mask=pair < D // 2, other=0.0).to(tl.float32)[None, :]
-        b *= scale * tl.load(gain_ptr + D // 2 + pair, mask=pair < D // 2, other=0.0).to(tl.float32)[None, :]
-    return a * cos - b * sin, b * cos + a * sin
+    CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
+) -> tl.tensor:
+    """COUNT heads of a token, [heads, D], under their norm and rotated: column i < R / 2 is paired with i + R / 2."""
+    column = tl.arange(0, D_P)[None, :]
+    inside = (head < COUNT) & (column < D)
+    x = tl.load(x_ptr + head * D + column, mask=inside, other=0.0).to(tl.float32)
+    if NORM != "none":
+        mean, factor = _moments(x, inside, eps, D * COUNT if NORM == "all" else D, NORM == "all", CENTRED)
+        first = head * (D if NORM == "all" else 0)
+        x = _scaled(x, mean, factor, gain_ptr, bias_ptr, first + column, inside, BIASED)
+    if R > 0:
+        other = tl.where(column < R // 2, column + R // 2, column - R // 2)
+        paired = inside & (column < R)
+        y = tl.load(x_ptr + head * D + other, mask=paired, other=0.0).to(tl.float32)
+        if NORM != "none":
+            y = _scaled(y, mean, factor, gain_ptr, bias_ptr, first + other, paired, BIASED)
+        cos = tl.load(cos_ptr + column, mask=column < R, other=1.0)
+        sin = tl.load(sin_ptr + column, mask=column < R, other=0.0)
+        x = x * cos + tl.where(column < R // 2, -y, y) * sin
+    return x
 
 
 @triton.jit(do_not_specialize_on_alignment=PLACES)
 def turn_kernel(
     qkv_ptr: tl.tensor,  # [T, (H + 2 K) D]
+    q_ptr: tl.tensor,  # [T, H, D]
     keys_ptr: tl.tensor,  # [slots, K, D]
     values_ptr: tl.tensor,
     slots_ptr: tl.tensor,  # int64 [T]
     positions_ptr: tl.tensor,  # int64 [T]
-    cos_ptr: tl.tensor,  # float32 [positions, D], each angle twice
+    cos_ptr: tl.tensor,  # float32 [positions, R], each angle twice
     sin_ptr: tl.tensor,
-    q_gain_ptr: tl.tensor,  # [D]
-    k_gain_ptr: tl.tensor,
+    q_gain_ptr: tl.tensor,  # [D], or [H D] if NORM is "all"
+    q_bias_ptr: tl.tensor,
+    k_gain_ptr: tl.tensor,  # [D], or [K D]
+    k_bias_ptr: tl.tensor,
     eps: tl.tensor,
     H: tl.constexpr,
     H_P: tl.constexpr,
     K: tl.constexpr,
     K_P: tl.constexpr,
     D: tl.constexpr,
-    HALF_P: tl.constexpr,
+    D_P: tl.constexpr,
+    R: tl.constexpr,
     NORM: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
 ) -> None:
-    """Norm and rotate a token's queries in place, its keys on their way to the cache; copy its values there. Grid (T,)."""
+    """Norm and rotate a token's queries and, on their way to the cache, its keys; copy its values there. Grid (T,)."""
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots_ptr + token), tl.load(positions_ptr + token)
-    pair = tl.arange(0, HALF_P)
-    angles = position * D + pair
-    cos = tl.load(cos_ptr + angles, mask=pair < D // 2, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + angles, mask=pair < D // 2, other=0.0)[None, :]
+    qkv_ptr += token * ((H + 2 * K) * D)
+    cos_ptr += position * R
+    sin_ptr += position * R
+    column = tl.arange(0, D_P)[None, :]
+    head = tl.arange(0, H_P)[:, None]
+    q = _turned(qkv_ptr, head, q_gain_ptr, q_bias_ptr, cos_ptr, sin_ptr, eps, H, D, D_P, R, NORM, CENTRED, BIASED)
+    tl.store(q_ptr + (token * H + head) * D + column, q, mask=(head < H) & (column < D))
 
-    queries = tl.arange(0, H_P)[:, None]
-    inside = (queries < H) & (pair < D // 2)[None, :]
-    places = token * ((H + 2 * K) * D) + queries * D + pair[None, :]
-    a, b = _turned(qkv_ptr, places, inside, q_gain_ptr, pair, cos, sin, eps, D, NORM)
-    tl.store(qkv_ptr + places, a, mask=inside)
-    tl.store(qkv_ptr + places + D // 2, b, mask=inside)
-
-    heads = tl.arange(0, K_P)[:, None]
-    inside = (heads < K) & (pair < D // 2)[None, :]
-    places = token * ((H + 2 * K) * D) + (H + heads) * D + pair[None, :]
-    cached = (slot * K + heads) * D + pair[None, :]
-    a, b = _turned(qkv_ptr, places, inside, k_gain_ptr, pair, cos, sin, eps, D, NORM)
-    tl.store(keys_ptr + cached, a, mask=inside)
-    tl.store(keys_ptr + cached + D // 2, b, mask=inside)
-    tl.store(values_ptr + cached, tl.load(qkv_ptr + places + K * D, mask=inside), mask=inside)
-    tl.store(values_ptr + cached + D // 2, tl.load(qkv_ptr + places + K * D + D // 2, mask=inside), mask=inside)
+    head = tl.arange(0, K_P)[:, None]
+    inside, cached = (head < K) & (column < D), (slot * K + head) * D + column
+    qkv_ptr += H * D
+    k = _turned(qkv_ptr, head, k_gain_ptr, k_bias_ptr, cos_ptr, sin_ptr, eps, K, D, D_P, R, NORM, CENTRED, BIASED)
+    tl.store(keys_ptr + cached, k, mask=inside)
+    tl.store(values_ptr + cached, tl.load(qkv_ptr + (K + head) * D + column, mask=inside), mask=inside)
 
 
 @triton.jit
-def swiglu_kernel(
-    gate_up_ptr: tl.tensor,  # [T, 2 M]
+def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """One of `layers.ACTIVATIONS`. NaN stays NaN."""
+    if ACTIVATION == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))  # 1 / sqrt(2)
+    elif ACTIVATION == "gelu_tanh":
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))  # 2 sqrt(2 / pi)
+    else:
+        x = tl.where(x < 0.0, 0.0, x)
+    return x
+
+
+@triton.jit
+def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SLOPE: tl.constexpr) -> tl.tensor:
+    """What `layers.make_gated` makes, with `swiglu_limit` and `swiglu_slope`."""
+    if LIMIT is None:
+        gate = _activated(gate, ACTIVATION) * up
+    else:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        gate = (up + 1.0) * gate / (1.0 + tl.exp(-SLOPE * gate))
+    return gate
+
+
+@triton.jit
+def activation_kernel(
+    x_ptr: tl.tensor,  # [T, 2 M], gates before ups, if GATED, else [T, M]
     out_ptr: tl.tensor,  # [T, M]
     M: tl.constexpr,
     SIZE: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SLOPE: tl.constexpr,
 ) -> None:
-    """silu(gate) * up (Shazeer 2020). Grid (T, M / SIZE rounded up)."""
+    """act(gate) * up if GATED, see `gated`, else act(x). Grid (T, M / SIZE rounded up)."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    gate = tl.load(gate_up_ptr + token * (2 * M) + at, mask=at < M, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + token * (2 * M) + M + at, mask=at < M, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * M + at, gate / (1.0 + tl.exp(-gate)) * up, mask=at < M)
+    x_ptr += token * (2 * M if GATED else M)
+    x = tl.load(x_ptr + at, mask=at < M, other=0.0).to(tl.float32)
+    if GATED:
+        x = gated(x, tl.load(x_ptr + M + at, mask=at < M, other=0.0).to(tl.float32), ACTIVATION, LIMIT, SLOPE)
+    else:
+        x = _activated(x, ACTIVATION)
+    tl.store(out_ptr + token * M + at, x, mask=at < M)

@@ -1,4 +1,4 @@
-"""Attention over a paged cache in Triton: write keys and values, decode in splits, prefill in tiles.
+"""Attention over a paged cache in Triton: decode in splits, prefill in tiles.
 
 Online softmax in base 2 (Milakov & Gimelshein 2018), keys split among programs and combined by their log-sum-exp
 (Dao et al. 2023, flash-decoding). Splits have a fixed number of tokens and tiles a fixed number of queries, counted from
@@ -16,33 +16,13 @@ import triton.language as tl
 
 LOWEST = tl.constexpr(-1.0e30)
 """Where a running maximum begins: unlike -inf it can be taken from itself."""
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 PLACES = ["slots_ptr", "positions_ptr", "table_ptr", "starts_ptr", "last_ptr", "tokens_ptr", "first_ptr", "rows_ptr"]
 """Numbers of a step, which stand anywhere in a larger tensor: whether they are aligned depends on the step's tokens and rows.
 A kernel that was compiled for either case would be compiled anew, and stop a step for seconds, when the other comes first.
 """
-
-
-@triton.jit(do_not_specialize_on_alignment=PLACES)
-def write_kernel(
-    k_ptr: tl.tensor,  # [T, K, D] with a stride between tokens
-    v_ptr: tl.tensor,
-    keys_ptr: tl.tensor,  # [slots, K, D]
-    values_ptr: tl.tensor,
-    slots_ptr: tl.tensor,  # int64 [T]
-    k_stride: tl.tensor,
-    v_stride: tl.tensor,
-    WIDTH: tl.constexpr,
-    WIDTH_P: tl.constexpr,
-) -> None:
-    """Copy one token's keys and values, `WIDTH` = K D numbers each, to its slot. Grid (T,)."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token)
-    at = tl.arange(0, WIDTH_P)
-    inside = at < WIDTH
-    tl.store(keys_ptr + slot * WIDTH + at, tl.load(k_ptr + token * k_stride + at, mask=inside), mask=inside)
-    tl.store(values_ptr + slot * WIDTH + at, tl.load(v_ptr + token * v_stride + at, mask=inside), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=PLACES)
@@ -94,6 +74,17 @@ def _scores(
         small = tl.exp2(tl.abs(scores) * -2.8853900817779268)  # exp(-2 |score|): 2 / ln 2
         scores = cap * tl.where(scores < 0, small - 1.0, 1.0 - small) / (1.0 + small)  # tanh, and no overflow on the way
     return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _begin(sinks_ptr: tl.tensor, heads: tl.tensor, SINKS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The running maximum and sum of `heads` before any key: nothing, or the weight of their sinks, which have no value."""
+    best, total = heads * 0.0 + LOWEST, heads * 0.0
+    if SINKS:
+        sinks = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
+        best = tl.maximum(sinks, LOWEST)
+        total = tl.exp2(sinks - best)
+    return best, total
 
 
 @triton.jit
@@ -173,18 +164,19 @@ def combine_kernel(
     parts_ptr: tl.tensor,  # float32 [I, H, D]
     weights_ptr: tl.tensor,  # float32 [I, H]
     out_ptr: tl.tensor,  # [R, H, D]
+    sinks_ptr: tl.tensor,  # [H]
     first_ptr: tl.tensor,
     H: tl.constexpr,
     D: tl.constexpr,
     D_P: tl.constexpr,
     TILE: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
-    """The weighted mean of a head's splits. Grid (R, H)."""
+    """The weighted mean of a head's splits, and of its sink if SINKS. Grid (R, H)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     size = tl.arange(0, D_P)
     end = tl.load(first_ptr + row + 1)
-    best = LOWEST
-    total = 0.0
+    best, total = _begin(sinks_ptr, head, SINKS)
     out = tl.zeros([D_P], tl.float32)
     for tile in range(tl.load(first_ptr + row), end, TILE):
         items = tile + tl.arange(0, TILE)
@@ -207,6 +199,7 @@ def prefill_kernel(
     keys_ptr: tl.tensor,  # [slots, K, D]
     values_ptr: tl.tensor,
     out_ptr: tl.tensor,  # [T, H, D]
+    sinks_ptr: tl.tensor,  # [H]
     table_ptr: tl.tensor,  # int64 [R, blocks]
     starts_ptr: tl.tensor,  # int64 [R]: the position of a row's first token
     last_ptr: tl.tensor,  # int64 [R]: its tokens, less one
@@ -228,6 +221,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     UPCAST: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """Causal attention of `QUERIES` neighbouring tokens, all heads of one group: a lane each. Grid (tiles, K)."""
     item, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -241,8 +235,7 @@ def prefill_kernel(
     q = tl.load(q_ptr + q_places, mask=(size < D)[None, :], other=0.0)
     lowest = tl.maximum(start + skipped - WINDOW + 1, 0) if WINDOW > 0 else start * 0
     end = start + tl.minimum(skipped + QUERIES, count)
-    best = tl.full([LANES], LOWEST, tl.float32)
-    total = tl.zeros([LANES], tl.float32)
+    best, total = _begin(sinks_ptr, heads, SINKS)
     out = tl.zeros([LANES, D_P], tl.float32)
     for tile in range(lowest // TILE * TILE, end, TILE):
         at = tile + tl.arange(0, TILE)

@@ -194,7 +194,7 @@ def test_triton_computes_on_a_gpu_and_is_refused_elsewhere(monkeypatch):
 
 
 def test_a_model_that_triton_cannot_compute_is_torchs_on_a_gpu():
-    wide = tiny_config(num_heads=32, num_kv_heads=1)
+    wide = tiny_config(num_heads=64, num_kv_heads=1)
     assert "torch" == choose_backend("auto", wide, torch.bfloat16, "cuda", 32).name
 
 

@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
 from model.config import ModelConfig
+from model.engine.choice import choose_backend
 from model.net.families.strangers import STRANGERS
 from model.net.families.table import FAMILIES
 from model.net.features import NATIVE, TRITON, features
@@ -78,3 +82,9 @@ def test_the_readme_lists_every_stranger():
 
 def test_a_family_is_compared_unless_its_spelling_is_our_own():
     assert set(FAMILIES) - {"attend"} == set(configs())
+
+
+def test_every_checkpoint_is_computed_by_triton_on_a_gpu():
+    pytest.importorskip("triton")
+    for kind, known in configs().items():
+        assert {kind: {"triton"}} == {kind: {choose_backend("auto", each, torch.bfloat16, "cuda", 32).name for each in known}}

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from model.config import AttentionVariant
 from model.net.backends import BatchLayout, KVCache, Paged, Row
 from model.net.transformer import Decoder
-from model.net.triton import fused, kernels
+from model.net.triton import fused, grouped, kernels
 from model.net.triton.backend import TritonBackend
 from model.net.triton.decoder import TritonDecoder
 from tests.model.checkpoints import tiny_config
@@ -42,9 +42,19 @@ TYPES = {
 SHAPES = [  # query heads, key/value heads, head size, dtype, variant
     (16, 8, 128, torch.bfloat16, AttentionVariant()),
     (7, 1, 80, torch.float16, AttentionVariant(window=1024)),
-    (16, 1, 256, torch.bfloat16, AttentionVariant(window=4096, softcap=50.0)),
-    (32, 8, 128, torch.float32, AttentionVariant()),
+    (32, 1, 256, torch.bfloat16, AttentionVariant(window=4096, softcap=50.0)),
+    (32, 1, 128, torch.float32, AttentionVariant()),
 ]
+BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+LAYERS = {
+    "Qwen3-0.6B": {"num_heads": 16, "num_kv_heads": 8, "hidden_size": 1024, "mlp_size": 3072, "qk_norm": "head"},
+    "OLMo-2-32B": {"num_heads": 40, "num_kv_heads": 8, "hidden_size": 5120, "norm_place": "output", "qk_norm": "all"},
+    "GPT-NeoX-20B": {"num_heads": 64, "num_kv_heads": 64, "head_size": 96, "hidden_size": 6144, "rope_size": 24, **BIASED}
+    | {"norm": "layernorm", "norm_place": "parallel", "gated_mlp": False, "activation": "gelu"},
+    "gpt-oss-120b": {"num_heads": 64, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2880, "sinks": True, **BIASED}
+    | {"num_experts": 128, "experts_per_token": 4, "expert_size": 2880, "swiglu_limit": 7.0, "shared_expert_size": 64},
+}
+"""What differs from `tiny_config`; the last with a shared expert beside what is its own."""
 
 
 class Compiled:
@@ -94,36 +104,42 @@ def _aligned(parameter, value):
     return isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize
 
 
-def launch_all(heads, kv_heads, size, dtype, variant):
-    """A step with a decode and a prefill."""
+def launch_attention(heads, kv_heads, size, dtype, variant):
+    """A step with a decode and a prefill, beside sinks where there is a soft cap."""
     config = tiny_config(num_heads=heads, num_kv_heads=kv_heads, head_size=size, num_layers=1)
     cache = KVCache.allocate(config, 4, 32, dtype, "cpu")
     layout = BatchLayout.build([Row([1], 9, 1), Row([2, 3], 3, 40)], 32, "cpu")
     q, k, v = (torch.zeros(41, width, size, dtype=dtype) for width in (heads, kv_heads, kv_heads))
-    TritonBackend([variant]).forward(0, q, k, v, cache, layout)
+    TritonBackend([variant]).forward(0, q, k, v, cache, layout, torch.zeros(heads, dtype=dtype) if variant.softcap else None)
 
 
-def launch_fused():
-    """A layer of Qwen3-0.6B."""
-    config = tiny_config(
-        num_heads=16, num_kv_heads=8, head_size=128, num_layers=1, hidden_size=1024, mlp_size=3072, qk_norm="head"
-    )
-    cache = KVCache.allocate(config, 4, 32, torch.bfloat16, "cpu")
-    layout = BatchLayout.build([Row([1], 9, 1)], 32, "cpu")
-    attention = Paged(TritonBackend(), cache, layout)
-    TritonDecoder(Decoder(config).to(torch.bfloat16))(torch.tensor([5]), layout.positions_T, attention)
+class NoAttention(TritonBackend):
+    def attend(self, layer, q_THD, cache, layout, sinks_H=None):
+        return q_THD
+
+
+def launch_layer(changes, dtype):
+    """One layer without its attention; tensors without memory, since nothing is computed."""
+    config = tiny_config(**{"head_size": 128, "num_layers": 1} | changes)
+    cache = KVCache.allocate(config, 4, 32, dtype, "meta")
+    with torch.device("meta"):
+        net, numbers_T = Decoder(config).to(dtype), torch.zeros(1, dtype=torch.int64)
+    layout = BatchLayout([Row([1], 9, 1)], numbers_T, numbers_T, numbers_T[None], 32, 1)
+    TritonDecoder(net)(numbers_T, numbers_T, Paged(NoAttention(), cache, layout))
 
 
 @torch.inference_mode()
 def main():
     stands = []
-    for module in (kernels, fused):
+    for module in (kernels, fused, grouped):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             stands.append(Compiled(getattr(module, name)))
             setattr(module, name, stands[-1])
     for shape in SHAPES:
-        launch_all(*shape)
-    launch_fused()
+        launch_attention(*shape)
+    for changes in LAYERS.values():
+        launch_layer(changes, torch.bfloat16)
+    launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
     assert all(stand.seen for stand in stands), "a kernel was not launched"
     return 1 if any(stand.too_large for stand in stands) else 0
 

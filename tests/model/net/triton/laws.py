@@ -6,25 +6,15 @@ Where TRITON_INTERPRET is 1 they run in Triton's interpreter on the CPU, else on
 """
 
 import math
-from dataclasses import replace
-from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
-import triton
-from triton.runtime import interpreter
 
 from model.config import AttentionVariant
-from model.engine.build import EngineOptions, build_engine
-from model.engine.graphs import CudaRecorder, DecodeGraphs
-from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
 from model.net.triton import backend as under_test
 from model.net.triton.backend import INTERPRETED, Shares, TritonBackend
-from model.net.triton.decoder import TritonDecoder, supports
-from model.params import SamplingParams
-from model.transfer import integers
-from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
-from tests.model.engine.machines import answers, ask
+from tests.model.checkpoints import tiny_config
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 PLAIN = AttentionVariant()
@@ -46,26 +36,12 @@ SHAPES = [  # query heads, key/value heads, head size, block size, dtype
     (8, 2, 96, 64, torch.float16),
     (14, 2, 64, 32, torch.bfloat16),
     (8, 1, 256, 128, torch.bfloat16),
-    (16, 1, 128, 16, torch.float32),
+    (24, 1, 128, 16, torch.float32),
 ]
 each_shape = pytest.mark.parametrize(
     "shape", SHAPES, ids=lambda shape: "-".join(str(part).removeprefix("torch.") for part in shape)
 )
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patched_once():
-    """The interpreter patches triton's language at every call of a function; done once for all, the laws take half the time."""
-    if not INTERPRETED:
-        yield
-        return
-    both = FunctionType((lambda: None).__code__, {"tl": triton.language, "core": triton.language.core})
-    with pytest.MonkeyPatch.context() as patch:
-        scope = interpreter._patch_lang(both)
-        patch.setattr(interpreter, "_patch_lang", lambda function: SimpleNamespace(restore=lambda: None))
-        yield
-        scope.restore()
 
 
 @pytest.fixture(autouse=True)
@@ -101,11 +77,11 @@ class Scene:
         copied = [[part.clone() for part in parts] for parts in (self.cache.keys, self.cache.values)]
         return KVCache(*copied, self.block_size)
 
-    def attend(self, backend, chosen=None, cache=None):
+    def attend(self, backend, chosen=None, cache=None, sinks=None):
         """The outputs of the chosen requests (rows of one token first), each [count, H, D]."""
         chosen = range(len(self.rows)) if chosen is None else chosen
         q, k, v = (torch.cat([self.qkv[index][part] for index in chosen]) for part in range(3))
-        out = backend.forward(0, q, k, v, cache or self.copy(), self.layout(chosen))
+        out = backend.forward(0, q, k, v, cache or self.copy(), self.layout(chosen), sinks)
         assert (out.dtype, out.shape) == (q.dtype, q.shape)
         return out.split([self.rows[index].count for index in chosen])
 
@@ -167,6 +143,24 @@ def test_each_variant_is_the_equation(variant):
     assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
 
 
+@pytest.mark.parametrize(
+    ("shape", "variant"),
+    [(SHAPES[0], VARIANTS[-1]), (SHAPES[1], PLAIN), (SHAPES[2], AttentionVariant(window=21))],
+    ids=["float32 and a variant", "a padded head", "bfloat16 and a window"],
+)
+def test_beside_sinks_it_is_the_equation(shape, variant):
+    """Of rows that fill a split, several, and none; below, among and above the scores."""
+    at = Scene([*decodes(1, 33, 70), (0, 17), (31, 9)], shape)
+    sinks = torch.linspace(-3, 6, shape[0], device=DEVICE, dtype=shape[-1])
+    assert_close(at.attend(TritonBackend([variant]), sinks=sinks), at.attend(ReferenceBackend([variant]), sinks=sinks))
+
+
+def test_a_sink_without_weight_is_none_to_the_bit():
+    at = Scene([*decodes(40), (3, 5)])
+    nothing = torch.full((2,), -torch.inf, device=DEVICE)
+    assert_same(at.attend(TritonBackend()), at.attend(TritonBackend(), sinks=nothing))
+
+
 def test_a_long_past_is_the_equation(monkeypatch):
     """With splits of their true size, in float32."""
     monkeypatch.undo()
@@ -211,11 +205,11 @@ def test_chunked_is_whole(shape):
 )
 def test_batched_with_strangers_is_alone_bit_for_bit(shape, variant):
     at = Scene([*decodes(70, 3, 33), (9, 12), (40, 2)], shape)
-    backend = TritonBackend([variant])
-    together = at.attend(backend)
-    assert_same(together, [at.attend(backend, [index])[0] for index in range(5)])
+    backend, sinks = TritonBackend([variant]), torch.ones(shape[0], device=DEVICE)
+    together = at.attend(backend, sinks=sinks)
+    assert_same(together, [at.attend(backend, [index], sinks=sinks)[0] for index in range(5)])
     order = [2, 0, 1, 4, 3]
-    assert_same([together[index] for index in order], at.attend(backend, order))
+    assert_same([together[index] for index in order], at.attend(backend, order, sinks=sinks))
 
 
 @pytest.mark.parametrize("variant", [PLAIN, AttentionVariant(window=5)], ids=str)
@@ -289,99 +283,12 @@ def test_one_backend_sees_what_a_new_step_brings():
 
 
 @pytest.mark.parametrize(
-    ("changes", "dtype"),
-    [
-        ({}, torch.bfloat16),
-        ({"qk_norm": "head", "num_heads": 6, "head_size": 24, "mlp_size": 70}, torch.float32),
-        ({"qkv_bias": True, "out_bias": True, "mlp_bias": True}, torch.float32),
-    ],
-    ids=["llama", "norms of queries and keys", "biases"],
-)
-def test_the_fused_decoder_is_the_decoder(changes, dtype):
-    """Two steps: a prompt beside another's first token, then a token each."""
-    net = tiny_decoder(tiny_config(**{"num_heads": 4, "num_kv_heads": 2} | changes)).to(DEVICE, dtype)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            if parameter.dim() == 1:  # gains and biases, which begin as ones and noughts
-                parameter.add_(torch.linspace(-0.5, 0.5, len(parameter)).to(parameter))
-    blocks = ([1, 4], [2])
-    plan = [[Row(blocks[1], 0, 1), Row(blocks[0], 0, 12)], [Row(blocks[0], 12, 1), Row(blocks[1], 1, 1)]]
-    results = []
-    for way, backend in ((net, ReferenceBackend()), (TritonDecoder(net), TritonBackend())):
-        cache = KVCache.allocate(net.config, 4, 8, dtype, DEVICE)
-        for rows in plan:
-            layout = BatchLayout.build(rows, 8, DEVICE)
-            tokens = torch.arange(len(layout.slots_T), device=DEVICE) + 5
-            with torch.inference_mode():
-                results.append(way(tokens, layout.positions_T, Paged(backend, cache, layout)))
-    bound = {torch.float32: 1e-4, torch.bfloat16: 1e-1}[dtype]
-    for one, other in zip(results[2:], results[:2], strict=True):
-        torch.testing.assert_close(one, other, atol=bound, rtol=bound)
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_a_recorded_step_is_the_same_step(fused):
-    """Three requests in a graph for four, then one: the scores of a plain step over the same cache."""
-    config = tiny_config(num_heads=4, num_kv_heads=2, head_size=16, sliding_window=20, window_layers=(0,))
-    decoder, backend = tiny_decoder(config).to(DEVICE), TritonBackend(config.attention_variants)
-    net = TritonDecoder(decoder) if fused else decoder
-    cache = KVCache.allocate(config, 12, 8, torch.float32, DEVICE)
-    for cached in (*cache.keys, *cache.values):
-        cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
-    recorded = _graphs(net, backend, cache)
-    for rows in ([Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 9, 1)], [Row([6], 4, 1)]):
-        assert recorded.fits(rows)
-        tokens = list(range(5, 5 + len(rows)))
-        layout = BatchLayout.build(rows, 8, DEVICE)
-        with torch.inference_mode():
-            hidden = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout))
-            expected = net.logits(hidden)
-        done = recorded.run(rows, integers(tokens, DEVICE))
-        torch.testing.assert_close(done.logits_TV, expected, atol=1e-4, rtol=1e-4)
-        assert expected.argmax(-1).tolist() == done.greedy_T.tolist()
-
-
-def _graphs(net, backend, cache):
-    record = (lambda step: step) if INTERPRETED else CudaRecorder()
-    return DecodeGraphs(net, backend, cache, max_model_len=64, max_batch_requests=4, record=record)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_an_engine_on_triton_answers_as_one_on_torch(family, tmp_path):
-    """From a checkpoint to tokens: with the fused decoder where it fits, and with recorded steps on a GPU."""
-    write_checkpoint(family, tmp_path)
-    options = EngineOptions(
-        device=DEVICE, dtype="float32", block_size=8, max_model_len=32, max_batch_requests=4, kv_cache_memory=1 << 20
-    )
-    found = {}
-    for name in ("torch", "triton"):
-        engine = build_engine(tmp_path, replace(options, backend=name))
-        assert name == engine.info.backend
-        requests = [
-            ask("long", range(5, 15), 2),
-            ask("short", [7], 3),
-            ask("drawn", [9, 8], 2, sampling=SamplingParams(), seed=3),
-        ]
-        found[name] = answers(engine._engine, requests)
-    assert found["torch"] == found["triton"]
-
-
-@pytest.mark.parametrize(
     ("changes", "block_size", "fits"),
-    [({}, 8, True), ({"num_heads": 17, "num_kv_heads": 1}, 8, False), ({"head_size": 512}, 8, False), ({}, 24, False)],
+    [({}, 8, True), ({"num_heads": 33, "num_kv_heads": 1}, 8, False), ({"head_size": 512}, 8, False), ({}, 24, False)],
     ids=str,
 )
 def test_what_the_kernels_cannot_do_is_not_supported(changes, block_size, fits):
     assert fits == TritonBackend.supports(tiny_config(**changes), torch.float32, DEVICE, block_size)
-
-
-@pytest.mark.parametrize(
-    ("changes", "fits"),
-    [({}, True), ({"activation": "gelu"}, False), ({"norm": "layernorm"}, False), ({"positions": "learned"}, False)],
-    ids=str,
-)
-def test_only_decoders_of_llamas_kind_are_fused(changes, fits):
-    assert fits == supports(tiny_config(**changes))
 
 
 def test_scores_are_scaled_by_the_head_size_and_not_by_its_padding():

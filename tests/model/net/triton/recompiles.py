@@ -1,5 +1,6 @@
 """Serves requests with Triton's real compiler and a driver that launches nothing. Exit code 1 if a step after the warm-up
-compiles a kernel: on a GPU that would stop all streams for a second.
+compiles a kernel: on a GPU that would stop all streams for a second. An error if the decoder reads a tensor on the host: it
+would wait for the device, and could not be recorded.
 
     python -m tests.model.net.triton.recompiles
 
@@ -12,6 +13,7 @@ from functools import partial
 from itertools import count
 
 import torch
+from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
@@ -25,8 +27,7 @@ from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.net.backends import KVCache
 from model.net.transformer import Decoder
-from model.net.triton import fused as fused_kernels
-from model.net.triton import kernels
+from model.net.triton import fused, grouped, kernels
 from model.net.triton.backend import TritonBackend
 from model.net.triton.decoder import TritonDecoder
 from model.params import SamplingParams
@@ -35,6 +36,16 @@ from tests.model.checkpoints import tiny_config
 MOST = 300
 """Requests at once: more than one round of `share_kernel`, and more than the largest graph."""
 GREEDY = SamplingParams(temperature=0)
+WINDOW = {"sliding_window": 40, "window_layers": (1,)}
+EXPERTS = {"num_experts": 5, "experts_per_token": 3, "shared_expert_size": 32, "mlp_bias": True, "sinks": True}
+MODELS = {"llama": WINDOW, "experts and sinks": WINDOW | EXPERTS}
+READS = frozenset(
+    {
+        *("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"),
+        *("bincount", "nonzero", "argwhere", "unique", "masked_select", "equal", "allclose"),
+    }
+)
+"""Operations of torch whose result the host knows, or whose shape."""
 
 
 class Driver:
@@ -71,12 +82,30 @@ class Driver:
         return torch.device("cpu")
 
 
-def engine(fused: bool, recorded: bool, **changes) -> Engine:
-    """Over a decoder whose scores are noughts: what no kernel wrote may be anything."""
+class NoReads(TorchFunctionMode):
+    """In it no tensor is read on the host."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        assert name not in READS, f"{name} waits for the device"
+        return function(*args, **kwargs or {})
+
+
+class Watched(TritonDecoder):
+    """Scores are noughts: what no kernel wrote may be anything."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.logits = lambda hidden_TE: torch.zeros(len(hidden_TE), net.config.vocab_size)
+
+    def __call__(self, *arguments):
+        with NoReads():
+            return super().__call__(*arguments)
+
+
+def engine(recorded: bool, **changes) -> Engine:
     config = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, num_layers=2, **changes)
-    net = Decoder(config).to(torch.bfloat16).requires_grad_(False)
-    form = TritonDecoder(net) if fused else net
-    form.logits = lambda hidden_TE: torch.zeros(len(hidden_TE), config.vocab_size)
+    form = Watched(Decoder(config).to(torch.bfloat16).requires_grad_(False))
     sizes = EngineConfig(max_model_len=128, num_blocks=4 * MOST, block_size=32, max_batch_requests=MOST, max_batch_tokens=1024)
     cache = KVCache.allocate(config, sizes.num_blocks, sizes.block_size, torch.bfloat16, "cpu")
     backend = TritonBackend(config.attention_variants)
@@ -107,17 +136,17 @@ def main() -> int:
     compiled: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["fn"].name)
     late = 0
-    for fused in (True, False):
+    for name, changes in MODELS.items():
         for recorded in (True, False):
-            for kernel in (*vars(kernels).values(), *vars(fused_kernels).values()):
+            for kernel in (kernel for module in (kernels, fused, grouped) for kernel in vars(module).values()):
                 if isinstance(kernel, JITFunction):
                     kernel.device_caches.clear()  # as in a new process
-            machine = engine(fused, recorded, sliding_window=40, window_layers=(1,))
+            machine = engine(recorded, **changes)
             warm_up(machine)
             before = len(compiled)
             steps, launches = serve(machine), Driver.launches
             late += len(compiled) - before
-            print(f"fused {fused}, graphs {recorded}: {steps} steps, {launches} launches, compiled late: {compiled[before:]}")
+            print(f"{name}, graphs {recorded}: {steps} steps, {launches} launches, compiled late: {compiled[before:]}")
     assert compiled and Driver.launches > 1000, "nothing was compiled or launched: this check has lost its footing"
     return 1 if late else 0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[4]
-LAWS = "tests/model/net/triton/laws.py"
+LAWS = ("tests/model/net/triton/laws.py", "tests/model/net/triton/decoder_laws.py")
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.timeout(900),  # a minute, where nothing else runs
@@ -27,17 +27,18 @@ def run(*arguments, **environment):
 
 def test_the_laws_hold_in_the_interpreter():
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    run("pytest", "-q", "-p", "no:cacheprovider", LAWS, TRITON_INTERPRET="1", **one_thread)
+    plugins = ("-p", "no:cacheprovider", "-p", "tests.model.net.triton.interpreting")
+    run("pytest", "-q", *plugins, *LAWS, TRITON_INTERPRET="1", **one_thread)
 
 
 def test_the_kernels_compile_for_an_h200(tmp_path):
     run("tests.model.net.triton.compiles", TRITON_CACHE_DIR=str(tmp_path))
 
 
-def test_after_the_warm_up_no_step_compiles_a_kernel(tmp_path):
+def test_after_the_warm_up_no_step_compiles_a_kernel_or_waits_for_the_device(tmp_path):
     run("tests.model.net.triton.recompiles", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_the_laws_hold_on_a_gpu():
-    run("pytest", "-q", "-p", "no:cacheprovider", LAWS)
+    run("pytest", "-q", "-p", "no:cacheprovider", *LAWS)

@@ -1,0 +1,232 @@
+"""The laws of the Triton decoder: norms, rotation, MLPs and experts. Run as those of its attention are, see `laws.py`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model.engine.build import EngineOptions, build_engine
+from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
+from model.net.experts import Mixture
+from model.net.features import TRITON, features
+from model.net.layers import MLP, GatedMLP
+from model.net.triton import mlp
+from model.net.triton.backend import INTERPRETED, TritonBackend
+from model.net.triton.decoder import TritonDecoder
+from model.params import SamplingParams
+from model.rope import YarnScaling
+from model.transfer import integers
+from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
+from tests.model.engine.machines import answers, ask
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+WINDOW = {"sliding_window": 3, "window_layers": (1,)}
+EXPERTS = {"num_experts": 5, "experts_per_token": 3, "expert_size": 20}
+MODELS = {
+    "llama": {"num_heads": 6, "mlp_size": 70},
+    "qwen3": {"qk_norm": "head", "num_heads": 6, "head_size": 24, "qkv_bias": True},
+    "olmo3": {"norm_place": "output", "qk_norm": "all", "num_heads": 6, "local_rope_theta": 100.0, **WINDOW}
+    | {"rope_scaling": YarnScaling(4.0, 32, attention_factor=1.1)},
+    "gemma3": {"norm_place": "sandwich", "activation": "gelu_tanh", "embedding_scale": 6.0, "qk_norm": "head"}
+    | {"attention_scale": 0.3, "softcap": 5.0, **WINDOW},
+    "granite": {"residual_scale": 0.4, "rope_layers": (1,), "activation": "gelu", "mlp_bias": True, "norm_place": "sandwich"},
+    "gpt2": {
+        "norm": "layernorm",
+        "positions": "learned",
+        "activation": "gelu_tanh",
+        "gated_mlp": False,
+        "head_size": 5,
+        **BIASED,
+    },
+    "2017": {"norm": "layernorm", "norm_place": "post", "positions": "sinusoidal", "activation": "relu", "gated_mlp": False}
+    | {"residual_scale": 0.5, **BIASED},
+    "gpt_neox": {"norm": "layernorm", "norm_place": "parallel", "rope_size": 6, "activation": "gelu", "gated_mlp": False}
+    | {"head_size": 10, "qk_norm": "head", "residual_scale": 0.5, **BIASED},
+    "cohere2": {"norm": "layernorm_without_bias", "norm_place": "shared", "rope_layers": (1,), "qk_norm": "all", **WINDOW},
+    "gpt_oss": {"sinks": True, "swiglu_limit": 0.9, "swiglu_slope": 1.2, **EXPERTS, **BIASED, **WINDOW, "routing": "chosen"},
+    "qwen2_moe": {"shared_expert_size": 20, **EXPERTS, "expert_layers": (1,), "activation": "relu"},
+}
+"""Named for the families that set such switches; together they set all of them."""
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def decoder_of(name, dtype=torch.float32, **changes):
+    """A model's decoder with gains and biases of all sizes, weights such that no score is far above the others."""
+    net = tiny_decoder(tiny_config(**MODELS[name] | changes))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.linspace(-0.5, 0.5, len(parameter)))
+    return net.to(DEVICE, dtype)
+
+
+@torch.inference_mode()
+def two_steps(way, net, backend, length=6):
+    """A prompt of `length` tokens beside another's first token, then a token each: hidden states [T, E]."""
+    dtype, blocks = net.head.weight.dtype, ([1, 4, 3, 5], [2])
+    cache, found = KVCache.allocate(net.config, 5, 8, dtype, DEVICE), []
+    for cached in (*cache.keys, *cache.values):
+        cached.fill_(torch.nan)  # what nobody has written is never read
+    for rows in ([Row(blocks[1], 0, 1), Row(blocks[0], 0, length)], [Row(blocks[0], length, 1), Row(blocks[1], 1, 1)]):
+        layout = BatchLayout.build(rows, 8, DEVICE)
+        tokens = torch.arange(len(layout.slots_T), device=DEVICE) + 5
+        found.append(way(tokens, layout.positions_T, Paged(backend, cache, layout)))
+    return torch.cat(found)
+
+
+def of_triton(net, length=6):
+    return two_steps(TritonDecoder(net), net, TritonBackend(net.config.attention_variants), length)
+
+
+def distance(ours, wanted):
+    """Between hidden states, of the size of those that are wanted."""
+    return float((ours.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@each_model
+def test_the_decoder_is_that_of_torch(name):
+    """In float32, number for number."""
+    net = decoder_of(name)
+    wanted, found = two_steps(net, net, ReferenceBackend(net.config.attention_variants)), of_triton(net)
+    assert found.dtype == wanted.dtype
+    assert (found - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+def test_all_that_it_lists_is_compared():
+    assert TRITON == frozenset().union(*(features(tiny_config(**switches)) for switches in MODELS.values()))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_neox"])
+def test_bfloat16_is_no_farther_from_float32_than_torchs(name):
+    half = decoder_of(name, torch.bfloat16)
+    whole = decoder_of(name)
+    whole.load_state_dict({key: value.float() for key, value in half.state_dict().items()})
+    half.reach(128)  # tables are not rounded
+    variants = half.config.attention_variants
+    wanted = two_steps(whole, whole, ReferenceBackend(variants), 24)
+    theirs = distance(two_steps(half, half, TorchBackend(variants), 24), wanted)
+    assert distance(of_triton(half, 24), wanted) <= min(theirs, 0.02)
+
+
+@torch.inference_mode()
+def test_experts_in_bfloat16_are_no_farther_from_float32_than_torchs():
+    """Where the router has decided: within the noise of bfloat16 it is a matter of luck."""
+    half, config = decoder_of("gpt_oss", torch.bfloat16).blocks[0].mlp, decoder_of("gpt_oss").config
+    whole = decoder_of("gpt_oss").blocks[0].mlp
+    whole.load_state_dict({key: value.float() for key, value in half.state_dict().items()})
+    whole.router.forward = lambda x_TE: half.router(x_TE.bfloat16())
+    x_TE = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE, torch.bfloat16)
+    wanted = whole(x_TE.float())
+    assert distance(mlp.feed_forward(half, x_TE, config), wanted) <= min(distance(half(x_TE), wanted), 0.01)
+
+
+def mixture_of(seed=0, **switches):
+    """Experts whose matrices hold small whole numbers: float32 computes each of them exactly, in a batch of any size."""
+    torch.manual_seed(seed)
+    config = tiny_config(
+        activation="relu", mlp_bias=True, **{"num_experts": 7, "experts_per_token": 4, "expert_size": 12} | switches
+    )
+    mixture = Mixture(config, config.layers[0].experts)
+    for name, parameter in mixture.named_parameters():
+        most = 1024 if name.startswith("router") else 3  # scores in steps so fine that none are equal
+        parameter.data = torch.randint(-most, most + 1, parameter.shape) / (1024.0 if most == 1024 else 1.0)
+    return mixture.to(DEVICE).requires_grad_(False), config
+
+
+@pytest.mark.parametrize(
+    ("switches", "num_tokens"),
+    [
+        ({"experts_per_token": 1}, 30),
+        ({"routing": "chosen"}, 30),
+        ({"experts_per_token": 7}, 30),
+        ({"num_experts": 20, "experts_per_token": 2}, 4),
+    ],
+    ids=["one", "some", "all", "more than pairs"],
+)
+def test_experts_are_summed_in_the_order_of_their_numbers(monkeypatch, switches, num_tokens):
+    """To the bit what torch adds expert after expert, with several items for an expert and none for others."""
+    monkeypatch.setattr(mlp, "PAIRS", 16)
+    monkeypatch.setattr(mlp, "COUNTED", 16)
+    mixture, config = mixture_of(**switches)
+    x_TE = torch.randint(-2, 3, (num_tokens, 32), device=DEVICE).float()
+    assert torch.equal(mixture(x_TE), mlp.feed_forward(mixture, x_TE, config))
+
+
+def test_a_token_has_the_same_bits_beside_any_others():
+    mixture, config = mixture_of()
+    x_TE = torch.randint(-2, 3, (40, 32), device=DEVICE).float()
+    whole_TE = mlp.feed_forward(mixture, x_TE, config)
+    for part in (slice(0, 1), slice(3, 20)):
+        assert torch.equal(whole_TE[part], mlp.feed_forward(mixture, x_TE[part], config))
+
+
+def test_nan_of_a_token_stays_its_own_in_experts():
+    mixture, config = mixture_of()
+    x_TE = torch.randint(-2, 3, (9, 32), device=DEVICE).float()
+    clean_TE = mlp.feed_forward(mixture, x_TE, config)
+    x_TE[4] = torch.nan
+    found_TE = mlp.feed_forward(mixture, x_TE, config)
+    assert found_TE[4].isnan().all()
+    others = [at for at in range(9) if at != 4]
+    assert torch.equal(clean_TE[others], found_TE[others])
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu", "clamped"])
+def test_an_activation_is_torchs_and_what_is_not_a_number_passes_through(name):
+    switches = {"swiglu_limit": 2.0} if name == "clamped" else {"activation": name}
+    values = torch.cat((torch.linspace(-8, 8, 46), torch.tensor([torch.nan, 0.0])))
+    for make in (GatedMLP,) if name == "clamped" else (GatedMLP, MLP):
+        config = tiny_config(hidden_size=48, mlp_bias=True, **switches)
+        module = make(config).requires_grad_(False)
+        for parameter in module.parameters():
+            parameter.zero_()
+        (module.up if make is MLP else module.gate_up).bias.copy_(values if make is MLP else torch.cat((values, values)))
+        module.to(DEVICE)
+        module.down = torch.nn.Identity()  # or what is not a number would spread
+        x_TE = torch.zeros(1, 48, device=DEVICE)
+        found, wanted = mlp.feed_forward(module, x_TE, config), module(x_TE)
+        assert wanted[0, 46].isnan()
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+def test_a_recorded_step_is_the_same_step():
+    """Three requests in a graph for four, then one: the scores of a plain step over the same cache."""
+    decoder = decoder_of("gpt_oss")
+    config, backend, net = decoder.config, TritonBackend(decoder.config.attention_variants), TritonDecoder(decoder)
+    cache = KVCache.allocate(config, 12, 8, torch.float32, DEVICE)
+    for cached in (*cache.keys, *cache.values):
+        cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+    record = (lambda step: step) if INTERPRETED else CudaRecorder()
+    recorded = DecodeGraphs(net, backend, cache, max_model_len=64, max_batch_requests=4, record=record)
+    for rows in ([Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 9, 1)], [Row([6], 4, 1)]):
+        assert recorded.fits(rows)
+        tokens = list(range(5, 5 + len(rows)))
+        layout = BatchLayout.build(rows, 8, DEVICE)
+        with torch.inference_mode():
+            hidden = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout))
+            expected = net.logits(hidden)
+        done = recorded.run(rows, integers(tokens, DEVICE))
+        torch.testing.assert_close(done.logits_TV, expected, atol=1e-4, rtol=1e-4)
+        assert expected.argmax(-1).tolist() == done.greedy_T.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_engine_on_triton_answers_as_one_on_torch(family, tmp_path):
+    """From a checkpoint to tokens, with recorded steps on a GPU."""
+    write_checkpoint(family, tmp_path)
+    options = EngineOptions(
+        device=DEVICE, dtype="float32", block_size=8, max_model_len=32, max_batch_requests=4, kv_cache_memory=1 << 20
+    )
+    found = {}
+    for name in ("torch", "triton"):
+        engine = build_engine(tmp_path, replace(options, backend=name))
+        assert name == engine.info.backend
+        requests = [
+            ask("long", range(5, 15), 2),
+            ask("short", [7], 3),
+            ask("drawn", [9, 8], 2, sampling=SamplingParams(), seed=3),
+        ]
+        found[name] = answers(engine._engine, requests)
+    assert found["torch"] == found["triton"]
