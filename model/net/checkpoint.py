@@ -61,7 +61,7 @@ def load(
     with _Weights(folder) as weights:
         tensors = {}
         for name, tensor in _our_tensors(net, family, weights, dtype, device):
-            kept = mapped and tensor.dim() == 2 and (config.tied_head or not name.startswith("embedding."))
+            kept = mapped and tensor.dim() > 1 and (config.tied_head or not name.startswith("embedding."))
             tensors[name] = tensor if kept or not weights.owns(tensor) else tensor.clone()
             weights.release()
             report(weights.read, weights.size)

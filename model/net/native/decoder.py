@@ -8,13 +8,15 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
+from model.net.experts import Mixture
 from model.net.features import NATIVE, features
 from model.net.mapped import release
 from model.net.native.library import load, variant
@@ -25,6 +27,8 @@ MAX_HEAD = 256
 NO_ROOM = "the native decoder's copy of the matrices does not fit into memory"
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of `Activation` in matrix.h."""
+PLACES = ("parallel", "shared")
+"""Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
 EVERYTHING = 1 << 24
 """A window without a window: float32 holds it, and no context is as long."""
 
@@ -41,9 +45,8 @@ class NativeBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Whether the native decoder computes all that this model asks for. Sizes read in whole tiles must be whole ones."""
-        group = config.num_heads // config.num_kv_heads
-        heads = config.head_size % 32 == 0 and config.head_size <= MAX_HEAD and group <= MAX_GROUP
+        """Whether the native decoder computes all that this model asks for. A block must be whole tiles."""
+        heads = config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
         fits = heads and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
         return fits and features(config) <= NATIVE
 
@@ -52,7 +55,16 @@ class NativeBackend:
         self._variants = variants
         self.name = f"native-{variant()}"
 
-    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
+    def forward(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """One layer's attention by itself, as other backends have it; `NativeDecoder` does not come here."""
         qkv = torch.cat([part.flatten(1) for part in (q_THD, k_TKD, v_TKD)], dim=1)
         out_THD = torch.empty_like(q_THD)
@@ -60,8 +72,9 @@ class NativeBackend:
         caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size)
         rows, held = _rows(layout)
         numbers = _numbers(self._variants[layer : layer + 1], q_THD.shape[2])
-        places = layout.slots_T.data_ptr()
-        self._library.attend_layer(qkv.data_ptr(), places, *sizes, *caches, *rows, out_THD.data_ptr(), numbers)
+        sinks = None if sinks_H is None else sinks_H.float().contiguous()
+        outside = (out_THD.data_ptr(), numbers, None if sinks is None else sinks.data_ptr())
+        self._library.attend_layer(qkv.data_ptr(), layout.slots_T.data_ptr(), *sizes, *caches, *rows, *outside)
         del held
         return out_THD
 
@@ -80,6 +93,7 @@ class NativeDecoder:
         assert net.embedding.tokens.weight.dtype == net.head.weight.dtype == torch.bfloat16
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in arrays]
         sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
+        numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
         self._net = self._library.attend_new(
             (ctypes.c_int64 * len(sizes))(*sizes),
             (ctypes.c_void_p * len(addresses))(*addresses),
@@ -96,10 +110,13 @@ class NativeDecoder:
     def _pack(self, net: Decoder, spend: bool) -> None:
         if spend and self.config.tied_head:
             net.embedding.tokens.weight = None  # it is the head
-        for number, linear in enumerate(_matrices(net)):
-            bias = None if linear.bias is None else linear.bias.data_ptr()
-            if self._library.attend_pack(self._net, number, linear.weight.data_ptr(), bias):
-                raise MemoryError(NO_ROOM)
+        number = 0
+        for linear in _matrices(net):
+            for weight_NK, bias_N in _parts(linear):
+                bias = None if bias_N is None else bias_N.data_ptr()
+                if self._library.attend_pack(self._net, number, weight_NK.data_ptr(), bias):
+                    raise MemoryError(NO_ROOM)
+                number += 1
             if spend:
                 if net.mapped:
                     release(linear.weight)
@@ -169,8 +186,20 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     """In the order that `attend_new` names."""
     sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size)
     heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
-    kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm == "layernorm", config.qk_norm == "all")
-    return (*sizes, *heads, *kinds)
+    kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm != "rmsnorm", config.qk_norm == "all")
+    place = PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0
+    return (*sizes, *heads, *kinds, place, *_mixture(config))
+
+
+def _mixture(config: ModelConfig) -> tuple[int, ...]:
+    """Sizes of the experts, which are alike in all layers that have some, and for each layer whether it has."""
+    specs = [layer.experts for layer in config.layers]
+    spec = next((each for each in specs if each is not None), None)
+    layers = [each is not None for each in specs]
+    if spec is None:
+        return (0, 0, 0, 0, 0, *layers)
+    widths = (spec.expert_size, spec.shared_expert_size or 0)
+    return (spec.num_experts, spec.experts_per_token, *widths, spec.routing == "all", *layers)
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
@@ -181,6 +210,8 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         for norm in _norms(block):
             arrays += _norm(norm)
         arrays += (None, None) if rope is None else (table.float().contiguous() for table in net.rope_tables[rope])
+        sinks = block.attention.sinks
+        arrays.append(None if sinks is None else sinks.detach().float())
     return arrays
 
 
@@ -208,10 +239,30 @@ def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     return gain, bias
 
 
-def _matrices(net: Decoder) -> list[nn.Linear]:
-    """In the order that `attend_pack` numbers them."""
-    matrices = [net.head]
+def _matrices(net: Decoder) -> Iterator[nn.Module | SimpleNamespace]:
+    """In the order in which `attend_pack` numbers them; those of all experts are one module."""
+    yield net.head
     for block in net.blocks:
+        yield from (block.attention.qkv, block.attention.out)
         mlp = block.mlp
-        matrices += [block.attention.qkv, block.attention.out, mlp.gate_up if net.config.gated_mlp else mlp.up, mlp.down]
-    return matrices
+        if isinstance(mlp, Mixture):
+            yield from (_router(mlp), mlp.experts.gate_up, mlp.experts.down)
+            mlp = mlp.shared
+        if mlp is not None:
+            yield from (mlp.gate_up if net.config.gated_mlp else mlp.up, mlp.down)
+
+
+def _router(mixture: Mixture) -> nn.Linear | SimpleNamespace:
+    """The router, with the gate of the shared expert as its last row."""
+    router, gate = mixture.router, mixture.shared_gate
+    if gate is None:
+        return router
+    bias = None if router.bias is None else torch.cat((router.bias, router.bias.new_zeros(1)))
+    return SimpleNamespace(weight=torch.cat((router.weight, gate.weight)), bias=bias)
+
+
+def _parts(linear: nn.Module | SimpleNamespace) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Weight [N, K] and bias [N] of each matrix of a module: one, or one for each expert."""
+    weights_XNK = linear.weight.view(-1, *linear.weight.shape[-2:])
+    biases_XN = [None] * len(weights_XNK) if linear.bias is None else linear.bias.view(len(weights_XNK), -1)
+    yield from zip(weights_XNK, biases_XN, strict=True)

@@ -15,6 +15,7 @@ static const float LOWEST = -1e30f;  // below every score; finite, so that LOWES
 struct Variant {
     float scale, softcap;  // scores become softcap * tanh(scores / softcap); 0 leaves them
     i64 window;            // keys that a query sees at most, itself included
+    const float* sinks = nullptr;  // [H], scores without a value that take part in the softmax; null where there are none
 };
 
 struct Tile {  // lane j is query head j % G of token first + j / G
@@ -45,6 +46,14 @@ INLINE floats scored(floats x, const Variant& variant, ints seen) { return choos
 INLINE floats weight(floats score, floats highest) {
     return choose(score != -INFINITY, exponential(score - highest), floats{});
 }
+
+// What a query's softmax begins with: its highest score so far, and the sum of the weights.
+INLINE floats first_score(const Tile& t) {
+    floats highest = all(LOWEST);
+    for (i64 j = 0; t.variant.sinks && j < LANES; j++) highest[j] = t.variant.sinks[t.head * t.G + j % t.G];
+    return highest;
+}
+INLINE float first_sum(const Tile& t) { return t.variant.sinks ? 1.0f : 0.0f; }
 
 INLINE bf16* output(const Tile& t, i64 lane) { return t.out + lane / t.G * t.out_stride + lane % t.G * t.D; }
 
@@ -89,7 +98,7 @@ struct Ahead {
 // With whatever vectors the target has: a vector holds the lanes.
 INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     alignas(64) float q[MAX_HEAD * LANES] = {};
-    floats sums[MAX_HEAD] = {}, scores[KEYS], highest = all(LOWEST), sum = {};
+    floats sums[MAX_HEAD] = {}, scores[KEYS], highest = first_score(t), sum = all(first_sum(t));
     ints begin = load<ints>(t.from), end = load<ints>(t.to);
     for (i64 j = 0; j < t.lanes; j++)
         for (i64 i = 0; i < t.D; i++) q[i * LANES + j] = wide(query(t, j)[i]);
@@ -280,12 +289,13 @@ OF(AMX) INLINE void weights_of_keys(const Tile& t, const Past& past, i64 from, c
 // PITCH lanes, or as many as there are where that is LANES.
 template <int PITCH>
 OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
-    alignas(64) float sums[MAX_HEAD * PITCH], totals[LANES * PITCH] = {}, both[2][KEYS * PITCH], highest[LANES], factor[LANES];
+    alignas(64) float sums[MAX_HEAD * PITCH], totals[LANES * PITCH], both[2][KEYS * PITCH], highest[LANES], factor[LANES];
     alignas(64) uint32_t q[MAX_HEAD / 2 * PITCH + LANES];
     alignas(64) bf16 weights[KEYS * PITCH], copy[MAX_HEAD * KEYS];
     attention_tiles(PITCH);
     memset(sums, 0, t.D * PITCH * 4);
-    for (int j = 0; j < LANES; j++) highest[j] = LOWEST;
+    std::fill_n(totals, LANES * PITCH, first_sum(t));
+    store(highest, first_score(t));
     if (PITCH == 1) {
         memcpy(q, t.q, t.D * 2);
     } else {
@@ -331,8 +341,10 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
             store(output(t, j) + i, narrow(load<floats>(sums + j * t.D + i) * (1.0f / totals[j * LANES])));
 }
 
-// `later` is what comes after this tile, or null: its first keys and values are asked for already.
+// `later` is what comes after this tile, or null: its first keys and values are asked for already. Heads that are no whole tiles are left to
+// the vector units.
 OF(AMX) static void attend_tile_amx(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
+    if (t.D % 32) return attend_tile(t, cache, K);
     switch (t.lanes) {
         case 1: return attend_lanes<1>(t, later, cache, K);
         case 2: return attend_lanes<2>(t, later, cache, K);

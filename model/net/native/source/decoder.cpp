@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "drawing.h"
+#include "experts.h"
 #include "matrix.h"
 #include "threads.h"
 #include "tokens.h"
@@ -25,6 +26,7 @@ struct Kernels {
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
+    void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
 };
 
@@ -43,10 +45,14 @@ struct Kernels {
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
         attend_tile(t, cache, K);                                                                                                \
     }                                                                                                                            \
+    TARGET static void sum_##NAME(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls,            \
+                                  bf16* residual, bf16* y, float scale, i64 E) {                                                 \
+        sum_token(updates, stride, pairs, weights, calls, residual, y, scale, E);                                                \
+    }                                                                                                                            \
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
     }                                                                                                                            \
-    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, ATTEND, draw_##NAME};
+    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, ATTEND, sum_##NAME, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), multiply_avx2, tile_avx2)
@@ -109,11 +115,25 @@ struct Norms {  // of a sublayer: of what goes in, of what comes out, of the sum
     Norm input, output, sum;
 };
 
+enum Place { IN_TURN, PARALLEL, SHARED };  // attention and then the MLP, or both from the same residual: each with its norm, or with one
+
+struct MLP {
+    Matrix up, down;  // up: with its gates
+};
+
 struct Layer {
     Norms of_attention, of_mlp;
     Turns turns;
-    Matrix qkv, out, up, down;  // up: with its gates
+    Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row
+    bool mixed = false;       // experts, else one MLP
+    std::vector<MLP> mlps;    // the shared expert is the last
     Variant variant;
+};
+
+struct Slot {  // a matrix that is packed one day, from [N, K]
+    Matrix* matrix;
+    i64 N, K;
+    bool gated;
 };
 
 // Room for a row of x: whole tiles, and an odd number of cache lines, so that 16 rows do not meet in few sets of the cache.
@@ -122,8 +142,11 @@ static i64 stride_of(i64 columns) { return (ceiling(columns, PAD) | 1) * PAD; }
 struct Net {
     Heads heads;
     i64 E, M, V;
+    Mixture mixture;
+    Place place;
     bool gated;
-    int activation;
+    int kind;  // of the products that end in an activation
+    Clamp clamp;
     float embedding_scale, residual_scale;
     const bf16* embedding;
     const float* positions;  // null where they are not added
@@ -131,11 +154,18 @@ struct Net {
     Arena arena;
     Matrix head;
     std::vector<Layer> layers;
+    std::vector<Slot> slots;
+    Routing routing;
     i64 room = 0;  // tokens that fit into the buffers
     bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
+    bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
+    std::vector<bf16**> buffers() { return {&normed, &qkv, &mixed, &active, &pairs, &inner, &shared}; }
     i64 normed_stride() const { return stride_of(E); }
     i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
     i64 active_stride() const { return stride_of(M); }
+    ~Net() {
+        for (bf16** buffer : buffers()) free(*buffer);
+    }
 };
 
 static bf16* zeros(i64 count) {
@@ -146,13 +176,19 @@ static bf16* zeros(i64 count) {
 
 static void make_room(Net& net, i64 T) {
     if (T <= net.room) return;
-    for (bf16** buffer : {&net.normed, &net.qkv, &net.mixed, &net.active}) free(*buffer), *buffer = nullptr;
+    for (bf16** buffer : net.buffers()) free(*buffer), *buffer = nullptr;
     net.room = 0;
     i64 room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
     net.normed = zeros(room * net.normed_stride());
     net.qkv = zeros(room * net.heads.width());
     net.mixed = zeros(room * net.mixed_stride());
     net.active = zeros(room * net.active_stride());
+    if (const Mixture& m = net.mixture; m.X) {  // buffers of their own: what fills up a row must stay zero
+        net.pairs = zeros(room * m.calls() * net.normed_stride());
+        net.inner = zeros(room * m.C * stride_of(m.F));
+        net.shared = zeros(room * stride_of(m.S));
+        net.routing.make_room(m, room);
+    }
     net.room = room;
 }
 
@@ -181,19 +217,121 @@ static Product update(const Net& net, const Norms& norms, const bf16* x, i64 str
     return {x, stride, T, &matrix, ADD, residual, net.E, net.residual_scale};
 }
 
-static const i64 PHASES_OF_LAYER = 8;
+// The product of a group of pairs by the first or the last matrix of their expert. One token alone needs no copies of what it reads.
+static Product up_of(const Net& net, const Layer& layer, const Group& group, i64 T) {
+    const Mixture& m = net.mixture;
+    const MLP& mlp = layer.mlps[group.expert];
+    i64 stride = net.normed_stride();
+    const bf16* x = T == 1 || group.expert == m.X ? net.normed : net.pairs + group.first * stride;
+    bool shared = group.expert == m.X;
+    i64 y_stride = stride_of(shared ? m.S : m.F);
+    bf16* y = shared ? net.shared : net.inner + group.first * y_stride;
+    return {x, stride, group.count, &mlp.up, net.kind, y, y_stride, 1, net.clamp};
+}
 
-static void layer_of(Team::Member& team, const Kernels& kernels, const Net& net, const Layer& layer, const Norms* last, const Cache& cache,
+static Product down_of(const Net& net, const Layer& layer, const Group& group) {
+    const Mixture& m = net.mixture;
+    bool shared = group.expert == m.X;
+    i64 stride = stride_of(shared ? m.S : m.F), y_stride = net.normed_stride();
+    const bf16* x = shared ? net.shared : net.inner + group.first * stride;
+    return {x, stride, group.count, &layer.mlps[group.expert].down, STORE, net.pairs + group.first * y_stride, y_stride};
+}
+
+// The products of all groups as one phase; `items` is the member of Group that counts their work.
+template <class ProductOf>
+static void multiply_groups(Team::Member& team, const Kernels& kernels, const Routing& routing, i64 Group::* items, ProductOf product_of) {
+    const Group *first = routing.groups.data(), *end = first + routing.used;
+    team.share(end[-1].*items, 1, [&](i64 begin, i64 stop) {
+        for (i64 item = begin; item < stop; item++) {
+            const Group* group = std::upper_bound(first, end, item, [=](i64 at, const Group& each) { return at < each.*items; });
+            kernels.multiply(product_of(*group), item - (group == first ? 0 : group[-1].*items));
+        }
+    });
+}
+
+static const i64 FEW = 64;  // tokens: one thread sends them to their experts in less time than two take to share that
+
+// Sends tokens to experts, and copies what each pair reads.
+static void route(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
+    const Mixture& m = net.mixture;
+    Routing& r = net.routing;
+    i64 stride = net.normed_stride(), pairs = T == 1 ? 0 : T * m.C;
+    auto send = [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++) route_token(m, r, t);
+    };
+    auto copy = [&](i64 begin, i64 end) {
+        for (i64 pair = begin; pair < end; pair++) memcpy(net.pairs + pair * stride, net.normed + r.tokens[pair] * stride, net.E * 2);
+    };
+    multiply(team, kernels, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.experts()});
+    if (T > FEW) team.share(T, TOKENS, send);
+    team.share(1, 1, [&](i64, i64) {
+        if (T <= FEW) send(0, T);
+        group_pairs(m, r, T);
+        i64 ups = 0, downs = 0;
+        for (i64 n = 0; n < r.used; n++) {
+            Group& group = r.groups[n];
+            group.up_items = ups += up_of(net, layer, group, T).items();
+            group.down_items = downs += down_of(net, layer, group).items();
+        }
+        if (T <= FEW) copy(0, pairs);
+    });
+    if (T > FEW) team.share(pairs, TOKENS, copy);
+}
+
+// An MLP up to its activation, which stays where it is until `mlp_out`.
+static void mlp_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
+    i64 stride = net.normed_stride();
+    if (!layer.mixed)
+        return multiply(team, kernels, {net.normed, stride, T, &layer.mlps[0].up, net.kind, net.active, net.active_stride(), 1, net.clamp});
+    route(team, kernels, net, layer, T);
+    multiply_groups(team, kernels, net.routing, &Group::up_items, [&](const Group& group) { return up_of(net, layer, group, T); });
+}
+
+static void mlp_out(Team::Member& team, const Kernels& kernels, const Net& net, const Layer& layer, i64 T, bf16* residual) {
+    if (!layer.mixed)
+        return multiply(team, kernels, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.mlps[0].down, residual));
+    const Routing& r = net.routing;
+    i64 stride = net.normed_stride(), calls = net.mixture.calls();
+    bool added = !layer.of_mlp.output.gain;
+    multiply_groups(team, kernels, r, &Group::down_items, [&](const Group& group) { return down_of(net, layer, group); });
+    team.share(T, TOKENS, [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++)
+            kernels.sum(net.pairs, stride, r.pairs.data() + t * calls, r.weights.data() + t * calls, calls,
+                        added ? residual + t * net.E : nullptr, net.normed + t * stride, net.residual_scale, net.E);
+    });
+}
+
+static const i64 PHASES_OF_LAYER = 13;  // at most
+
+static void layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Cache& cache,
                      const Input& in, const Step& step, const std::vector<Work>& work, bf16* residual) {
     i64 T = in.T, width = net.heads.width(), stride = net.normed_stride();
     join(team, kernels, net, last, layer.of_attention.input, residual, net.normed, stride, T);
     multiply(team, kernels, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, width});
+    if (net.place == PARALLEL) join(team, kernels, net, nullptr, layer.of_mlp.input, residual, net.normed, stride, T);
+    if (net.place != IN_TURN) mlp_in(team, kernels, net, layer, T);
     attend(team, kernels, in, step, work, layer.turns, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
     multiply(team, kernels, update(net, layer.of_attention, net.mixed, net.mixed_stride(), T, layer.out, residual));
-    join(team, kernels, net, &layer.of_attention, layer.of_mlp.input, residual, net.normed, stride, T);
-    int kind = (net.gated ? GATED : ACTIVATED) + net.activation;
-    multiply(team, kernels, {net.normed, stride, T, &layer.up, kind, net.active, net.active_stride()});
-    multiply(team, kernels, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.down, residual));
+    if (net.place == IN_TURN) {
+        join(team, kernels, net, &layer.of_attention, layer.of_mlp.input, residual, net.normed, stride, T);
+        mlp_in(team, kernels, net, layer, T);
+    }
+    mlp_out(team, kernels, net, layer, T, residual);
+}
+
+// The matrices in the order in which they are packed: see `attend_pack`.
+static void list_matrices(Net& net) {
+    auto add = [&](Matrix& matrix, i64 N, i64 K, bool gated = false) { net.slots.push_back({&matrix, N, K, gated}); };
+    const Mixture& m = net.mixture;
+    add(net.head, net.V, net.E);
+    for (Layer& layer : net.layers) {
+        i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : net.M, sides = net.gated ? 2 : 1;
+        add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
+        if (layer.mixed) add(layer.router, m.experts(), net.E);
+        for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
+        for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
+        if (layer.mixed && m.S) add(layer.mlps[m.X].up, 2 * m.S, net.E, true), add(layer.mlps[m.X].down, net.E, m.S);
+    }
 }
 
 static bool has_amx() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
@@ -216,20 +354,25 @@ int attend_best() {
 
 void attend_choose(int number) { chosen = number; }
 
-// A decoder of sizes {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether queries and
-// keys are normed over all heads}, without its matrices; numbers {eps, scale of the embedding, scale of what is added to the residual}.
+// A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
+// queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether experts weigh their part of the softmax over all,
+// then for each layer whether it has experts}; without experts X is 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual,
+// limit and slope of gpt-oss' gates, whose limit is 0 elsewhere}.
 //
-// A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final norm, then for each layer
-// the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum} and {cos, sin [P, R]} or nulls. The embedding is
-// bfloat16, all others float32. All of them must outlive it.
+// A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
+// norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
+// and the sinks [H] or null. The embedding is bfloat16, all others float32. All of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
     auto net = std::make_unique<Net>();
     i64 layers = sizes[0];
     net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
     net->heads = {sizes[4], sizes[5], sizes[6]};
-    net->activation = (int)sizes[8], net->gated = sizes[9];
+    net->gated = sizes[9], net->place = (Place)sizes[12];
+    net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0};
     net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
+    net->clamp = {numbers[3], numbers[4]};
+    net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + (int)sizes[8];
     auto next = [&] { return (const float*)*arrays++; };
     auto norm = [&] {
         Norm norm = {next(), nullptr, sizes[10] != 0, numbers[0]};
@@ -251,27 +394,23 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
         layer.of_mlp = norms();
         layer.turns.cos = next(), layer.turns.sin = next();
         layer.turns.R = layer.turns.cos ? sizes[7] : 0;
-        layer.variant = {variants[0], variants[1], (i64)variants[2]};
-        net->layers.push_back(layer);
+        layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
+        layer.mixed = sizes[18 + n];
+        layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
+        net->layers.push_back(std::move(layer));
     }
+    list_matrices(*net);
     return net.release();
 } catch (const std::bad_alloc&) {
     return nullptr;
 }
 
-// Copy one matrix, which may be freed then: number 0 is the head [V, E], and of layer n 4n + 1 is qkv [(H + 2K) D, E], 4n + 2 out [E, H D],
-// 4n + 3 gate and up [2M, E], or up [M, E], 4n + 4 down [E, M]. The bias may be null. 1 where the memory does not suffice, else 0.
+// Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E] and out [E, H D]; gate and up
+// [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
+// [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The bias may be null. 1 where the memory does not suffice, else 0.
 int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
-    Arena& arena = net->arena;
-    i64 E = net->E, M = net->M, heads = net->heads.H * net->heads.D;
-    if (number == 0) return net->head = pack(arena, weights, bias, net->V, E, false), 0;
-    Layer& layer = net->layers[(number - 1) / 4];
-    switch ((number - 1) % 4) {
-        case 0: layer.qkv = pack(arena, weights, bias, net->heads.width(), E, false); break;
-        case 1: layer.out = pack(arena, weights, bias, E, heads, false); break;
-        case 2: layer.up = pack(arena, weights, bias, net->gated ? 2 * M : M, E, net->gated); break;
-        case 3: layer.down = pack(arena, weights, bias, E, M, false); break;
-    }
+    const Slot& slot = net->slots[number];
+    *slot.matrix = pack(net->arena, weights, bias, slot.N, slot.K, slot.gated);
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
@@ -284,10 +423,7 @@ void attend_trim() {
 #endif
 }
 
-void attend_free(Net* net) {
-    for (bf16* buffer : {net->normed, net->qkv, net->mixed, net->active}) free(buffer);
-    delete net;
-}
+void attend_free(Net* net) { delete net; }
 
 // One step: T tokens of `rows` requests, which have starts and counts and own the blocks of the table [rows, width]. keys and values are the
 // layers' caches. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
@@ -341,11 +477,11 @@ void attend_draw(const float* scores, i64 R, i64 V, const float* temperatures, c
     });
 }
 
-// One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D].
+// One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D]. Sinks [H] or null.
 void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, const i64* starts,
-                  const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant) {
+                  const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant, const float* sinks) {
     Step step = {starts, counts, blocks, rows, width};
-    Attention a = {{H, K, D}, {keys, values, block_size}, {variant[0], variant[1], (i64)variant[2]}, qkv, out, H * D};
+    Attention a = {{H, K, D}, {keys, values, block_size}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
     Input in = {nullptr, slots, slots, T};
     compute(2, [&](Team::Member& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });

@@ -24,8 +24,9 @@ static const i64 PIECES = 3;       // work items a thread, where that makes no l
 static const i64 LINE = 32;        // numbers in a cache line
 
 enum Activation { SILU, GELU, GELU_TANH, RELU };
-// What becomes of results y, with an Activation f: ACTIVATED + f is f(y), GATED + f is f(gate) * value. SCORES are stored in float32.
-enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8 };
+// What becomes of results y, with an Activation f: ACTIVATED + f is f(y), GATED + f is f(gate) * value. CLAMPED is gated too, by gpt-oss' own
+// function. SCORES are stored in float32.
+enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8, CLAMPED = 12 };
 
 // Calls RUN<KIND>, so that no loop asks which kind it is.
 #define OF_KIND(KIND, RUN, ...)                                                   \
@@ -41,6 +42,7 @@ enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8 };
         case GATED + GELU: return RUN<GATED + GELU>(__VA_ARGS__);                 \
         case GATED + GELU_TANH: return RUN<GATED + GELU_TANH>(__VA_ARGS__);       \
         case GATED + RELU: return RUN<GATED + RELU>(__VA_ARGS__);                 \
+        case CLAMPED: return RUN<CLAMPED>(__VA_ARGS__);                           \
     }
 
 struct Matrix {
@@ -128,6 +130,10 @@ static void unpack_row(const Matrix& m, i64 row, i64 columns, bf16* to) {
     for (i64 k = 0; k < columns; k += 2, pair += PANEL) memcpy(to + k, pair, std::min<i64>(2, columns - k) * 2);
 }
 
+struct Clamp {  // of CLAMPED
+    float limit = 0, slope = 0;
+};
+
 struct Product {
     const bf16* x;
     i64 stride, T;     // stride of x; x has room for T rounded up to PAD
@@ -136,6 +142,7 @@ struct Product {
     void* y;           // bf16, but floats with SCORES
     i64 y_stride;
     float scale = 1;   // of what ADD adds
+    Clamp clamp = {};
 
     // Work comes in items: an even number of panels for up to ROWS rows.
     i64 panels_of_item() const {
@@ -151,6 +158,14 @@ INLINE floats activated(floats x) {
     return ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
 }
 
+// Gates are cut from above, values from both sides. In this order NaN stays NaN.
+INLINE floats clamped(floats gate, floats value, const Clamp& clamp) {
+    floats limit = all(clamp.limit);
+    gate = choose(gate > limit, limit, gate);
+    value = choose(value > limit, limit, choose(value < -limit, -limit, value));
+    return (value + 1.0f) * gated_by(gate, gate * clamp.slope);
+}
+
 // What becomes of a block of results [rows][pitch], from row `first` and panel `panel` on.
 template <int KIND>
 INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
@@ -161,8 +176,12 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
         for (i64 n = begin; n < end; n += PANEL) {
             const float *from = block + t * pitch + (n - begin) * step, *bias = m.bias.data() + n * step;
             floats y = load<floats>(from) + load<floats>(bias);
-            if (KIND >= ACTIVATED) y = activated<KIND % 4>(y);
-            if (KIND >= GATED) y = y * (load<floats>(from + PANEL) + load<floats>(bias + PANEL));
+            if (KIND >= GATED) {
+                floats value = load<floats>(from + PANEL) + load<floats>(bias + PANEL);
+                y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % 4>(y) * value;
+            } else if (KIND >= ACTIVATED) {
+                y = activated<KIND % 4>(y);
+            }
             if (KIND == ADD) y *= p.scale;
             i64 place = (first + t) * p.y_stride + n, count = std::min(PANEL, end - n);
             bf16* to = (bf16*)p.y + place;

@@ -70,14 +70,15 @@ INLINE floats exponential(floats x) {  // x <= 0, relative error below 1e-5; abo
     return (floats)((words)p + ((words)shifted << 23));  // the low bits of `shifted` are the whole part of y
 }
 
-INLINE floats silu(floats x) {
-    floats e = exponential(-magnitude(x));  // the sigmoid without overflow on either side
-    return x * choose(x >= 0.0f, all(1.0f), e) / (e + 1.0f);
+INLINE floats gated_by(floats x, floats z) {  // x times the sigmoid of z, without overflow on either side
+    floats e = exponential(-magnitude(z));
+    return x * choose(z >= 0.0f, all(1.0f), e) / (e + 1.0f);
 }
 
+INLINE floats silu(floats x) { return gated_by(x, x); }
+
 INLINE floats gelu_tanh(floats x) {  // x / 2 * (1 + tanh(z)) is x times the sigmoid of 2 z
-    floats z = (x + x * x * x * 0.044715f) * 1.5957691216f, e = exponential(-magnitude(z));
-    return x * choose(z >= 0.0f, all(1.0f), e) / (e + 1.0f);
+    return gated_by(x, (x + x * x * x * 0.044715f) * 1.5957691216f);
 }
 
 INLINE floats gelu(floats x) {  // x times the normal distribution; its tail is 7.1.26 of Abramowitz & Stegun, to 1e-7

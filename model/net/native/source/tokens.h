@@ -159,9 +159,11 @@ INLINE void write_values(const bf16* v, bf16* block, i64 at, i64 D) {
 }
 
 INLINE void write_two_values(const bf16* first, const bf16* second, bf16* block, i64 at, i64 D) {
-    for (i64 i = 0; i < D; i += LANES)
+    i64 i = 0;
+    for (; i + LANES <= D; i += LANES)
         store(block + at * D + 2 * i, __builtin_convertvector(load<halves>(first + i), words) |
                                           __builtin_convertvector(load<halves>(second + i), words) << 16);
+    for (bf16* to = block + at * D; i < D; i++) to[2 * i] = first[i], to[2 * i + 1] = second[i];
 }
 
 // T tokens of a step: turns their queries where they are, and writes their keys and values to the cache.

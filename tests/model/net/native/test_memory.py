@@ -43,7 +43,8 @@ class Watched:
 
 
 sizes = dict(vocab_size=8192, hidden_size=1024, num_layers=6, num_heads=8, num_kv_heads=4, head_size=128, mlp_size=3072)
-config, folder = ModelConfig("attend", **sizes, max_positions=64, tied_head=sys.argv[3] == "tied"), Path(sys.argv[1])
+experts = dict(num_experts=6, expert_size=512, experts_per_token=2) if sys.argv[3] == "experts" else {}
+config, folder = ModelConfig("attend", **sizes | experts, max_positions=64, tied_head=sys.argv[3] == "tied"), Path(sys.argv[1])
 with torch.device("meta"):
     net = Decoder(config)
 weights = sum(parameter.numel() * 2 for parameter in net.parameters())
@@ -65,8 +66,8 @@ print(weights, before, watched.most, anonymous())
 """
 
 
-def child(folder: Path, what: str, head: str) -> list[int]:
-    command = [sys.executable, "-c", CHILD, str(folder), what, head]
+def child(folder: Path, what: str, kind: str) -> list[int]:
+    command = [sys.executable, "-c", CHILD, str(folder), what, kind]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [int(number) for number in done.stdout.split()]
@@ -74,13 +75,13 @@ def child(folder: Path, what: str, head: str) -> list[int]:
 
 @pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("head", ["tied", "own"])
-def test_loading_holds_the_weights_once(tmp_path, head):
-    """A tied head is the embedding too: the matrix is there once."""
-    child(tmp_path, "save", head)
-    weights, before, most, after = child(tmp_path, "spend", head)
+@pytest.mark.parametrize("kind", ["tied", "own", "experts"])
+def test_loading_holds_the_weights_once(tmp_path, kind):
+    """A tied head is the embedding too: the matrix is there once. Those of experts are packed from the file, too."""
+    child(tmp_path, "save", kind)
+    weights, before, most, after = child(tmp_path, "spend", kind)
     assert weights > 130 << 20
     assert most - before < MOST * weights
     assert after - before < MOST * weights
-    _, before, most, _ = child(tmp_path, "keep", head)
+    _, before, most, _ = child(tmp_path, "keep", kind)
     assert most - before > 1.7 * weights  # so the measure would show it

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from model import sampling
+from model.engine import choice
+from model.engine.choice import choose_backend
 from model.errors import SettingError
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from model.net.features import NATIVE
 from model.net.native import library
 from model.net.native.__main__ import main
 from model.net.native.decoder import NativeBackend, NativeDecoder, best_tokens
@@ -26,6 +29,8 @@ SHAPES = [  # query heads, key/value heads, head size
     (16, 1, 32),
     (8, 2, 128),
     (2, 1, 256),
+    (4, 2, 8),
+    (6, 2, 80),
 ]
 VIEWS = [{"sliding_window": 20}, {"sliding_window": 1}, {"softcap": 0.05}, {"window_layers": (1,), "sliding_window": 9}]
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 200]
@@ -193,7 +198,6 @@ def test_what_is_not_a_number_stays_in_its_own_request(variant):
 @pytest.mark.parametrize(
     "other",
     [
-        {"head_size": 48},
         {"head_size": 288},
         {"num_heads": 34},
     ],
@@ -231,8 +235,9 @@ def test_a_library_replaces_the_one_of_an_older_source(tmp_path, monkeypatch):
 
 
 def test_a_backend_that_cannot_pass_for_the_model_is_refused_by_name(monkeypatch):
-    from model.engine.choice import choose_backend
-
-    with pytest.raises(SettingError, match="backend is native, but it needs"):
+    with pytest.raises(SettingError, match="backend is native, but it needs bfloat16"):
         choose_backend("native", shaped(4, 2, 32), torch.float32, "cpu", 32)
+    monkeypatch.setattr(choice, "COMPUTED", {"native": NATIVE - {"sinks", "experts"}})
+    with pytest.raises(SettingError, match="backend is native, but it does not compute experts, sinks, which"):
+        choose_backend("native", shaped(4, 2, 32, sinks=True, num_experts=2), torch.float32, "cpu", 32)
     assert "torch" == choose_backend("auto", shaped(4, 2, 32), torch.bfloat16, "cpu", 16).name

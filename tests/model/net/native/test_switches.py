@@ -1,11 +1,15 @@
 """The native decoder computes every switch of a model, alone and as families set them together."""
 
+from typing import get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from model.config import NormPlace
 from model.net.backends import ReferenceBackend, TorchBackend
+from model.net.experts import Mixture
 from model.net.layers import ACTIVATIONS
 from model.net.native.decoder import NativeBackend
 from model.net.transformer import Decoder
@@ -17,21 +21,36 @@ LONG = LongScaling((1.0, 1.5) * 5, (1.5, 9.0) * 5, 32, 1.2)
 WINDOW = {"sliding_window": 9, "window_layers": (1,)}
 ODD = {"hidden_size": 40, "mlp_size": 72}
 """No whole vectors."""
+EXPERTS = {"num_experts": 5, "experts_per_token": 2, "expert_size": 24}
+SHARED = {"shared_expert_size": 72}
+CLAMPED = {"swiglu_limit": 0.9, "swiglu_slope": 1.2}
 ALONE = {
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "relu")},
     **{f"plain-{name}": {"activation": name, "gated_mlp": False} for name in ("silu", "gelu", "gelu_tanh", "relu")},
-    **{name: {"norm_place": name} for name in ("sandwich", "output", "post")},
-    "layernorm": {"norm": "layernorm"},
-    "residual_scale": {"residual_scale": 0.4},
+    **{name: {"norm_place": name} for name in ("sandwich", "output", "post", "parallel", "shared")},
+    **{name: {"norm": name} for name in ("layernorm", "layernorm_without_bias")},
+    **{f"residual_scale-{name}": {"residual_scale": 0.4, "norm_place": name} for name in get_args(NormPlace)},
     "embedding_scale": {"embedding_scale": 0.3},
     "rope_size": {"rope_size": 20},
     "rope_size-large": {"head_size": 96, "rope_size": 72},
+    "head_size-small": {"head_size": 10},
+    "head_size-80": {"head_size": 80},
     "local_rope_theta": WINDOW | {"local_rope_theta": 100.0},
     "rope_layers": {"rope_layers": (1,)},
     "qk_norm": {"qk_norm": "head"},
     "qk_norm-all": {"qk_norm": "all"},
     "learned": {"positions": "learned"},
     "sinusoidal": {"positions": "sinusoidal"},
+    "sinks": {"sinks": True},
+    "sinks-window": {"sinks": True, "softcap": 5.0, **WINDOW},
+    "clamped_swiglu": CLAMPED,
+    "experts": EXPERTS,
+    "experts-of-chosen": EXPERTS | {"routing": "chosen"},
+    "experts-one": EXPERTS | {"experts_per_token": 1},
+    "experts-all": EXPERTS | {"experts_per_token": 5},
+    "experts-many": EXPERTS | {"num_experts": 20, "experts_per_token": 6, "expert_size": 16},
+    "experts-of-one-layer": EXPERTS | {"expert_layers": (1,)},
+    "shared_expert": EXPERTS | SHARED,
 }
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 TOGETHER = {
@@ -50,6 +69,25 @@ TOGETHER = {
     "gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "gated_mlp": False, **BIASED},
     "attend-2017": {"norm": "layernorm", "norm_place": "post", "positions": "sinusoidal", "activation": "relu"}
     | {"gated_mlp": False, "embedding_scale": 40**0.5, **BIASED},
+    "cohere2": {"norm": "layernorm_without_bias", "norm_place": "shared", **WINDOW, "rope_layers": (1,)},
+    "gpt_neox": {
+        "norm": "layernorm",
+        "norm_place": "parallel",
+        "activation": "gelu",
+        "gated_mlp": False,
+        "rope_size": 8,
+        **BIASED,
+    },
+    "starcoder2": {"norm": "layernorm", "activation": "gelu_tanh", "gated_mlp": False, "sliding_window": 9, **BIASED},
+    "mixtral": EXPERTS | {"routing": "chosen", "sliding_window": 9},
+    "qwen2_moe": EXPERTS | SHARED | {"qkv_bias": True, "routing": "chosen"},
+    "qwen3_moe": EXPERTS | {"qk_norm": "head", "expert_layers": (0,)},
+    "gpt_oss": EXPERTS
+    | CLAMPED
+    | {"sinks": True, "routing": "chosen", "rope_scaling": YarnScaling(4.0, 32, truncate=False), **WINDOW, **BIASED},
+    "experts-beside-attention": EXPERTS | SHARED | BIASED | {"norm_place": "parallel", "activation": "gelu"},
+    "experts-normed": EXPERTS | SHARED | {"norm_place": "sandwich", "residual_scale": 0.4, "qk_norm": "all"},
+    "experts-normed-after": EXPERTS | BIASED | {"norm": "layernorm", "norm_place": "post", "residual_scale": 0.4},
     "normed-without-positions": {"norm": "layernorm", "qk_norm": "all", "rope_layers": (), "residual_scale": 2.0},
     "normed-heads": {"norm": "layernorm", "qk_norm": "head", "rope_layers": (0,), "norm_place": "sandwich"},
 }
@@ -65,6 +103,45 @@ def exact_gains(*nets: Decoder) -> None:
             norm.weight = nn.Parameter(gain, requires_grad=False)
 
 
+KINDS = 8
+"""Of tokens; the first columns of the residual stream say of which kind a token is."""
+
+
+def decide_by_kind(*nets: Decoder) -> None:
+    """Give tokens a kind that no sublayer changes, and that routers read before all else: noise of rounding decides nothing."""
+    dice = torch.Generator().manual_seed(6)
+    count = nets[0].config.num_experts
+    scores = torch.stack([torch.randperm(count, generator=dice) for _ in range(KINDS)], dim=1) - (count - 1) / 2
+    for net in nets:
+        tokens = net.embedding.tokens.weight
+        tokens[:, :KINDS] = 24.0 * torch.eye(KINDS)[torch.arange(len(tokens)) % KINDS]
+        for name, module in net.named_modules():
+            if name.endswith((".out", ".down")):
+                module.weight[..., :KINDS, :] = 0
+                if module.bias is not None:
+                    module.bias[..., :KINDS] = 0
+            if isinstance(module, Mixture):
+                module.router.weight.mul_(0.015625)[:, :KINDS] = 2 * scores / count
+                if module.router.bias is not None:
+                    module.router.bias.mul_(0.125)
+
+
+def margin_and_noise(whole: Decoder, half: Decoder) -> tuple[float, float]:
+    """How far apart the scores of the last chosen expert and of the next one are, at least; what rounding does to them."""
+    scores: dict[Decoder, list[torch.Tensor]] = {}
+    for net, dtype in ((whole, torch.float32), (half, torch.bfloat16)):
+        kept = scores.setdefault(net, [])
+        routers = [module.router for module in net.modules() if isinstance(module, Mixture)]
+        hooks = [router.register_forward_hook(lambda _, __, found, kept=kept: kept.append(found.float())) for router in routers]
+        run(net, TorchBackend(net.config.attention_variants), 1000, 32, dtype, TEXTS)
+        for hook in hooks:
+            hook.remove()
+    count, exact = whole.config.experts_per_token, torch.cat(scores[whole])
+    ordered = exact.sort(dim=-1, descending=True).values
+    noise = float((exact - torch.cat(scores[half])).abs().max())
+    return float((ordered[:, count - 1] - ordered[:, count]).min()) if count < whole.config.num_experts else 1e9, noise
+
+
 def nets_of(switches: dict) -> tuple[Decoder, Decoder]:
     """In float32 and in bfloat16, the same weights; gains of Gemma's kind where a family has them."""
     whole, half = pair(shaped(4, 2, **({"head_size": 32} | ODD | switches)))
@@ -73,6 +150,8 @@ def nets_of(switches: dict) -> tuple[Decoder, Decoder]:
         block.attention.qkv.weight *= 0.5  # attention to one token alone would make noise of rounding a matter of luck
     if switches.get("activation") == "gelu_tanh" and half.config.norm == "rmsnorm":
         exact_gains(whole, half)
+    if half.config.num_experts is not None:
+        decide_by_kind(whole, half)
     return whole, half
 
 
@@ -84,6 +163,9 @@ def test_a_switch_is_computed_no_farther_from_float32_than_torch_computes_it(var
     whole, half = nets_of(switches)
     variants = half.config.attention_variants
     assert NativeBackend.supports(half.config, torch.bfloat16, "cpu", 32)
+    if half.config.num_experts is not None:
+        margin, noise = margin_and_noise(whole, half)
+        assert margin > 2 * noise, "a router decides within the noise: this case needs other weights"
     wanted = run(whole, ReferenceBackend(variants), 1000, 32, torch.float32, TEXTS)
     theirs = distance(run(half, TorchBackend(variants), 1000, 32, torch.bfloat16, TEXTS), wanted)
     for chunk in (1000, 7):
@@ -145,6 +227,27 @@ def test_an_activation_has_the_value_of_its_own_equation(variant, name):
 
 
 @needs_library
+@torch.inference_mode()
+def test_a_clamped_gate_has_the_value_of_its_own_equation(variant):
+    """Gates from far below to above the limit, ups on both sides of it."""
+    gate, up = (
+        each.flatten().bfloat16() for each in torch.meshgrid(torch.linspace(-4, 3, 9), torch.linspace(-3, 3, 8), indexing="ij")
+    )
+    sizes = {"hidden_size": 72, "mlp_size": 72, "num_layers": 1, "mlp_bias": True, "norm_eps": 1e-30}
+    net = pair(shaped(4, 2, 32, swiglu_limit=2.0, swiglu_slope=1.3, **sizes))[1]
+    for parameter in net.parameters():
+        parameter.zero_()
+    mlp = net.blocks[0].mlp
+    mlp.gate_up.bias.copy_(torch.cat((gate, up)))
+    mlp.down.weight.copy_(torch.eye(72))
+    net.norm.weight.fill_(1)
+    gate, up = gate.double().clamp(max=2), up.double().clamp(-2, 2)
+    wanted = (up + 1) * gate * torch.sigmoid(1.3 * gate)
+    found = run_native(net, 1000, 32, texts=TEXTS[:1])[0].double()
+    torch.testing.assert_close(found * wanted.square().mean().sqrt(), wanted, rtol=0.02, atol=1e-9)
+
+
+@needs_library
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
 @torch.inference_mode()
 def test_what_is_not_a_number_passes_through_every_activation(variant, name):
@@ -153,3 +256,37 @@ def test_what_is_not_a_number_passes_through_every_activation(variant, name):
         last = net.blocks[-1].mlp
         (last.gate_up if gated else last.up).bias[3] = torch.nan
         assert run_native(net, 1000, 32, texts=TEXTS).isnan().all()
+
+
+@needs_library
+@torch.inference_mode()
+def test_experts_are_summed_in_the_order_of_their_numbers(variant):
+    """In float32, where 2^30 + 1 - 2^30 is 0, and 2^30 - 2^30 + 1 is 1: the order of their scores."""
+    experts = {"num_experts": 3, "experts_per_token": 3, "routing": "chosen", "mlp_bias": True, "num_layers": 1}
+    net = pair(shaped(4, 2, 32, **experts))[1]
+    for parameter in net.parameters():
+        parameter.zero_()
+    for module in net.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.weight.fill_(1)
+    net.embedding.tokens.weight.fill_(1)
+    mixture = net.blocks[0].mlp
+    mixture.router.bias.copy_(torch.tensor([0.0, -1.0, 0.0]))
+    mixture.experts.down.bias[:, :20] = torch.tensor([2.0**30, 1.0, -(2.0**30)])[:, None]
+    found = run_native(net, 1000, 32, texts=TEXTS)
+    assert torch.equal(found, torch.ones_like(found))
+
+
+@needs_library
+@torch.inference_mode()
+def test_an_expert_that_is_not_a_number_harms_only_the_tokens_that_go_to_it(variant):
+    whole, half = nets_of(TOGETHER["qwen2_moe"])
+    wanted = run_native(half, 1000, 32, texts=TEXTS)
+    for net in (whole, half):
+        net.blocks[-1].mlp.experts.down.weight[3, 7, 5] = torch.nan
+    found = run_native(half, 1000, 32, texts=TEXTS)
+    expected = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, TEXTS)
+    harmed = expected.isnan().all(dim=-1)
+    assert 0 < harmed.sum() < len(harmed)
+    assert found[harmed].isnan().all()
+    assert torch.equal(found[~harmed], wanted[~harmed])
