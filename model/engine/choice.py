@@ -9,6 +9,7 @@ from model.config import EngineConfig, ModelConfig
 from model.engine.graphs import CudaRecorder, DecodeGraphs
 from model.errors import SettingError
 from model.net.backends import BACKENDS, AttentionBackend, BackendKind, KVCache
+from model.net.features import ALL, NATIVE, TRITON, features
 from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.native.library import load as load_native
 from model.net.packed import pack
@@ -18,8 +19,10 @@ if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
 
 FASTEST_FIRST = ("native", "triton", "torch")
+COMPUTED = {"native": NATIVE, "triton": TRITON}
+"""Who does not compute all features that there are."""
 NEEDS = {
-    "native": "it needs bfloat16 on a CPU, heads of 32, 64 .. 256 numbers, at most 16 to a key/value head, and blocks of 32",
+    "native": "it needs bfloat16 on a CPU, heads of at most 256 numbers, at most 16 to a key/value head, and blocks of 32",
     "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 32 of them to a key/value head",
 }
 OTHER_NEEDS = "this model asks for something that it does not compute"
@@ -32,7 +35,15 @@ def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device:
         kind = _kind_of(name)
         if kind is not None and kind.supports(config, dtype, device, block_size):
             return kind(config.attention_variants)
-    raise SettingError(f"backend is {wanted}, but {(ABSENT if kind is None else NEEDS).get(wanted, OTHER_NEEDS)}")
+    raise SettingError(f"backend is {wanted}, but {ABSENT[wanted] if kind is None else _lack(wanted, config)}")
+
+
+def _lack(name: str, config: ModelConfig) -> str:
+    """Why a backend is refused for a model: the features that it does not compute, or else what it needs beside them."""
+    lacking = sorted(features(config) - COMPUTED.get(name, ALL))
+    if lacking:
+        return f"it does not compute {', '.join(lacking)}, which this model asks for"
+    return NEEDS.get(name, OTHER_NEEDS)
 
 
 def _kind_of(name: str) -> BackendKind | None:
