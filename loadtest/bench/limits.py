@@ -16,7 +16,7 @@ import torch
 from loadtest.bench.figures import Figure, file, table
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
-from model.config import ModelConfig
+from model.config import MixtureSpec, ModelConfig
 from model.net.checkpoint import read_config
 
 TURNS = 7
@@ -47,16 +47,34 @@ def multiply_rate(rows: int = 1024, width: int = 2048) -> float:
     return 2 * rows * width * width / seconds_of(lambda: a @ b)
 
 
-def weights(config: ModelConfig) -> int:
-    """Parameters that a token is multiplied by."""
+def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
+    """How many different experts a step of so many tokens is expected to need, where a token goes to any of them alike.
+
+    A token leaves an expert out with probability 1 - C / X, so all tokens do with that to the power of their number.
+    """
+    left_out = (1 - mixture.experts_per_token / mixture.num_experts) ** tokens
+    return mixture.num_experts * (1 - left_out)
+
+
+def weights(config: ModelConfig, tokens: int = 1) -> float:
+    """Parameters of the matrices that a step of so many tokens reads. For one token: those that it is multiplied by."""
     attention = config.hidden_size * (2 * config.query_size + 2 * config.kv_size)
-    layer = attention + 3 * config.hidden_size * config.mlp_size
-    return config.num_layers * layer + config.hidden_size * config.vocab_size
+    layers = sum(attention + _mlp_weights(config, layer.experts, tokens) for layer in config.layers)
+    return layers + config.hidden_size * config.vocab_size
+
+
+def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) -> float:
+    """Of one layer's MLP, or of its router and of the experts that are needed."""
+    if mixture is None:
+        return (3 if config.gated_mlp else 2) * config.hidden_size * config.mlp_size
+    routed, shared = distinct_experts(mixture, tokens) * mixture.expert_size, mixture.shared_expert_size or 0
+    rows = mixture.num_experts + (1 if shared else 0)
+    return config.hidden_size * (3 * (routed + shared) + rows)
 
 
 def decode_limit(config: ModelConfig, batch: int, bandwidth: float, rate: float) -> float:
     """Tokens a second of `batch` streams."""
-    moved = 2 * weights(config) + batch * CONTEXT * config.kv_bytes_per_token(2)
+    moved = 2 * weights(config, batch) + batch * CONTEXT * config.kv_bytes_per_token(2)
     return batch / max(moved / bandwidth, 2 * batch * weights(config) / rate)
 
 
@@ -69,7 +87,7 @@ def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:
 def measure(checkpoint: Path) -> list[Figure]:
     """What a checkpoint's shape can reach on this machine, now: what was measured, and then tokens a second of each work."""
     config = read_config(checkpoint)
-    rate, bandwidth = multiply_rate(), read_bandwidth(2 * weights(config))
+    rate, bandwidth = multiply_rate(), read_bandwidth(round(2 * weights(config)))
     at_once = 1 / (PROMPT / OUTPUT / prompt_limit(config, PROMPT, rate) + 1 / decode_limit(config, AT_ONCE, bandwidth, rate))
     limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
     measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,)), Figure("bfloat16 matrices", "TFLOP/s", (rate / 1e12,))]

@@ -1,12 +1,14 @@
 """What no engine can beat, and what the bookkeeping costs: the arithmetic, without any timing."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from loadtest.bench import scheduler
-from loadtest.bench.limits import decode_limit, prompt_limit, weights
+from loadtest.bench.limits import decode_limit, distinct_experts, prompt_limit, weights
+from model.config import MixtureSpec
 from tests.model.checkpoints import tiny_config
 
 CONFIG = tiny_config()
@@ -15,6 +17,27 @@ CONFIG = tiny_config()
 def test_every_matrix_is_counted_once():
     attention = 32 * (4 * 8) * 2 + 32 * (2 * 8) * 2
     assert weights(CONFIG) == 2 * (attention + 3 * 32 * 48) + 32 * CONFIG.vocab_size
+
+
+def test_without_gates_an_mlp_has_two_matrices():
+    assert weights(CONFIG) - weights(replace(CONFIG, gated_mlp=False)) == 2 * 32 * 48
+
+
+@pytest.mark.parametrize(("experts", "chosen", "tokens"), [(4, 1, 3), (4, 2, 2), (3, 2, 4), (5, 5, 2), (6, 3, 1)])
+def test_distinct_experts_are_the_mean_over_all_ways_in_which_tokens_choose(experts, chosen, tokens):
+    ways = list(itertools.product(itertools.combinations(range(experts), chosen), repeat=tokens))
+    mean = sum(len(set().union(*way)) for way in ways) / len(ways)
+    assert distinct_experts(MixtureSpec(experts, chosen, 16, "all", None), tokens) == pytest.approx(mean)
+
+
+def test_of_a_mixture_a_step_reads_the_experts_that_it_needs_and_a_token_is_multiplied_by_its_own():
+    mixture = replace(CONFIG, num_experts=6, experts_per_token=2, expert_size=16, shared_expert_size=24, expert_layers=(1,))
+    fixed = weights(CONFIG) - 3 * 32 * 48 + 32 * (6 + 1) + 3 * 32 * 24
+    assert weights(mixture) == pytest.approx(fixed + 2 * 3 * 32 * 16)
+    assert weights(mixture, 10**6) == pytest.approx(fixed + 6 * 3 * 32 * 16)
+    assert decode_limit(mixture, 4, 1e30, 1e9) == pytest.approx(1e9 / (2 * weights(mixture)))
+    read = 2 * weights(mixture, 4) + 4 * 192 * mixture.kv_bytes_per_token(2)
+    assert decode_limit(mixture, 4, 1e9, 1e30) == pytest.approx(4 * 1e9 / read)
 
 
 def test_a_step_waits_for_memory_or_for_arithmetic_whichever_is_slower():
