@@ -1,0 +1,167 @@
+"""A family's switches beside plain Llama, on the native decoder: attend bench family gemma2 mixtral; with no name all
+
+Both have random weights and the sizes of shape M. Llama has the family's heads, and an MLP so wide that a step of both reads
+the same bytes (W1: one stream decodes; W2: 16 streams), or multiplies a token by as many numbers (W3: a prompt of 1024
+tokens). Of experts those count that a step is expected to need. Windows are wider than the texts. The two take turns, a step
+each; a ratio is the median of the quotients of neighbours.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
+from loadtest.bench.limits import CONTEXT, weights
+from loadtest.bench.machine import threads
+from loadtest.bench.shapes import AT_ONCE, LONG, SHAPES
+from model.config import ModelConfig
+from model.net.backends import BatchLayout, KVCache, Paged, Row
+from model.net.families.table import FAMILIES
+from model.net.native.decoder import NativeBackend, NativeDecoder
+from model.net.transformer import Decoder
+
+POSITIONS, BLOCK, FILLING = 2048, 32, 1 << 20
+WORKS: dict[str, tuple[int, int]] = {"W1": (1, 1), "W2": (AT_ONCE, AT_ONCE), "W3": (LONG, 1)}
+"""Tokens of a step, and of the step by whose weights Llama is made equal: in a prompt too a token meets its own experts."""
+GOAL = 0.9
+SIZES = SHAPES["M"] | {"head_dim": 64, "max_position_embeddings": POSITIONS, "tie_word_embeddings": True}
+SIZES |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+_GPT2 = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+}
+_WINDOW = {"sliding_window": POSITIONS}
+_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "cohere2": _WINDOW,
+    "gemma": {},
+    "gemma2": _WINDOW | {"query_pre_attn_scalar": 64},
+    "gemma3_text": _WINDOW | {"query_pre_attn_scalar": 64},
+    "glm4": {},
+    "gpt2": {"n_positions": POSITIONS} | {theirs: SIZES[ours] for theirs, ours in _GPT2.items()},
+    "gpt_neox": {},
+    "gpt_oss": _WINDOW
+    | {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 288, "rope_parameters": _YARN},
+    "granite": {"residual_multiplier": 0.2, "attention_multiplier": 0.1, "embedding_multiplier": 12.0},
+    "mistral": _WINDOW,
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 768},
+    "olmo2": {},
+    "olmo3": _WINDOW,
+    "phi3": {},
+    "qwen2": {},
+    "qwen2_moe": {"num_experts": 16, "moe_intermediate_size": 192, "shared_expert_intermediate_size": 768},
+    "qwen3": {},
+    "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 192, "norm_topk_prob": True},
+    "smollm3": {},
+    "starcoder2": _WINDOW,
+}
+"""Keys of config.json, beside the sizes of shape M."""
+
+
+def config_of(name: str) -> ModelConfig:
+    """A family's model of shape M."""
+    return FAMILIES[name].read(SIZES | SWITCHES[name] | {"model_type": name})
+
+
+def llama_beside(config: ModelConfig, tokens: int) -> ModelConfig:
+    """Plain Llama of the same heads, of which a step of so many tokens reads as many bytes, up to 16 rows of an MLP."""
+    same = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "max_positions", "tied_head")
+    plain = ModelConfig("llama", mlp_size=16, **{name: getattr(config, name) for name in same})
+    lacking = weights(config, tokens) - weights(plain)
+    wider = lacking / (3 * config.hidden_size * config.num_layers * 16)
+    return replace(plain, mlp_size=16 * (1 + round(wider)))
+
+
+def random_decoder(config: ModelConfig) -> NativeDecoder:
+    """With the same million of numbers again and again: drawing takes longer than all else."""
+    with torch.device("meta"):
+        net = Decoder(config, POSITIONS)
+    net = net.bfloat16().to_empty(device="cpu").requires_grad_(False)
+    net.reach(POSITIONS)
+    if config.tied_head:
+        net.head.weight = net.embedding.tokens.weight
+    numbers = torch.randn(FILLING, generator=torch.Generator().manual_seed(0)).mul_(0.04).bfloat16()
+    for name, parameter in net.named_parameters():
+        if parameter.dim() > 1:
+            for part in parameter.view(-1).split(FILLING):
+                part.copy_(numbers[: len(part)])
+        else:
+            parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return NativeDecoder(net, spend=True)
+
+
+class Contestant:
+    """A decoder with a cache, and a step of each work that can be repeated."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.net = random_decoder(config)
+        self.backend = NativeBackend(config.attention_variants)
+        blocks = -(-CONTEXT // BLOCK)
+        self.cache = KVCache.allocate(config, max(AT_ONCE * blocks, LONG // BLOCK), BLOCK, torch.bfloat16, "cpu")
+        self.rows = {
+            "W1": [Row(range(1, 1 + blocks), CONTEXT - 1, 1)],
+            "W2": [Row(range(1 + at * blocks, 1 + (at + 1) * blocks), CONTEXT - 1, 1) for at in range(AT_ONCE)],
+            "W3": [Row(range(1, 1 + LONG // BLOCK), 0, LONG)],
+        }
+
+    @torch.inference_mode()
+    async def step(self, work: str) -> float:
+        """Tokens/s of one step; scores are computed for the last token of each request."""
+        count = WORKS[work][0]
+        tokens = torch.randint(8192, (count,), generator=torch.Generator().manual_seed(1))
+        layout = BatchLayout.build(self.rows[work], BLOCK, "cpu")
+        started = time.perf_counter()
+        hidden = self.net(tokens, layout.positions_T, Paged(self.backend, self.cache, layout))
+        self.net.logits(hidden[-len(self.rows[work]) :])
+        return count / (time.perf_counter() - started)
+
+
+def measure(name: str, turns: Mapping[str, int]) -> Iterator[Comparison]:
+    """The family and the Llama of each work."""
+    config = config_of(name)
+    family, llamas = Contestant(config), {}
+    for work, (_, tokens) in WORKS.items():
+        plain = llama_beside(config, tokens)
+        llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain))
+        steps = {name: partial(family.step, work), "llama": partial(llama.step, work)}
+        yield Comparison(f"{name} {work}", "tokens/s", asyncio.run(take_turns(steps, turns[work])))
+
+
+def cells(name: str, comparisons: list[Comparison]) -> list[str]:
+    """A family's row: what it reaches, and that over what Llama does."""
+    found = [name]
+    for each in comparisons:
+        found += [f"{each.figure(name).median:.4g}", each.ratio("llama").short()]
+    return found
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SWITCHES)}; default: all")
+    parser.add_argument("--turns", type=int, default=25, help="of a decode step (default 25)")
+    parser.add_argument("--prompts", type=int, default=3, help="turns of a prompt (default 3)")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args(words)
+    if unknown := set(options.names) - set(SWITCHES):
+        parser.error(f"there is no {unknown.pop()!r}")
+    torch.set_num_threads(threads())
+    turns = {"W1": options.turns, "W2": options.turns, "W3": options.prompts}
+    found = {name: list(measure(name, turns)) for name in options.names or SWITCHES}
+    head = ["family", *(cell for work in WORKS for cell in (f"{work} tok/s", f"{work} / Llama"))]
+    shown = table(head, (cells(name, comparisons) for name, comparisons in found.items()))
+    figures: list[Figure] = [each for comparisons in found.values() for one in comparisons for each in one.figures()]
+    file(options.json, shown, figures, bench="family", goal=GOAL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Who is compared with whom, without any timing but of a tiny model."""
+
+import asyncio
+
+import pytest
+import torch
+
+from loadtest.bench import family
+from loadtest.bench.family import SWITCHES, WORKS, Contestant, cells, config_of, llama_beside
+from loadtest.bench.figures import Comparison
+from loadtest.bench.limits import weights
+from model.net.families.table import FAMILIES
+from model.net.features import NATIVE, features
+from model.net.native import library
+from tests.model.checkpoints import tiny_config
+
+SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "vocab_size", "tied_head")
+
+
+def test_every_family_but_llama_and_our_own_spelling_is_compared():
+    assert set(FAMILIES) - {"llama", "attend"} == set(SWITCHES)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_llama_reads_as_much_or_multiplies_as_often_and_has_no_switch(name):
+    config = config_of(name)
+    assert (config.hidden_size, config.num_layers, config.head_size, config.vocab_size) == (576, 30, 64, 49152)
+    for _, tokens in WORKS.values():
+        llama = llama_beside(config, tokens)
+        assert [getattr(config, each) for each in SIZES] == [getattr(llama, each) for each in SIZES]
+        assert weights(llama) == pytest.approx(weights(config, tokens), rel=0.005)
+        assert features(llama) == features(tiny_config()) <= NATIVE
+
+
+@pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+def test_a_step_of_each_work_is_that_of_the_decoder(monkeypatch):
+    """Of so many tokens, with finite scores; tokens/s are those of the time that it took."""
+    kept = []
+    monkeypatch.setattr(family.time, "perf_counter", iter([1.0, 1.5] * len(WORKS)).__next__)
+    contestant = Contestant(tiny_config(head_size=16, max_positions=2048, vocab_size=8192, num_experts=3))
+    logits = contestant.net.logits
+    monkeypatch.setattr(contestant.net, "logits", lambda hidden: kept.append(logits(hidden)))
+    for work, (tokens, _) in WORKS.items():
+        assert asyncio.run(contestant.step(work)) == tokens / 0.5
+    assert [len(scores_TV) for scores_TV in kept] == [1, 16, 1]
+    assert all(torch.isfinite(scores_TV).all() for scores_TV in kept)
+
+
+def test_a_row_has_the_median_of_each_work_and_of_the_quotients():
+    turns = {"gemma": [10.0, 30.0, 20.0], "llama": [10.0, 20.0, 40.0]}
+    assert cells("gemma", [Comparison("gemma W1", "tokens/s", turns)]) == ["gemma", "20", "1.00 (0.50 to 1.50)"]
