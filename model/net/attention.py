@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.layers import make_norm
+from model.net.linear import Linear
 from model.net.rope import Rotation, apply_rotary
 
 Attention = Callable[..., Tensor]
@@ -85,16 +86,16 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_size = config.head_size
-        self.sizes = [config.query_size, config.kv_size, config.kv_size]
-        self.qkv = nn.Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
-        self.out = nn.Linear(config.query_size, config.hidden_size, bias=config.out_bias)
+        sizes = [config.query_size, config.kv_size, config.kv_size]
+        self.qkv = Linear(config.hidden_size, sizes, bias=config.qkv_bias, cut="rows", unit=config.head_size)
+        self.out = Linear(config.query_size, [config.hidden_size], bias=config.out_bias, cut="columns", unit=config.head_size)
         normed = {"none": (0, 0), "head": (config.head_size, config.head_size), "all": (config.query_size, config.kv_size)}
         self.q_norm, self.k_norm = (make_norm(config, size) if size else nn.Identity() for size in normed[config.qk_norm])
         self.norm_heads = config.qk_norm == "head"
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        q_TQ, k_TQ, v_TQ = self.qkv(x_TE).split(self.sizes, dim=-1)
+        q_TQ, k_TQ, v_TQ = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
         q_THD = apply_rotary(self._normed(self.q_norm, q_TQ), rotation)
         k_TKD = apply_rotary(self._normed(self.k_norm, k_TQ), rotation)
         sinks = () if self.sinks is None else (self.sinks,)

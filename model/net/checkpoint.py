@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from model import generation_config
 from model.config import ModelConfig
@@ -21,6 +21,7 @@ from model.errors import CheckpointError
 from model.net import mxfp4
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
+from model.net.linear import Linear
 from model.net.mapped import release
 from model.net.transformer import Decoder
 from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
@@ -54,27 +55,38 @@ def load(
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
-    config = read_config(folder)
-    family = family_of(read_json(folder, "config.json"))
     with torch.device("meta"):
-        net = Decoder(config, context)
-    with _Weights(folder) as weights:
-        tensors = {}
-        for name, tensor in _our_tensors(net, family, weights, dtype, device):
-            kept = mapped and tensor.dim() > 1 and (config.tied_head or not name.startswith("embedding."))
-            tensors[name] = tensor if kept or not weights.owns(tensor) else tensor.clone()
-            weights.release()
-            report(weights.read, weights.size)
-        if config.tied_head:
-            weights.check_tied(family, config)
-        weights.check(family, tied=config.tied_head)
-    if config.tied_head:
-        tensors["head.weight"] = tensors["embedding.tokens.weight"]
-    net.load_state_dict(tensors, assign=True)
-    if config.tied_head:
-        net.head.weight = net.embedding.tokens.weight  # assigning has made two parameters of the one
-    net.mapped = mapped
+        net = Decoder(read_config(folder), context)
+    fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
+
+
+def fill(
+    net: Decoder,
+    folder: Path,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    mapped: bool = False,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
+    family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
+    with _Weights(folder) as weights:
+        for slot in _slots(net):
+            first, copied = 0, not mapped or (slot.ours.startswith("embedding.") and not tied)
+            for tensor in _pieces(net.config, family, weights, slot):
+                stays = not copied and tensor.dim() > 1 and tensor.dtype == dtype and weights.owns(tensor)
+                _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
+                first += tensor.numel() // (slot.shape[-1] if slot.kind == "weight" else 1)
+                weights.release()
+                report(weights.read, weights.size)
+        if tied:
+            weights.check_tied(family, net.config)
+        weights.check(family, tied=tied)
+    if tied:
+        net.head.weight = net.embedding.tokens.weight
+    net.mapped = mapped
 
 
 def inspect(folder: Path) -> ModelConfig:
@@ -84,8 +96,8 @@ def inspect(folder: Path) -> ModelConfig:
     with torch.device("meta"):
         net = Decoder(config, context=0)
     with _Weights(folder) as weights:
-        for ours, parameter in net.named_parameters():
-            for name, shape in _their_shapes(net.config, family, ours, parameter):
+        for slot in _slots(net):
+            for name, shape in _their_shapes(net.config, family, slot):
                 weights.find(name, shape, family.optional_prefix)
         weights.check(family, tied=config.tied_head)
     return config
@@ -172,19 +184,20 @@ class _Weights:
             return None
         return name, file
 
-    def take(self, name: str, shape: tuple[int, ...], prefix: str) -> Tensor | None:
-        """A tensor, where it can be in the mapped file, or None after noting what is wrong."""
+    def take(self, name: str, shape: tuple[int, ...], prefix: str) -> Iterator[Tensor]:
+        """A tensor in the mapped file, or the experts of one in MXFP4, one after the other. Ends after noting what is wrong."""
         places = self.find(name, shape, prefix)
         if places is None:
-            return None
+            return
         held = [self.files[file].get_tensor(part) for part, file in places]
         self._taken += held
         self.read += sum(tensor.nbytes for tensor in held)
-        tensor = held[0] if len(held) == 1 else mxfp4.unpack(*held).mT
         name, file = places[0]
-        if not all(bound.isfinite() for bound in tensor.aminmax()):  # each of which is NaN where there is one
-            self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
-        return tensor
+        for tensor in held if len(held) == 1 else _unpacked(*held):
+            if not all(bound.isfinite() for bound in tensor.aminmax()):  # each of which is NaN where there is one
+                self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
+                return
+            yield tensor
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor lies where one does that was taken since the last `release`."""
@@ -232,33 +245,68 @@ def _open(path: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def _our_tensors(
-    net: Decoder, family: Family, weights: _Weights, dtype: torch.dtype, device: str
-) -> Iterator[tuple[str, Tensor]]:
-    for ours, parameter in net.named_parameters():
-        shapes = list(_their_shapes(net.config, family, ours, parameter))
-        pieces = {name: weights.take(name, shape, family.optional_prefix) for name, shape in shapes}
-        whole = [_ours(net.config, family, name, piece) for name, piece in pieces.items() if piece is not None]
-        if len(whole) < len(pieces):
-            continue
-        whole = [piece.mT for piece in whole] if _is_transposed(family, ours, parameter) else whole
-        tensor = whole[0] if len(whole) == 1 else torch.cat(whole).view(parameter.shape)
-        if family.gain_offset and ours.endswith("norm.weight"):
-            yield ours, (tensor.float() + family.gain_offset).to(device)
+def _unpacked(blocks: Tensor, scales: Tensor) -> Iterator[Tensor]:
+    """Experts [1, in, out]: all of them at once would take their room twice."""
+    for expert in range(len(blocks)):
+        yield mxfp4.unpack(blocks[expert : expert + 1], scales[expert : expert + 1]).mT
+
+
+class _Slot(NamedTuple):
+    """A parameter that the files fill."""
+
+    ours: str
+    module: nn.Module
+    kind: str
+    """Its name in the module."""
+    shape: tuple[int, ...]
+    """That of the whole, whatever part of it is here."""
+
+
+def _slots(net: Decoder) -> Iterator[_Slot]:
+    """Each parameter once: a tied head is the embedding."""
+    for path, module in net.named_modules():
+        if isinstance(module, Linear):
+            shapes = {} if net.config.tied_head and module is net.head else module.shapes()
         else:
-            yield ours, tensor.to(device=device, dtype=dtype).contiguous()
+            shapes = {kind: tuple(parameter.shape) for kind, parameter in module.named_parameters(recurse=False)}
+        for kind, shape in shapes.items():
+            yield _Slot(f"{path}.{kind}", module, kind, shape)
 
 
-def _ours(config: ModelConfig, family: Family, name: str, tensor: Tensor) -> Tensor:
-    return tensor if family.adapt is None else family.adapt(config, name, tensor)
+def _pieces(config: ModelConfig, family: Family, weights: _Weights, slot: _Slot) -> Iterator[Tensor]:
+    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows."""
+    for name, shape in _their_shapes(config, family, slot):
+        for tensor in weights.take(name, shape, family.optional_prefix):
+            mine = tensor.mT if _is_transposed(family, slot) else tensor
+            mine = mine if family.adapt is None else family.adapt(config, name, mine)
+            if not weights.problems:  # or rows are missing before it
+                yield mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
 
-def _their_shapes(config: ModelConfig, family: Family, ours: str, parameter: Tensor) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _put(slot: _Slot, first: int, tensor: Tensor, dtype: torch.dtype, device: str, *, stays: bool) -> None:
+    """Fill rows of a parameter from `first` on; with `stays` a whole matrix stays where it lies, if its form allows it."""
+    module, kind = slot.module, slot.kind
+    if isinstance(module, Linear):
+        if not (stays and module.adopt(tensor)):
+            if first == 0:
+                module.make_room(kind, dtype, device)
+            module.fill(kind, first, tensor)
+        return
+    if not stays:
+        tensor = tensor.to(device=device, dtype=dtype, copy=True)
+    setattr(module, kind, nn.Parameter(tensor, requires_grad=False))
+
+
+def _has_offset(family: Family, slot: _Slot) -> bool:
+    return bool(family.gain_offset) and slot.ours.endswith("norm.weight")
+
+
+def _their_shapes(config: ModelConfig, family: Family, slot: _Slot) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
-    theirs = their_names(family, config, ours)
-    for name, shape in zip(theirs, part_shapes(config, ours, parameter.shape, len(theirs)), strict=True):
-        yield name, (*shape[:-2], *shape[:-3:-1]) if _is_transposed(family, ours, parameter) else shape
+    theirs = their_names(family, config, slot.ours)
+    for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
+        yield name, (*shape[:-2], *shape[:-3:-1]) if _is_transposed(family, slot) else shape
 
 
-def _is_transposed(family: Family, ours: str, parameter: Tensor) -> bool:
-    return family.transposed is not None and parameter.dim() > 1 and family.transposed.search(ours) is not None
+def _is_transposed(family: Family, slot: _Slot) -> bool:
+    return family.transposed is not None and len(slot.shape) > 1 and family.transposed.search(slot.ours) is not None

@@ -9,11 +9,11 @@ Shapes: T tokens · E model width · X experts · C experts that a token goes to
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import MixtureSpec, ModelConfig
 from model.net.layers import GatedMLP, make_gated
+from model.net.linear import ExpertLinear, Linear
 
 
 def route(scores_TX: Tensor, mixture: MixtureSpec) -> tuple[Tensor, Tensor]:
@@ -25,26 +25,14 @@ def route(scores_TX: Tensor, mixture: MixtureSpec) -> tuple[Tensor, Tensor]:
     return experts_TC, best_TC.softmax(dim=-1)
 
 
-class ExpertLinear(nn.Module):
-    """One projection of all experts: the weights are one tensor [experts, out, in], the biases one [experts, out]."""
-
-    def __init__(self, experts: int, size_in: int, size_out: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts, size_out, size_in))
-        self.bias = nn.Parameter(torch.empty(experts, size_out)) if bias else None
-
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
-
-
 class Experts(nn.Module):
     """Gated MLPs side by side."""
 
     def __init__(self, config: ModelConfig, mixture: MixtureSpec) -> None:
         super().__init__()
         experts, size = mixture.num_experts, mixture.expert_size
-        self.gate_up = ExpertLinear(experts, config.hidden_size, 2 * size, config.mlp_bias)
-        self.down = ExpertLinear(experts, size, config.hidden_size, config.mlp_bias)
+        self.gate_up = ExpertLinear(experts, config.hidden_size, 2 * size, bias=config.mlp_bias)
+        self.down = ExpertLinear(experts, size, config.hidden_size, bias=config.mlp_bias)
         self.gated = make_gated(config)
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
@@ -58,12 +46,12 @@ class Mixture(nn.Module):
     def __init__(self, config: ModelConfig, mixture: MixtureSpec) -> None:
         super().__init__()
         self.mixture = mixture
-        self.router = nn.Linear(config.hidden_size, mixture.num_experts, bias=config.mlp_bias)
+        self.router = Linear(config.hidden_size, [mixture.num_experts], bias=config.mlp_bias)
         self.experts = Experts(config, mixture)
         self.shared, self.shared_gate = None, None
         if mixture.shared_expert_size is not None:
             self.shared = GatedMLP(config, mixture.shared_expert_size)
-            self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False)
+            self.shared_gate = Linear(config.hidden_size, [1], bias=False)
 
     def forward(self, x_TE: Tensor) -> Tensor:
         experts_TC, weights_TC = route(self.router(x_TE), self.mixture)

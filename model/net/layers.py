@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.net.linear import Linear
 
 
 class RMSNorm(nn.RMSNorm):
@@ -68,8 +69,8 @@ class GatedMLP(nn.Module):
         """`size`: its width; None: `config.mlp_size`."""
         super().__init__()
         size = config.mlp_size if size is None else size
-        self.gate_up = nn.Linear(config.hidden_size, 2 * size, bias=config.mlp_bias)
-        self.down = nn.Linear(size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_up = Linear(config.hidden_size, [size, size], bias=config.mlp_bias, cut="rows")
+        self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
         self.gated = make_gated(config)
 
     def forward(self, x_TE: Tensor) -> Tensor:
@@ -82,8 +83,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.mlp_size, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
+        self.up = Linear(config.hidden_size, [config.mlp_size], bias=config.mlp_bias, cut="rows")
+        self.down = Linear(config.mlp_size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_TE: Tensor) -> Tensor:

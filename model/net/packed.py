@@ -7,19 +7,29 @@ a fifth less time on a CPU with AMX, and far less where a step has a few rows.
 import torch
 from torch import Tensor, nn
 
+from model.net.linear import Linear, reform
 
-class PackedLinear(nn.Module):
-    """x Wᵀ + b with W in oneDNN's own layout. Made from a Linear; the plain weight can then be forgotten."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
-        self.bias = linear.bias
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # without the choice among overloads at every call
+class PackedLinear(Linear):
+    """x Wᵀ + b with W in oneDNN's own layout. The plain weight that it is made from can then be forgotten."""
+
+    @classmethod
+    def pack(cls, linear: Linear) -> "PackedLinear":
+        """The packed form of a plain matrix that is filled."""
+        form = cls.of(linear)
+        del form.weight  # a tensor of this layout is no parameter
+        form.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        form.bias = linear.bias
+        form._multiply = torch.ops.mkldnn._linear_pointwise.default  # without the choice among overloads at every call
+        return form
 
     def forward(self, x_TE: Tensor) -> Tensor:
+        """x Wᵀ + b."""
         return self._multiply(x_TE, self.weight, self.bias, "none", [], "")
+
+    def dense(self) -> Tensor:
+        """The matrix [O, I], laid out plainly again."""
+        return self.weight.to_dense()
 
 
 def multiplies_bfloat16() -> bool:
@@ -28,10 +38,10 @@ def multiplies_bfloat16() -> bool:
 
 
 def pack(net: nn.Module) -> None:
-    """Replace every bfloat16 Linear of a CPU model by its packed form, in place; other models stay as they are."""
-    if not multiplies_bfloat16():
-        return
-    for parent in list(net.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
-                setattr(parent, name, PackedLinear(child))
+    """Give every plain bfloat16 matrix of a CPU model its packed form, in place; experts and other forms stay as they are."""
+    if multiplies_bfloat16():
+        reform(net, lambda _, linear: PackedLinear.pack(linear) if _is_packable(linear) else linear)
+
+
+def _is_packable(linear: Linear) -> bool:
+    return type(linear) is Linear and linear.weight.dtype == torch.bfloat16 and linear.weight.device.type == "cpu"

@@ -16,6 +16,7 @@ from model.config import LayerSpec, ModelConfig
 from model.net.attention import Attention, MultiHeadAttention
 from model.net.experts import Mixture
 from model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
+from model.net.linear import Linear
 from model.net.rope import Rotation, rotary_table
 
 
@@ -121,7 +122,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config, context)
         self.blocks = nn.ModuleList(block(config, layer) for layer in config.layers)
         self.norm = nn.Identity() if config.norm_place == "post" else make_norm(config, config.hidden_size)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = Linear(config.hidden_size, [config.vocab_size], bias=False)
         if config.tied_head:
             self.head.weight = self.embedding.tokens.weight
         self.rope_of_layer = [None if layer.rope is None else config.ropes.index(layer.rope) for layer in config.layers]

@@ -34,7 +34,7 @@ def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
     """From query, key and value of each head in turn to all queries, all keys, all values."""
     if ".query_key_value." not in name:
         return tensor
-    return tensor.unflatten(0, (config.num_heads, 3, config.head_size)).transpose(0, 1).flatten(0, 2)
+    return tensor.unflatten(0, (config.num_heads, 3, config.head_size)).transpose(0, 1)
 
 
 OUTSIDE = (

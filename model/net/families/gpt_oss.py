@@ -5,7 +5,6 @@ Its experts come in bfloat16, as [in, out], or in MXFP4, which is unpacked as it
 
 import re
 
-import torch
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -57,8 +56,8 @@ def read(raw: Raw) -> ModelConfig:
 
 
 def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
-    """Gates first, then ups: along the last dimension of matrices [experts, in, out] and of biases [experts, out]."""
-    return torch.cat((tensor[..., ::2], tensor[..., 1::2]), dim=-1) if ".gate_up_proj" in name else tensor
+    """Gates first, then ups: of the rows of matrices [experts, out, in], and of biases [experts, out]."""
+    return tensor.unflatten(1, (-1, 2)).transpose(1, 2) if ".gate_up_proj" in name else tensor
 
 
 EXPERTS = {

@@ -28,7 +28,9 @@ class Family:
     write: Callable[[ModelConfig], dict[str, Any]] | None = None
     """None: checkpoints of this family are read only."""
     adapt: Callable[[ModelConfig, str, Tensor], Tensor] | None = None
-    """(config, their name, their tensor) -> the tensor as our equations want it, of the same shape."""
+    """(config, their name, their tensor, its rows first) -> its numbers in the order of our rows: a view of more dimensions,
+    where that does without a copy.
+    """
     transposed: re.Pattern[str] | None = None
     """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
     gain_offset: float = 0.0

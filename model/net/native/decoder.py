@@ -9,7 +9,6 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
 from model.net.experts import Mixture
 from model.net.features import NATIVE, features
+from model.net.linear import Linear
 from model.net.mapped import release
 from model.net.native.library import load, variant
 from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
@@ -112,15 +112,17 @@ class NativeDecoder:
             net.embedding.tokens.weight = None  # it is the head
         number = 0
         for linear in _matrices(net):
-            for weight_NK, bias_N in _parts(linear):
+            weight = linear.dense()
+            for weight_NK, bias_N in _parts(weight, linear.bias):
                 bias = None if bias_N is None else bias_N.data_ptr()
                 if self._library.attend_pack(self._net, number, weight_NK.data_ptr(), bias):
                     raise MemoryError(NO_ROOM)
                 number += 1
             if spend:
                 if net.mapped:
-                    release(linear.weight)
-                linear.weight = None
+                    release(weight)
+                linear.drop()
+                del weight, weight_NK
                 self._library.attend_trim()
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
@@ -239,7 +241,7 @@ def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     return gain, bias
 
 
-def _matrices(net: Decoder) -> Iterator[nn.Module | SimpleNamespace]:
+def _matrices(net: Decoder) -> Iterator[Linear]:
     """In the order in which `attend_pack` numbers them; those of all experts are one module."""
     yield net.head
     for block in net.blocks:
@@ -252,17 +254,21 @@ def _matrices(net: Decoder) -> Iterator[nn.Module | SimpleNamespace]:
             yield from (mlp.gate_up if net.config.gated_mlp else mlp.up, mlp.down)
 
 
-def _router(mixture: Mixture) -> nn.Linear | SimpleNamespace:
+def _router(mixture: Mixture) -> Linear:
     """The router, with the gate of the shared expert as its last row."""
     router, gate = mixture.router, mixture.shared_gate
     if gate is None:
         return router
-    bias = None if router.bias is None else torch.cat((router.bias, router.bias.new_zeros(1)))
-    return SimpleNamespace(weight=torch.cat((router.weight, gate.weight)), bias=bias)
+    with torch.device("meta"):
+        both = Linear(router.in_features, [router.out_features, 1], bias=router.bias is not None)
+    both.weight = nn.Parameter(torch.cat((router.dense(), gate.dense())), requires_grad=False)
+    if router.bias is not None:
+        both.bias = nn.Parameter(torch.cat((router.bias, router.bias.new_zeros(1))), requires_grad=False)
+    return both
 
 
-def _parts(linear: nn.Module | SimpleNamespace) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _parts(weight: Tensor, bias: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Weight [N, K] and bias [N] of each matrix of a module: one, or one for each expert."""
-    weights_XNK = linear.weight.view(-1, *linear.weight.shape[-2:])
-    biases_XN = [None] * len(weights_XNK) if linear.bias is None else linear.bias.view(len(weights_XNK), -1)
+    weights_XNK = weight.view(-1, *weight.shape[-2:])
+    biases_XN = [None] * len(weights_XNK) if bias is None else bias.view(len(weights_XNK), -1)
     yield from zip(weights_XNK, biases_XN, strict=True)

@@ -26,6 +26,7 @@ from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import load, save
+from model.net.linear import Linear
 from model.net.native.library import load as load_native
 from model.net.packed import PackedLinear, pack
 from model.params import SamplingParams
@@ -267,10 +268,11 @@ def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path):
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_a_packed_linear_is_the_linear(bias, rows):
     torch.manual_seed(rows)
-    linear = nn.Linear(48, 80, bias=bias).bfloat16()
+    linear = Linear(48, [80], bias=bias).bfloat16()
     x = torch.randn(rows, 48).bfloat16()
     with torch.inference_mode():
-        torch.testing.assert_close(linear(x), PackedLinear(linear)(x), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(linear(x), PackedLinear.pack(linear)(x), rtol=2e-2, atol=2e-2)
+        assert torch.equal(linear.weight, PackedLinear.pack(linear).dense())
 
 
 @needs_units
@@ -282,7 +284,7 @@ def test_packing_replaces_every_linear_of_a_bfloat16_decoder_and_keeps_its_embed
         before = net.logits(hidden)
         pack(net)
         torch.testing.assert_close(before, net.logits(hidden), rtol=2e-2, atol=2e-2)
-    assert [] == [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    assert {PackedLinear} == {type(module) for module in net.modules() if isinstance(module, nn.Linear)}
     assert isinstance(net.head, PackedLinear)
     assert torch.equal(table, net.embedding.tokens.weight)
 
@@ -300,7 +302,7 @@ def test_packing_leaves_a_cpu_without_bfloat16_units_alone(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     net = tiny_decoder(CONFIG).bfloat16()
     pack(net)
-    assert isinstance(net.head, nn.Linear)
+    assert type(net.head) is Linear
 
 
 def test_guesses_are_refused_where_one_could_change_an_answer(folder):
