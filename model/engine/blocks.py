@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 Parent = str | int
-"""What a block's text follows: the number of the block before it, or at the start of a request its cache salt."""
+"""What a block's text follows: the number of the block before it, or at the start of a request its adapter and salt."""
 
 
 class BlockPool:

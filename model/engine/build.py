@@ -13,7 +13,7 @@ import torch
 
 from model.config import EngineConfig, ModelConfig
 from model.engine.cache import count_blocks, free_memory
-from model.engine.choice import choose_backend, record_steps, serving_form
+from model.engine.choice import choose_backend, open_adapters, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
 from model.engine.loop import AsyncEngine
@@ -51,6 +51,8 @@ class EngineOptions:
     prefix_caching: bool = True
     draft_tokens: int = 0
     """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on what is computed beside it."""
+    adapters: bool = False
+    """Compute requests that have LoRA adapters."""
     deterministic: bool = False
     """Refuse to start where a request's tokens would depend on what is computed beside it."""
     num_threads: int = 0
@@ -80,7 +82,8 @@ def build_engine(
     graphs = record_steps(form, backend, cache, engine_config)
     best = native.best_tokens if isinstance(form, native.NativeDecoder) else best_tokens
     draw = partial(sample_by_row if options.deterministic else sample, best=best)
-    runner = ModelRunner(form, backend, cache, device, graphs, draw)
+    adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
+    runner = ModelRunner(form, backend, cache, device, graphs, draw, adapters)
     if options.deterministic:
         if options.num_threads:
             torch.set_num_threads(options.num_threads)  # as many as will serve
@@ -111,7 +114,7 @@ def build_engine(
             torch.set_num_threads(options.num_threads)  # counts for the thread that calls it
         warm_up(engine)  # libraries keep handles and memory for each thread
 
-    return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare)
+    return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare, adapters=adapters)
 
 
 def warm_up(engine: Engine) -> None:

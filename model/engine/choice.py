@@ -1,15 +1,19 @@
 """Who computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from model.config import EngineConfig, ModelConfig
+from model.engine.adapters import Adapters
 from model.engine.graphs import CudaRecorder, DecodeGraphs
 from model.errors import SettingError
+from model.net.adapters import AdaptedDecoder, targets_of
 from model.net.backends import BACKENDS, AttentionBackend, BackendKind, KVCache
 from model.net.features import ALL, NATIVE, TRITON, features
+from model.net.native.adapters import NativeAdapters
 from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.native.library import load as load_native
 from model.net.packed import pack
@@ -69,6 +73,17 @@ def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDe
         return TritonDecoder(net)
     pack(net)
     return net
+
+
+def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path, device: str, *, exact: bool) -> Adapters:
+    """What reads adapters of the model in `folder` and puts them beside its matrices. Raises SettingError."""
+    if isinstance(form, NativeDecoder):
+        return Adapters(targets_of(folder), NativeAdapters(form))
+    if device != "cpu" or not isinstance(form, Decoder):
+        raise SettingError(f"adapters are set, but they are not computed on {device}: they need device = cpu")
+    if exact:
+        raise SettingError("adapters are set beside deterministic, which then needs the native backend: bfloat16 on a CPU")
+    return Adapters(targets_of(folder), AdaptedDecoder(form))
 
 
 def record_steps(

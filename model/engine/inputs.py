@@ -21,6 +21,8 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
         step.blocks.append(request.blocks)
         step.starts.append(item.start)
         step.counts.append(count)
+        if request.adapter is not None:
+            step.adapters[request.request_id] = request.adapter.digest
         if not item.input_pending:
             step.tokens.extend(request.tokens(item.start, item.count))
         if item.draft:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from model.engine.adapters import Adapters
 from model.engine.engine import Engine
 from model.engine.pace import Pace
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
@@ -65,8 +66,11 @@ class AsyncEngine:
         max_queued_requests: int = 256,
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        adapters: Adapters | None = None,
     ) -> None:
+        """`adapters` reads those that requests may have; None: they may have none."""
         self._engine = engine
+        self.adapters = adapters
         self._pace = Pace()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests

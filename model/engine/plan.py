@@ -108,6 +108,8 @@ class StepInput:
     drafts: dict[str, Sequence[int]] = field(default_factory=dict)
     """The last tokens of some requests, by request id: guesses at what is drawn after the tokens before them."""
     prompt_scores: list[PromptScores] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The digests of some requests' adapters, by request id; the others have none."""
 
     @property
     def num_tokens(self) -> int:

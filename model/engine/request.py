@@ -13,6 +13,7 @@ from model.sampling_plan import History, SamplingPlan
 if TYPE_CHECKING:
     from model.engine.lookup import Lookup
     from model.mask import Grammar
+    from model.net.adapters import Adapter
 
 
 class FinishReason(StrEnum):
@@ -92,6 +93,8 @@ class Request:
     """The same for the tokens of the prompt."""
     cache_salt: str = ""
     """Requests share cached prefixes only within one salt."""
+    adapter: "Adapter | None" = None
+    """What is added to the model's matrices. It lives as long as somebody holds it: until the request has ended."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
@@ -130,6 +133,11 @@ class Request:
             checks = bool(self.bad_words), self.grammar is not None
             self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, self.decoding, self.logprobs, *checks)
         return self._plan
+
+    @property
+    def root(self) -> str:
+        """What its first block follows in the prefix cache: no two adapters, and no two salts, have the same."""
+        return f"{'' if self.adapter is None else self.adapter.digest}\0{self.cache_salt}"
 
     @property
     def draws_from_scores(self) -> bool:

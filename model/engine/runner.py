@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from model.engine.adapters import Adapters
 from model.engine.graphs import DecodeGraphs
 from model.engine.lookup import num_right
 from model.engine.plan import PromptScores, StepInput, StepResult
@@ -124,14 +125,16 @@ class ModelRunner:
         device: str,
         graphs: DecodeGraphs | None = None,
         draw: DrawTokens = sample,
+        adapters: Adapters | None = None,
     ) -> None:
-        """`graphs` compute the steps that fit them."""
+        """`graphs` compute the steps that fit them; `adapters` are those that requests may have."""
         self.net = net
         self.backend = backend
         self.cache = cache
         self.device = device
         self.graphs = graphs
         self.draw = draw
+        self.adapters = adapters
         self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
         """Who drew in the step before, and what: it stays where it was drawn."""
 
@@ -145,7 +148,8 @@ class ModelRunner:
         rows = list(map(Row, step.blocks, step.starts, step.counts))
         tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
         decoded = self.graphs.run(rows, tokens_T) if self.graphs is not None and self.graphs.fits(rows) else None
-        hidden_TE = self.hidden(rows, tokens_T) if decoded is None else decoded.hidden_TE
+        with nullcontext() if self.adapters is None else self.adapters.beside(step):
+            hidden_TE = self.hidden(rows, tokens_T) if decoded is None else decoded.hidden_TE
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         draws = step.draws
         if not draws:

@@ -317,7 +317,7 @@ class Scheduler:
         return self.config.prefix_caching and scored
 
     def _parent(self, request: Request) -> Parent:
-        return request.cache_salt if request.parent is None else request.parent
+        return request.root if request.parent is None else request.parent
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""

@@ -105,6 +105,7 @@ class NativeDecoder:
         # not at exit: the step thread, a daemon, may be inside a step then
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self._pack(net, spend)
+        self.library, self.handle = self._library, self._net
         self._caches: tuple[KVCache | None, ctypes.Array | None, ctypes.Array | None] = (None, None, None)
 
     def _pack(self, net: Decoder, spend: bool) -> None:
@@ -239,6 +240,20 @@ def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     parts = (getattr(norm, name, None) for name in ("weight", "bias"))
     gain, bias = (None if part is None else part.detach().float().contiguous() for part in parts)
     return gain, bias
+
+
+def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
+    """The matrices that adapters may change, by our names, as `attend_pack` numbers them."""
+    numbers, next_number = {}, 1  # behind the head
+    for layer, spec in enumerate(config.layers):
+        names = ["attention.qkv", "attention.out"]
+        if spec.experts is None:
+            names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
+        numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names)}
+        next_number += len(names)
+        if spec.experts is not None:
+            next_number += 1 + 2 * spec.experts.num_experts + 2 * (spec.experts.shared_expert_size is not None)
+    return numbers
 
 
 def _matrices(net: Decoder) -> Iterator[Linear]:

@@ -25,6 +25,7 @@ struct Kernels {
     void (*join)(bf16* residual, const bf16* update, bf16* y, const Joint&, i64 E);
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
+    void (*shrink)(const bf16* x, const LowRank&, float* inner);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
@@ -41,6 +42,7 @@ struct Kernels {
                                     const i64* slots, i64 T) {                                                                   \
         write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
     }                                                                                                                            \
+    TARGET static void shrink_##NAME(const bf16* x, const LowRank& low, float* inner) { shrink_row(x, low, inner); }             \
     TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
         attend_tile(t, cache, K);                                                                                                \
@@ -52,7 +54,7 @@ struct Kernels {
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
     }                                                                                                                            \
-    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, ATTEND, sum_##NAME, draw_##NAME};
+    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME, ATTEND, sum_##NAME, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), multiply_avx2, tile_avx2)
@@ -79,6 +81,35 @@ static void multiply(Team::Member& team, const Kernels& kernels, const Product& 
     team.share(p.items(), 1, [&](i64 begin, i64 end) {
         for (i64 item = begin; item < end; item++) kernels.multiply(p, item);
     });
+}
+
+struct Adapter {
+    std::vector<LowRank> matrices;  // numbered as `attend_pack` numbers them; one that is not there adds nothing
+};
+
+// The adapters of a step's tokens, null where a token has none, and room for what one matrix needs of them.
+struct Adapters {
+    std::vector<const Adapter*> of_token;  // empty where no token has one
+    std::vector<const LowRank*> of_row;
+    std::vector<float> inner;
+    i64 stride = 0;
+    Additions additions;
+};
+
+// A product with what the step's adapters add to it.
+static void adapted(Team::Member& team, const Kernels& kernels, Adapters& adapters, Product p) {
+    if (adapters.of_token.empty()) return multiply(team, kernels, p);
+    i64 number = p.matrix->number;
+    team.share(p.T, 1, [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++) {
+            const Adapter* adapter = adapters.of_token[t];
+            const LowRank* low = adapter && adapter->matrices[number].there() ? &adapter->matrices[number] : nullptr;
+            adapters.of_row[t] = low;
+            if (low) kernels.shrink(p.x + t * p.stride, *low, adapters.inner.data() + t * adapters.stride);
+        }
+    });
+    p.more = &adapters.additions;
+    multiply(team, kernels, p);
 }
 
 struct Input {  // of a step: T tokens, and where they stand
@@ -156,6 +187,7 @@ struct Net {
     std::vector<Layer> layers;
     std::vector<Slot> slots;
     Routing routing;
+    Adapters adapters;
     i64 room = 0;  // tokens that fit into the buffers
     bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
     bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
@@ -282,14 +314,14 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
 static void mlp_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
     if (!layer.mixed)
-        return multiply(team, kernels, {net.normed, stride, T, &layer.mlps[0].up, net.kind, net.active, net.active_stride(), 1, net.clamp});
+        return adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.mlps[0].up, net.kind, net.active, net.active_stride(), 1, net.clamp});
     route(team, kernels, net, layer, T);
     multiply_groups(team, kernels, net.routing, &Group::up_items, [&](const Group& group) { return up_of(net, layer, group, T); });
 }
 
-static void mlp_out(Team::Member& team, const Kernels& kernels, const Net& net, const Layer& layer, i64 T, bf16* residual) {
+static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     if (!layer.mixed)
-        return multiply(team, kernels, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.mlps[0].down, residual));
+        return adapted(team, kernels, net.adapters, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.mlps[0].down, residual));
     const Routing& r = net.routing;
     i64 stride = net.normed_stride(), calls = net.mixture.calls();
     bool added = !layer.of_mlp.output.gain;
@@ -301,17 +333,17 @@ static void mlp_out(Team::Member& team, const Kernels& kernels, const Net& net, 
     });
 }
 
-static const i64 PHASES_OF_LAYER = 13;  // at most
+static const i64 PHASES_OF_LAYER = 13, PHASES_OF_ADAPTERS = 4;  // at most
 
 static void layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Cache& cache,
                      const Input& in, const Step& step, const std::vector<Work>& work, bf16* residual) {
     i64 T = in.T, width = net.heads.width(), stride = net.normed_stride();
     join(team, kernels, net, last, layer.of_attention.input, residual, net.normed, stride, T);
-    multiply(team, kernels, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, width});
+    adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, width});
     if (net.place == PARALLEL) join(team, kernels, net, nullptr, layer.of_mlp.input, residual, net.normed, stride, T);
     if (net.place != IN_TURN) mlp_in(team, kernels, net, layer, T);
     attend(team, kernels, in, step, work, layer.turns, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
-    multiply(team, kernels, update(net, layer.of_attention, net.mixed, net.mixed_stride(), T, layer.out, residual));
+    adapted(team, kernels, net.adapters, update(net, layer.of_attention, net.mixed, net.mixed_stride(), T, layer.out, residual));
     if (net.place == IN_TURN) {
         join(team, kernels, net, &layer.of_attention, layer.of_mlp.input, residual, net.normed, stride, T);
         mlp_in(team, kernels, net, layer, T);
@@ -411,6 +443,7 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
 int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
     const Slot& slot = net->slots[number];
     *slot.matrix = pack(net->arena, weights, bias, slot.N, slot.K, slot.gated);
+    slot.matrix->number = number;
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
@@ -423,6 +456,43 @@ void attend_trim() {
 #endif
 }
 
+// An adapter of this decoder that adds nothing yet. Null where the memory does not suffice.
+Adapter* attend_adapter_new(const Net* net) try {
+    auto adapter = std::make_unique<Adapter>();
+    adapter->matrices.resize(net->slots.size());
+    return adapter.release();
+} catch (const std::bad_alloc&) {
+    return nullptr;
+}
+
+// What it adds to matrix `number`, see `attend_pack`: down [ranks, columns of the matrix] and up [rows of the matrix, ranks], float32, which
+// are copied. parts [count] are {first row, last row, first rank, last rank}, the lasts not included: elsewhere `up` is zero. 1 where the
+// memory does not suffice, else 0.
+int attend_adapter_set(const Net* net, Adapter* adapter, i64 number, const float* down, const float* up, i64 ranks, i64 columns,
+                       const i64* parts, i64 count) try {
+    const Slot& slot = net->slots[number];
+    adapter->matrices[number] = low_rank(*slot.matrix, slot.gated, down, up, ranks, columns, parts, count);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+void attend_adapter_free(Adapter* adapter) { delete adapter; }
+
+// The adapters of the tokens [T] of the next steps, each null or alive until others are given here, and their most ranks; T = 0: none has
+// one. 1 where the memory does not suffice, else 0.
+int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try {
+    Adapters& adapters = net->adapters;
+    adapters.stride = ceiling(ranks, LANES) * LANES;
+    adapters.of_row.resize(T);
+    if ((i64)adapters.inner.size() < T * adapters.stride) adapters.inner.resize(T * adapters.stride);
+    adapters.additions = {adapters.of_row.data(), adapters.inner.data(), adapters.stride};
+    adapters.of_token.assign(of_token, of_token + T);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
 void attend_free(Net* net) { delete net; }
 
 // One step: T tokens of `rows` requests, which have starts and counts and own the blocks of the table [rows, width]. keys and values are the
@@ -433,7 +503,8 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* sl
     Input in = {tokens, positions, slots, T};
     Step step = {starts, counts, blocks, rows, width};
     std::vector<Work> work = work_of(step, LANES / (net->heads.H / net->heads.K));
-    compute(PHASES_OF_LAYER * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
+    i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
+    compute(phases * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {
             for (i64 t = a; t < b; t++) {
                 const float* position = net->positions ? net->positions + positions[t] * net->E : nullptr;
@@ -443,9 +514,8 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* sl
         });
         const Norms* last = nullptr;
         for (size_t n = 0; n < net->layers.size(); n++) {
-            const Layer& layer = net->layers[n];
-            layer_of(team, kernels, *net, layer, last, {keys[n], values[n], block_size}, in, step, work, residual);
-            last = &layer.of_mlp;
+            layer_of(team, kernels, *net, net->layers[n], last, {keys[n], values[n], block_size}, in, step, work, residual);
+            last = &net->layers[n].of_mlp;
         }
         join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);
     });

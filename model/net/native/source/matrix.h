@@ -13,6 +13,7 @@
 #include <new>
 #include <vector>
 
+#include "lora.h"
 #include "numbers.h"
 
 static const i64 PANEL = LANES;       // rows of W in a panel
@@ -49,6 +50,7 @@ struct Matrix {
     i64 N = 0, K = 0, panels = 0;  // K with its padding; panels in pairs
     uint32_t* weights = nullptr;   // [panels][K / 2][16], a pair of columns each
     std::vector<float> bias;       // [panels][16]
+    i64 number = 0;                // see `attend_pack`
 };
 
 // Large pages where they are to be had: a decode step reads every one of them. Throws bad_alloc.
@@ -130,6 +132,26 @@ static void unpack_row(const Matrix& m, i64 row, i64 columns, bf16* to) {
     for (i64 k = 0; k < columns; k += 2, pair += PANEL) memcpy(to + k, pair, std::min<i64>(2, columns - k) * 2);
 }
 
+// A and B of an adapter as the loops read them, in bfloat16 as W is.
+static LowRank low_rank(const Matrix& m, bool gated, const float* down, const float* up, i64 ranks, i64 columns, const i64* parts, i64 count) {
+    LowRank low;
+    low.K = columns, low.R = ceiling(ranks, LANES) * LANES;
+    low.down.assign(low.R * low.K, 0), low.up.assign(m.panels * low.R * PANEL, 0);
+    low.first.assign(m.panels, ranks), low.last.assign(m.panels, 0);
+    for (i64 r = 0; r < ranks; r++)
+        for (i64 k = 0; k < columns; k++) low.down[(r / LANES * low.K + k) * LANES + r % LANES] = narrow(down[r * columns + k]);
+    for (i64 panel = 0; panel < m.panels; panel++)
+        for (i64 at = 0; at < PANEL; at++) {
+            i64 row = source_row(panel, at, m.N, gated);
+            for (const i64* part = parts; row >= 0 && part < parts + 4 * count; part += 4) {
+                if (row < part[0] || row >= part[1]) continue;
+                low.first[panel] = std::min(low.first[panel], part[2]), low.last[panel] = std::max(low.last[panel], part[3]);
+                for (i64 r = part[2]; r < part[3]; r++) low.up[(panel * low.R + r) * PANEL + at] = narrow(up[row * ranks + r]);
+            }
+        }
+    return low;
+}
+
 struct Clamp {  // of CLAMPED
     float limit = 0, slope = 0;
 };
@@ -143,6 +165,7 @@ struct Product {
     i64 y_stride;
     float scale = 1;   // of what ADD adds
     Clamp clamp = {};
+    const Additions* more = nullptr;  // of adapters, where some rows have one
 
     // Work comes in items: an even number of panels for up to ROWS rows.
     i64 panels_of_item() const {
@@ -172,12 +195,16 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
     const Matrix& m = *p.matrix;
     const i64 step = KIND >= GATED ? 2 : 1;  // a panel of gates stands before its panel of values
     i64 width = m.N / step, begin = panel / step * PANEL, end = std::min(width, (panel + panels) / step * PANEL);
-    for (i64 t = 0; t < rows; t++)
+    for (i64 t = 0; t < rows; t++) {
+        const LowRank* low = p.more ? p.more->of_row[first + t] : nullptr;
+        const float* inner = low ? p.more->inner + (first + t) * p.more->stride : nullptr;
         for (i64 n = begin; n < end; n += PANEL) {
             const float *from = block + t * pitch + (n - begin) * step, *bias = m.bias.data() + n * step;
             floats y = load<floats>(from) + load<floats>(bias);
+            if (low) y = raise_row(y, *low, inner, n / PANEL * step);
             if (KIND >= GATED) {
                 floats value = load<floats>(from + PANEL) + load<floats>(bias + PANEL);
+                if (low) value = raise_row(value, *low, inner, n / PANEL * step + 1);
                 y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % 4>(y) * value;
             } else if (KIND >= ACTIVATED) {
                 y = activated<KIND % 4>(y);
@@ -199,6 +226,7 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
                 memcpy(to, &kept, count * 2);
             }
         }
+    }
 }
 
 static const i64 PITCH = 4 * PANEL;  // columns of a block of results

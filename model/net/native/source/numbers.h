@@ -52,6 +52,12 @@ INLINE halves narrow(floats x) {  // to the nearest, ties to even; NaN that come
     return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, halves);
 }
 
+INLINE bf16 narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
 // a where the bits of `where` are set, as a comparison sets them, else b. GCC takes a choice with ?: apart into single numbers.
 INLINE floats choose(ints where, floats a, floats b) { return (floats)(((ints)a & where) | ((ints)b & ~where)); }
 

@@ -1,0 +1,53 @@
+"""The adapters of an engine: read from folders, found again by what they hold, put beside the steps of their requests."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from model.engine.plan import StepInput
+from model.net.adapters import Adapted, Adapter, Group, Targets
+
+
+class Adapters:
+    """Whoever was given an adapter holds it, as its requests do; this keeps none alive."""
+
+    def __init__(self, targets: Targets, decoder: Adapted) -> None:
+        self._targets = targets
+        self._decoder = decoder
+        self._known: WeakValueDictionary[str, Adapter] = WeakValueDictionary()
+
+    def read(self, folder: Path) -> Adapter:
+        """The adapter of a folder, ready for the next step; the one that is there already where its content is the same.
+
+        For any one thread beside the step thread. Raises CheckpointError with one sentence that names the file and the tensor.
+        """
+        adapter = self._targets.read(folder)
+        known = self._known.get(adapter.digest)
+        if known is not None:
+            return known
+        self._decoder.prepare(adapter)
+        self._known[adapter.digest] = adapter
+        return adapter
+
+    @contextmanager
+    def beside(self, step: StepInput) -> Iterator[None]:
+        """Within this block the decoder computes a step's tokens with the adapters of their requests."""
+        groups = self._groups(step)
+        if not groups:
+            yield
+            return
+        self._decoder.use(groups, step.num_tokens)
+        try:
+            yield
+        finally:
+            self._decoder.use((), 0)
+
+    def _groups(self, step: StepInput) -> list[Group]:
+        tokens: dict[str, list[int]] = {}
+        begin = 0
+        for name, count in zip(step.request_ids, step.counts, strict=True) if step.adapters else ():
+            if name in step.adapters:
+                tokens.setdefault(step.adapters[name], []).extend(range(begin, begin + count))
+            begin += count
+        return [Group(self._known[digest], places) for digest, places in tokens.items()]

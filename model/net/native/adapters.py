@@ -1,0 +1,67 @@
+"""LoRA adapters in the native decoder: each is copied once, and named by its address for the tokens of a step."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model.errors import CheckpointError
+from model.net.adapters import Adapter, Group, LowRank
+from model.net.native.decoder import NativeDecoder, numbers_of_matrices
+
+NO_ROOM = "an adapter does not fit into memory"
+
+
+class NativeAdapters:
+    """Computes the adapters of a step's tokens, in the same order of sums for a token whatever is computed beside it."""
+
+    def __init__(self, net: NativeDecoder) -> None:
+        self._net, self._library = net.handle, net.library
+        self._decoder = net  # whose memory the adapters' copies point to
+        self._numbers = numbers_of_matrices(net.config)
+        self._copies: weakref.WeakKeyDictionary[Adapter, _Copy] = weakref.WeakKeyDictionary()
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Copy it to where the library reads it; the copy goes with the adapter. Raises MemoryError, or CheckpointError where it
+        changes a matrix of a mixture of experts: the native decoder computes adapters beside all others.
+        """
+        if others := sorted(adapter.matrices.keys() - self._numbers.keys()):
+            raise CheckpointError(f"an adapter changes {others[0]}, which the native backend computes without adapters: backend = torch")
+        copy = _Copy(self._library, self._net)
+        for name, low in adapter.matrices.items():
+            copy.put(self._numbers[name], low)
+        self._copies[adapter] = copy
+
+    def use(self, groups: Sequence[Group], num_tokens: int) -> None:
+        """From now on the tokens of a step have these adapters; without groups none."""
+        of_token_T = torch.zeros(num_tokens, dtype=torch.int64)
+        for adapter, tokens in groups:
+            of_token_T[torch.tensor(tokens)] = self._copies[adapter].address
+        ranks = max((self._copies[adapter].ranks for adapter, _ in groups), default=0)
+        if self._library.attend_adapt(self._net, of_token_T.data_ptr(), num_tokens, ranks):
+            raise MemoryError(NO_ROOM)
+
+
+class _Copy:
+    """The library's form of an adapter."""
+
+    def __init__(self, library: ctypes.CDLL, net: int) -> None:
+        self._library, self._net = library, net
+        self.ranks = 0
+        self.address: int = library.attend_adapter_new(net)
+        if self.address is None:
+            raise MemoryError(NO_ROOM)
+        weakref.finalize(self, library.attend_adapter_free, self.address).atexit = False
+
+    def put(self, number: int, low: LowRank) -> None:
+        """What it adds to one matrix."""
+        down_RI, up_OR = low.down_RI.contiguous(), low.up_OR.contiguous()
+        numbers = [(rows.start, rows.stop, ranks.start, ranks.stop) for rows, ranks in low.parts]
+        parts: Tensor = torch.tensor(numbers, dtype=torch.int64)
+        sizes = (len(down_RI), down_RI.shape[1])
+        pointers = (down_RI.data_ptr(), up_OR.data_ptr())
+        if self._library.attend_adapter_set(self._net, self.address, number, *pointers, *sizes, parts.data_ptr(), len(parts)):
+            raise MemoryError(NO_ROOM)
+        self.ranks = max(self.ranks, len(down_RI))
