@@ -51,7 +51,14 @@ ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
 NATIVE = ATTENTION | {
     *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
-    *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich", "norm_place=parallel", "norm_place=shared"),
+    *(
+        "norm_place=pre",
+        "norm_place=post",
+        "norm_place=output",
+        "norm_place=sandwich",
+        "norm_place=parallel",
+        "norm_place=shared",
+    ),
     *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),

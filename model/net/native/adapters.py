@@ -24,11 +24,13 @@ class NativeAdapters:
         self._copies: weakref.WeakKeyDictionary[Adapter, _Copy] = weakref.WeakKeyDictionary()
 
     def prepare(self, adapter: Adapter) -> None:
-        """Copy it to where the library reads it; the copy goes with the adapter. Raises MemoryError, or CheckpointError where it
-        changes a matrix of a mixture of experts: the native decoder computes adapters beside all others.
+        """Copy it to where the library reads it; the copy goes with the adapter. Raises MemoryError, or CheckpointError for a
+        matrix of a mixture of experts: the native decoder computes adapters beside all others.
         """
         if others := sorted(adapter.matrices.keys() - self._numbers.keys()):
-            raise CheckpointError(f"an adapter changes {others[0]}, which the native backend computes without adapters: backend = torch")
+            raise CheckpointError(
+                f"an adapter changes {others[0]}, which the native backend computes without adapters: backend = torch"
+            )
         copy = _Copy(self._library, self._net)
         for name, low in adapter.matrices.items():
             copy.put(self._numbers[name], low)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.errors import CheckpointError
 from model.net.adapters import Adapter, Group, LowRank, Part
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
-from model.net.linear import Linear
 from model.net.native import library
 from model.net.native.adapters import NativeAdapters
-from model.net.native.decoder import NativeBackend, NativeDecoder
+from model.net.native.decoder import NativeBackend, NativeDecoder, numbers_of_matrices
 from model.net.transformer import Decoder
 from tests.model.checkpoints import tiny_decoder
 from tests.model.net.native.test_native import distance, random_text, shaped
@@ -23,14 +23,18 @@ SWITCHES = {
     "biased": {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "mlp_size": 50},
     "gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "gated_mlp": False, "mlp_bias": True},
     "gemma2": {"norm_place": "sandwich", "residual_scale": 0.7},
+    "gpt_neox": {"norm": "layernorm", "norm_place": "parallel", "gated_mlp": False, "activation": "gelu"},
+    "cohere": {"norm": "layernorm_without_bias", "norm_place": "shared"},
+    "clamped": {"swiglu_limit": 7.0, "mlp_bias": True},
+    "mixture": {"num_experts": 4, "experts_per_token": 2, "shared_expert_size": 40},
 }
 
 
 def random_adapter(net: Decoder, seed: int, rank: int = 5) -> Adapter:
     """One part of each matrix has a product; those of others are of another rank, and some matrices have none."""
-    generator, matrices = torch.Generator().manual_seed(seed), {}
+    generator, matrices, known = torch.Generator().manual_seed(seed), {}, numbers_of_matrices(net.config)
     for name, linear in net.named_modules():
-        if not isinstance(linear, Linear) or not name.startswith("blocks.") or (seed + len(matrices)) % 7 == 0:
+        if name not in known or (seed + len(matrices)) % 7 == 0:
             continue
         ranks = [rank + 3 * part for part in range(len(linear.parts))]
         if len(ranks) > 1:
@@ -129,3 +133,10 @@ def test_an_adapter_that_nobody_holds_any_more_is_gone_and_others_stay(case):
     del case.adapters[:2]
     assert len(beside._copies) == 1
     assert torch.equal(before[0], run(net, case.backend, beside, case.adapters, chunk=64, texts=case.texts[1:2])[0])
+
+
+def test_an_adapter_of_a_router_is_refused_by_its_name():
+    net = tiny_decoder(shaped(4, 2, 32, **SWITCHES["mixture"]))
+    adapter = Adapter("router", {"blocks.0.mlp.router": LowRank(torch.zeros(1, 64), torch.zeros(4, 1), ())})
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.mlp\.router.*backend = torch"):
+        NativeAdapters(NativeDecoder(net.bfloat16())).prepare(adapter)
