@@ -58,6 +58,20 @@ class LayerSpec:
     """None: queries and keys are not rotated."""
     experts: MixtureSpec | None = None
     """None: an MLP."""
+    state_bytes: int = 0
+    """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """Layers that keep the same kind of memory: a request has one block table for all of them."""
+
+    layers: tuple[int, ...]
+    """Their numbers, from 0."""
+    window: int | None = None
+    """Tokens that a query sees at most, itself included: older ones need not be kept. None: all are kept."""
+    has_state: bool = False
+    """They keep one state for each sequence, and no keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +232,21 @@ class ModelConfig:
         return tuple(layer.attention for layer in self.layers)
 
     @property
+    def memory_groups(self) -> tuple[MemoryGroup, ...]:
+        """The layers by the memory that they keep: full attention, then each window, then the states."""
+        kinds: dict[tuple[bool, int], list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            kind = (True, 0) if layer.state_bytes else (False, layer.attention.window or 0)
+            kinds.setdefault(kind, []).append(number)
+        return tuple(MemoryGroup(tuple(kinds[kind]), kind[1] or None, kind[0]) for kind in sorted(kinds))
+
+    @property
+    def group_of_layer(self) -> tuple[int, ...]:
+        """The place of each layer's group in `memory_groups`."""
+        groups = self.memory_groups
+        return tuple(next(at for at, group in enumerate(groups) if number in group.layers) for number in range(self.num_layers))
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ways in which layers rotate, each once."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
@@ -239,8 +268,14 @@ class ModelConfig:
         return self.num_kv_heads * self.head_size
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes that one token holds in the KV cache, over all layers."""
-        return 2 * self.num_layers * self.kv_size * bytes_per_value
+        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it."""
+        return sum(self.block_bytes(group, 1, bytes_per_value) for group in self.memory_groups if not group.has_state)
+
+    def block_bytes(self, group: MemoryGroup, block_size: int, bytes_per_value: int) -> int:
+        """Bytes of a block of a group, over all of its layers: of `block_size` tokens, or of one state."""
+        if group.has_state:
+            return sum(self.layers[number].state_bytes for number in group.layers)
+        return 2 * len(group.layers) * self.kv_size * bytes_per_value * block_size
 
 
 SIZES = (
@@ -255,6 +290,22 @@ NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "lo
 SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks")
 
 
+LONGEST_DRAFT = 15
+"""Guessed tokens of one request: with the next token they fill the 16 rows of a matrix unit's tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """The blocks of one group of layers, as the scheduler hands them out. See `MemoryGroup`."""
+
+    num_blocks: int
+    """Without the reserved block 0."""
+    window: int | None = None
+    """A block goes back once all its tokens are out of sight of later queries; None: at the request's end."""
+    has_state: bool = False
+    """A request holds one block, of whatever size, from its admission to its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Sizes of one engine. Tokens are counted per step, blocks per KV cache."""
@@ -262,7 +313,7 @@ class EngineConfig:
     max_model_len: int
     """Prompt plus output tokens that one request may hold."""
     num_blocks: int
-    """KV blocks of the pool, without the reserved block 0."""
+    """KV blocks of the first group of layers, without the reserved block 0."""
     block_size: int = 16
     max_batch_requests: int = 64
     max_batch_tokens: int = 1024
@@ -274,8 +325,11 @@ class EngineConfig:
     """Whether a prompt may begin with blocks that an earlier request has computed."""
     draft_tokens: int = 0
     """Guessed tokens of a step: the streams share them, and where there are more streams there are none."""
+    groups: tuple[GroupSize, ...] = ()
+    """In the order of the model's `memory_groups`; empty: one group of full attention."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", self.groups or (GroupSize(self.num_blocks),))
         for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size"):
             value = getattr(self, name)
             if value < 1:
@@ -284,8 +338,36 @@ class EngineConfig:
             raise SettingError(f"draft_tokens must be 0 or more; got {self.draft_tokens}")
         if not 0 <= self.step_goal < math.inf:
             raise SettingError(f"step_goal must be 0 or more seconds; got {self.step_goal}")
-        if self.max_model_len > self.num_blocks * self.block_size:
+        assert self.groups[0].num_blocks == self.num_blocks, "num_blocks are those of the first group"
+        for group in self.groups:
+            self._check_group(group)
+
+    def _check_group(self, group: GroupSize) -> None:
+        """Each group holds a request of max_model_len tokens, or with a window what one holds at a time."""
+        if group.has_state:
+            assert not self.prefix_caching, "a state of one text is no other text's"
+            if self.draft_tokens:
+                raise SettingError(
+                    "draft_tokens is set, but this model keeps a state for each sequence: a wrong guess would stay in it"
+                )
+        elif group.window is not None:
+            assert group.num_blocks >= self.window_blocks(group.window) + self.step_blocks, "a window without room for a step"
+        elif self.max_model_len > group.num_blocks * self.block_size:
             raise SettingError(
-                f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {self.num_blocks * self.block_size}: "
+                f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {group.num_blocks * self.block_size}: "
                 "raise kv_cache_memory or lower max_model_len"
             )
+
+    def window_blocks(self, window: int) -> int:
+        """Blocks that a request holds at most under a window, beside `step_blocks` that all requests of a step share.
+
+        A query sees window - 1 tokens before itself. They lie in one block more than they fill, and the next token may
+        begin another one.
+        """
+        guesses = min(self.draft_tokens, LONGEST_DRAFT)
+        return -(-(window - 1 + guesses) // self.block_size) + 2
+
+    @property
+    def step_blocks(self) -> int:
+        """Blocks that the tokens of a step fill: under a window its first ones are out of sight only at its end."""
+        return self.max_batch_tokens // self.block_size

@@ -94,3 +94,32 @@ class BlockPool:
         assert sorted([*self._free, *held]) == list(range(1, self.num_blocks + 1)), "blocks are lost or doubled"
         assert {block: key for key, block in self._known.items()} == self._keys, "a block is known under another's text"
         assert self._keys.keys() == self._numbers.keys(), "a known block has no number"
+
+
+class Texts:
+    """Numbers of texts, as `BlockPool` gives them, without blocks: a text is known after its first blocks were reused."""
+
+    def __init__(self, most: int) -> None:
+        self._numbers: OrderedDict[tuple[Parent, tuple[int, ...]], int] = OrderedDict()
+        self._most = most
+        self._next = 1
+
+    def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """(0, its number) of the text that has `tokens` after `parent`; None where it was not met lately."""
+        key = (parent, tuple(tokens))
+        number = self._numbers.get(key)
+        if number is None:
+            return None
+        self._numbers.move_to_end(key)
+        return 0, number
+
+    def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:
+        """The number of a text. Where they are too many, the one that was met the longest ago is forgotten."""
+        known = self.find(parent, tokens)
+        if known is not None:
+            return known[1]
+        self._numbers[parent, tuple(tokens)] = self._next
+        self._next += 1
+        if len(self._numbers) > self._most:
+            self._numbers.popitem(last=False)
+        return self._next - 1

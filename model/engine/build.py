@@ -1,18 +1,19 @@
 """From a checkpoint folder to a running engine: device, dtype, weights, backend, cache."""
 
 import hashlib
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from model.config import EngineConfig, ModelConfig
-from model.engine.cache import count_blocks, free_memory
+from model.engine.cache import free_memory, size_groups
 from model.engine.choice import choose_backend, open_adapters, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
@@ -28,6 +29,7 @@ from model.net.packed import multiplies_bfloat16
 from model.params import SamplingParams
 from model.sampling import best_tokens, sample, sample_by_row
 
+log = logging.getLogger("attend.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLED = 1 << 20
 SWITCH_SECONDS = 0.0005
@@ -74,7 +76,10 @@ def build_engine(
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     engine_config = size_engine(config, dtype, device, options)
     net.reach(engine_config.max_model_len)
-    cache = KVCache.allocate(config, engine_config.num_blocks, engine_config.block_size, dtype, device)
+    if options.prefix_caching and not engine_config.prefix_caching:
+        log.warning("prefix caching is off: layers of this model keep a state for each sequence, which no other can begin from")
+    counts = [group.num_blocks for group in engine_config.groups]
+    cache = KVCache.allocate(config, counts, engine_config.block_size, dtype, device)
     form = serving_form(net, backend)
     if options.draft_tokens and dtype != torch.float32 and not isinstance(form, native.NativeDecoder):
         why = f"a guess could change an answer of the {backend.name} backend in {str(dtype).removeprefix('torch.')}"
@@ -87,7 +92,7 @@ def build_engine(
     if options.deterministic:
         if options.num_threads:
             torch.set_num_threads(options.num_threads)  # as many as will serve
-        check_exact(runner, engine_config.num_blocks, engine_config.max_model_len)
+        check_exact(runner, min(counts), engine_config.max_model_len)
     threads = options.num_threads or torch.get_num_threads()
     setup = f"{dtype} {processor(device)} {backend.name} " + ("deterministic" if options.deterministic else f"{threads}")
     info = EngineInfo(
@@ -153,16 +158,20 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
         raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
     context = asked or config.default_context
     memory = free_memory(device) if options.kv_cache_memory is None else options.kv_cache_memory
-    num_blocks = count_blocks(config, dtype, options.block_size, memory, context * options.max_batch_requests)
-    return EngineConfig(
-        max_model_len=context if asked else min(context, num_blocks * options.block_size),
-        num_blocks=num_blocks,
+    wanted = EngineConfig(
+        max_model_len=context,
+        num_blocks=-(-context // options.block_size),
         block_size=options.block_size,
         max_batch_requests=options.max_batch_requests,
         max_batch_tokens=options.max_batch_tokens,
-        prefix_caching=options.prefix_caching,
+        prefix_caching=options.prefix_caching and not any(group.has_state for group in config.memory_groups),
         draft_tokens=options.draft_tokens,
     )
+    groups = size_groups(config, wanted, dtype, memory, asked or 1)
+    if not asked:
+        held = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
+        context = min([context, *held])
+    return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, groups=groups)
 
 
 def processor(device: str) -> str:

@@ -1,8 +1,10 @@
 """How large the KV cache is: as many blocks as the memory given to it holds, and no more than could be used."""
 
+from collections.abc import Sequence
+
 import torch
 
-from model.config import ModelConfig
+from model.config import EngineConfig, GroupSize, MemoryGroup, ModelConfig
 from model.errors import SettingError
 from model.machine import available_memory
 
@@ -19,12 +21,66 @@ def free_memory(device: str) -> int:
     return int(available_memory() * CPU_SHARE)
 
 
-def count_blocks(config: ModelConfig, dtype: torch.dtype, block_size: int, memory: int, useful_tokens: int) -> int:
-    """Blocks that `memory` bytes hold beside the reserved one, up to what `useful_tokens` tokens need."""
-    block_bytes = config.kv_bytes_per_token(dtype.itemsize) * block_size
-    fitting = memory // block_bytes - 1
-    if fitting < 1:
-        raise SettingError(
-            f"kv_cache_memory is {memory} bytes, but two KV blocks of {block_size} tokens need {2 * block_bytes}: raise it"
-        )
-    return min(fitting, -(-useful_tokens // block_size))
+def size_groups(
+    model: ModelConfig, config: EngineConfig, dtype: torch.dtype, memory: int, least_tokens: int = 1
+) -> tuple[GroupSize, ...]:
+    """The blocks of each group of layers that `memory` bytes hold: as many for each group, up to what requests can use of it.
+
+    So a short request finds as much room under a window as under full attention, and what windows leave is for long ones. One
+    request of `least_tokens` fits, where the memory suffices. `config` says how long requests may be, and how many run. A
+    window as long as they, or with too few blocks to give any back, keeps all tokens as full attention does.
+    """
+    groups, size = model.memory_groups, config.block_size
+    each = [model.block_bytes(group, size, dtype.itemsize) for group in groups]
+    most = [_most(group, config) for group in groups]
+    wanted = [_least(group, config, least_tokens) for group in groups]
+    possible = [_least(group, config, 1) for group in groups]
+    counts = _filled(wanted, most, each, memory) or _filled(possible, most, each, memory)
+    if counts is None:
+        needed = sum((count + 1) * block for count, block in zip(possible, each, strict=True))
+        raise SettingError(f"kv_cache_memory is {memory} bytes, but two KV blocks of {size} tokens need {needed}: raise it")
+    return tuple(_sized(group, count, config) for group, count in zip(groups, counts, strict=True))
+
+
+def _most(group: MemoryGroup, config: EngineConfig) -> int:
+    """Blocks that all requests at once can use."""
+    if group.has_state:
+        return config.max_batch_requests
+    most = -(-config.max_model_len * config.max_batch_requests // config.block_size)
+    if group.window is None or group.window >= config.max_model_len:
+        return most
+    return min(most, config.max_batch_requests * config.window_blocks(group.window) + config.step_blocks)
+
+
+def _least(group: MemoryGroup, config: EngineConfig, num_tokens: int) -> int:
+    """Blocks without which no request of so many tokens can run."""
+    if group.has_state:
+        return config.max_batch_requests
+    least = -(-num_tokens // config.block_size)
+    return least if group.window is None else min(least, config.window_blocks(group.window) + config.step_blocks)
+
+
+def _filled(least: Sequence[int], most: Sequence[int], each: Sequence[int], memory: int) -> list[int] | None:
+    """The same number of blocks for each group, within its bounds, and as large as fits beside the reserved blocks."""
+
+    def at(level: int) -> list[int]:
+        return [min(high, max(low, level)) for low, high in zip(least, most, strict=True)]
+
+    def fits(level: int) -> bool:
+        return sum((count + 1) * block for count, block in zip(at(level), each, strict=True)) <= memory
+
+    if not fits(1):
+        return None
+    low, high = 1, max(most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return at(low)
+
+
+def _sized(group: MemoryGroup, count: int, config: EngineConfig) -> GroupSize:
+    window = group.window
+    if window is not None:
+        gives_back = window < config.max_model_len and count >= config.window_blocks(window) + config.step_blocks
+        window = window if gives_back else None
+    return GroupSize(count, window, group.has_state)

@@ -87,7 +87,7 @@ class Engine:
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
         if not self.has_work:
-            self.scheduler.pool.check_all_free()
+            self.scheduler.tables.check_all_free()
         return outputs
 
     def _ended(self) -> int:
@@ -100,7 +100,7 @@ class Engine:
         return EngineStats(
             scheduler.num_running,
             scheduler.num_waiting,
-            scheduler.pool.num_free,
+            scheduler.tables.num_free,
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,

@@ -21,6 +21,7 @@ STRANGERS = 5
 def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> None:
     """Compute one text whole, in chunks and beside strangers, in the blocks of an idle engine. Raises SettingError.
 
+    Each group of layers has `num_blocks` blocks or more, and the same of them are used in all groups.
     The text covers three blocks and a token where there is room for it and a stranger; a cache of one block serves no two.
     """
     size = runner.cache.block_size
@@ -50,7 +51,9 @@ def _computed(
         rows = sorted([*strangers, mine], key=lambda row: row.count != 1)
         before = sum(row.count for row in rows[: rows.index(mine)])
         tokens = [token for row in rows for token in text[row.start : row.start + row.count]]
-        yield runner.hidden(rows, integers(tokens, runner.device))[before : before + mine.count]
+        states = [row.blocks[0] for row in rows] if runner.has_states else None
+        hidden_TE = runner.hidden(rows, integers(tokens, runner.device), states=states)
+        yield hidden_TE[before : before + mine.count]
 
 
 @torch.inference_mode()

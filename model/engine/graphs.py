@@ -6,10 +6,11 @@ reserved block 0 and whose results nobody reads.
 
 Not yet run on a GPU: everything but `CudaRecorder` is tested on the CPU, by calling what would be recorded.
 
-Shapes: T tokens of a step, one of each request · E model width · V vocabulary · B blocks of a request.
+Shapes: T tokens of a step, one of each request · E model width · V vocabulary · B blocks of a request · G groups of layers.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -91,8 +92,10 @@ class DecodeGraphs:
         self._sizes = batch_sizes(max_batch_requests)
         most, device = self._sizes[-1], cache.keys[0].device
         width = -(-max_model_len // cache.block_size)
-        self._tokens_T, self._positions_T, self._slots_T = torch.zeros(3, most, dtype=torch.int64, device=device)
-        self._table_TB = torch.zeros(most, width, dtype=torch.int64, device=device)
+        num_groups = max(cache.group_of_layer, default=0) + 1
+        self._tokens_T, self._positions_T = torch.zeros(2, most, dtype=torch.int64, device=device)
+        self._slots_GT = torch.zeros(num_groups, most, dtype=torch.int64, device=device)
+        self._tables_GTB = torch.zeros(num_groups, most, width, dtype=torch.int64, device=device)
         self._hidden_TE, self._logits_TV = self._outputs(most)
         self._greedy_T = torch.zeros_like(self._tokens_T)
         # the largest first: the others then find their memory in the pool
@@ -109,14 +112,12 @@ class DecodeGraphs:
         longest = Row((), self._max_model_len - 1, 1)  # what a backend makes room for; the tensors say what there is
 
         def step() -> None:
-            layout = BatchLayout(
-                [longest] * size,
-                self._slots_T[:size],
-                self._positions_T[:size],
-                self._table_TB[:size],
-                self._cache.block_size,
-                size,
+            rows, positions_T = [longest] * size, self._positions_T[:size]
+            layout, *others = (
+                BatchLayout(rows, slots_T[:size], positions_T, table_TB[:size], self._cache.block_size, size)
+                for slots_T, table_TB in zip(self._slots_GT, self._tables_GTB, strict=True)
             )
+            layout = replace(layout, others=tuple(others))
             hidden_TE = self._net(self._tokens_T[:size], layout.positions_T, Paged(self._backend, self._cache, layout))
             logits_TV = self._net.logits(hidden_TE)
             self._hidden_TE[:size].copy_(hidden_TE)
@@ -130,22 +131,28 @@ class DecodeGraphs:
         return len(rows) <= self._sizes[-1] and all(row.count == 1 and row.start < self._max_model_len for row in rows)
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row], tokens_T: Tensor) -> Decoded:
-        """Compute a step that `fits`; the tokens are the rows' own. Waits for nothing."""
+    def run(
+        self,
+        rows: Sequence[Row],
+        tokens_T: Tensor,
+        others: Sequence[Sequence[Sequence[int]]] = (),
+        states: Sequence[int] | None = None,
+    ) -> Decoded:
+        """Compute a step that `fits`; the tokens are the rows' own. Waits for nothing. The other arguments as for `hidden`."""
+        assert states is None, "a step with states is not recorded"
         size = next(size for size in self._sizes if size >= len(rows))
-        self._fill(BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device), tokens_T, size)
+        layout = BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device, others)
+        self._fill(layout, tokens_T, size)
         self._replays[size]()
         return Decoded(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
 
     def _fill(self, layout: BatchLayout, tokens_T: Tensor, size: int) -> None:
         """Copy a step into the input buffers. Padding is token 0 at position 0 of block 0."""
         given, width = layout.block_table_RB.shape
-        pairs = (
-            (self._tokens_T, tokens_T),
-            (self._positions_T, layout.positions_T),
-            (self._slots_T, layout.slots_T),
-            (self._table_TB[:, :width], layout.block_table_RB),
-        )
+        pairs = [(self._tokens_T, tokens_T), (self._positions_T, layout.positions_T)]
+        for group, (slots_T, table_TB) in enumerate(zip(self._slots_GT, self._tables_GTB, strict=True)):
+            mine = layout.of(group)
+            pairs += [(slots_T, mine.slots_T), (table_TB[:, :width], mine.block_table_RB)]
         for buffer, values in pairs:
             buffer[:given].copy_(values)
             buffer[given:size].zero_()

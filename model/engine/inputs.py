@@ -14,11 +14,11 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
     step, items = StepInput(input_pending=plan.input_pending), plan.scheduled
     if plan.num_drafted or plan.num_streams < len(items):
         items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
+    step.tables = [list(tables) for tables in zip(*(item.request.tables for item in items), strict=True)]
     first = 0
     for item in items:
         request, count = item.request, item.num_rows
         step.request_ids.append(request.request_id)
-        step.blocks.append(request.blocks)
         step.starts.append(item.start)
         step.counts.append(count)
         if request.adapter is not None:

@@ -11,14 +11,15 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from model.config import LONGEST_DRAFT
 from model.engine.request import Request
 
 MATCH = 3
 """Tokens that must have occurred before."""
 WINDOW = 4096
 """Tokens, counted from the end, in which they are looked for: a step must not wait for a long search."""
-FIRST, MOST = 4, 15
-"""Length of a request's first draft, and of the longest: with the next token it fills the 16 rows of a matrix unit's tile."""
+FIRST = 4
+"""Length of a request's first draft."""
 LONGEST_PAUSE = 64
 _WIDTH = array("I").itemsize
 
@@ -49,7 +50,7 @@ class Lookup:
         """Of a draft of `guessed` tokens the first `right` were drawn. Good ones become longer, wrong ones seldom."""
         if right:
             self._misses = 0
-            self._length = min(MOST, 2 * guessed if right == guessed else right + 1)
+            self._length = min(LONGEST_DRAFT, 2 * guessed if right == guessed else right + 1)
         else:
             self._length = FIRST
             self._pause = min(LONGEST_PAUSE, 1 << self._misses) - 1

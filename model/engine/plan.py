@@ -90,9 +90,9 @@ class StepInput:
     input_pending: bool = False
     """The tokens are what the step before draws: submitted before that sample has reached the host."""
     request_ids: list[str] = field(default_factory=list)
-    """[R], as are the next three."""
-    blocks: list["array[int]"] = field(default_factory=list)
-    """Block tables, int64."""
+    """[R], as are starts and counts."""
+    tables: list[list["array[int]"]] = field(default_factory=list)
+    """[G][R]: block tables, int64, of each group of layers. That of a state has one entry."""
     starts: list[int] = field(default_factory=list)
     """Positions of the first tokens."""
     counts: list[int] = field(default_factory=list)

@@ -102,8 +102,10 @@ class Request:
     """Of the prompt's tokens from the second on, as far as they are computed."""
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
-    blocks: "array[int]" = field(default_factory=lambda: array("q"))
-    """int64: a step copies them as they lie in memory."""
+    tables: list["array[int]"] = field(default_factory=list)
+    """Its blocks in each group of layers, int64: a step copies them as they lie in memory. A block that went back is 0."""
+    room: int = 0
+    """Tokens that it has room for in every group; 0 while it waits."""
     num_known: int = 0
     """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
     parent: str | int | None = None
@@ -222,6 +224,7 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
+    """Of the group of layers with the smallest share of free ones, counted in blocks of the first group."""
     num_preemptions: int = 0
     """Since the start, as are those below."""
     num_prefix_queries: int = 0

@@ -135,6 +135,7 @@ class ModelRunner:
         self.graphs = graphs
         self.draw = draw
         self.adapters = adapters
+        self.has_states = any(group.has_state for group in net.config.memory_groups)
         self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
         """Who drew in the step before, and what: it stays where it was drawn."""
 
@@ -145,11 +146,12 @@ class ModelRunner:
 
         Then nothing here may wait for the device: numbers go there by `transfer.py`, and none is read before `result`.
         """
-        rows = list(map(Row, step.blocks, step.starts, step.counts))
+        rows = list(map(Row, step.tables[0], step.starts, step.counts))
+        groups = _other_groups(step.tables, self.has_states)
         tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
-        decoded = self.graphs.run(rows, tokens_T) if self.graphs is not None and self.graphs.fits(rows) else None
+        decoded = self.graphs.run(rows, tokens_T, *groups) if self.graphs is not None and self.graphs.fits(rows) else None
         with nullcontext() if self.adapters is None else self.adapters.beside(step):
-            hidden_TE = self.hidden(rows, tokens_T) if decoded is None else decoded.hidden_TE
+            hidden_TE = self.hidden(rows, tokens_T, *groups) if decoded is None else decoded.hidden_TE
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         draws = step.draws
         if not draws:
@@ -171,9 +173,18 @@ class ModelRunner:
             tokens_R = tokens_R[integers([rows[name] for name in request_ids], self.device)]
         return tokens_R.clamp(min=0)
 
-    def hidden(self, rows: Sequence[Row], tokens_T: Tensor) -> Tensor:
-        """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards."""
-        layout = BatchLayout.build(rows, self.cache.block_size, self.device)
+    def hidden(
+        self,
+        rows: Sequence[Row],
+        tokens_T: Tensor,
+        others: Sequence[Sequence[Sequence[int]]] = (),
+        states: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Hidden states [T, E] of the rows' tokens, those of one token first; the cache holds them afterwards.
+
+        `others` and `states`: see `BatchLayout.build`. Without `others` the rows have the same blocks in all groups.
+        """
+        layout = BatchLayout.build(rows, self.cache.block_size, self.device, others, states)
         return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
 
     def _score(self, asked: PromptScores, hidden_TE: Tensor) -> list[TokenLogprob]:
@@ -183,6 +194,15 @@ class ModelRunner:
             begin = asked.row + start
             scored += _scored(self.net.logits(hidden_TE[begin : begin + len(some)]), some, [asked.top] * len(some))
         return scored
+
+
+def _other_groups(
+    tables: Sequence[Sequence[Sequence[int]]], has_states: bool
+) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[int] | None]:
+    """The block tables of all groups but the first, and where the requests' states lie, whose group is the last."""
+    if not has_states:
+        return tables[1:], None
+    return tables[1:-1], [state for [state] in tables[-1]]
 
 
 def _on_its_way(tokens_R: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -11,32 +11,33 @@ Hence nobody starves, whatever else arrives:
 - The oldest prompt goes first in every second step that computes prompts. Those that come later cannot take that away,
   so a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
 - So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
-Blocks go by age alone. A prompt has the blocks for all of its tokens from its admission on, so only a stream ever needs
-one more, and takes it from the youngest. So somebody moves in every step: while there are streams, the oldest stream
-draws, or has left its blocks to older prompts. While there are none, the oldest request of all is a prompt, nobody takes
-its blocks, and it advances in every second step until it is a stream, which can take every block.
+Room for blocks goes by age alone (`groups.py`). A prompt has the room for all of its tokens from its admission on, so only a
+stream ever needs more, and takes it from the youngest. Under a window a request has room for what it can hold at a time: a
+long prompt is computed part by part, and gives blocks back in between, so this holds for windows too. So somebody moves in
+every step: while there are streams, the oldest stream draws, or has left its room to older prompts. While there are none, the
+oldest request of all is a prompt, nobody takes its room, and it advances in every second step until it is a stream, which can
+take all room.
 """
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from model.config import EngineConfig
-from model.engine.blocks import BlockPool, Parent
 from model.engine.budget import StepCost
 from model.engine.lookup import Lookup
 from model.engine.plan import Plan, Scheduled, StepResult
-from model.engine.request import FinishReason, Lack, Output, Request, TokenLogprob
+from model.engine.request import FinishReason, Output, Request, TokenLogprob
+from model.engine.tables import BlockTables
 from model.errors import EngineFailed
 
 
 class Scheduler:
-    """Owns every request in flight and the block pool."""
+    """Owns every request in flight and the block tables."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float]) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.tables = BlockTables(config)
         self.num_preemptions = 0
         self.num_ended = 0
         self.num_prefix_queries = 0
@@ -46,7 +47,6 @@ class Scheduler:
         self.num_drafted = 0
         self.num_accepted = 0
         """Tokens of drafts, and those of them that were drawn."""
-        self._known_before = self.pool.next_number  # what becomes known in the step under way has this number or a later one
         self._clock = clock
         self._cost = StepCost(max(config.chunk_size, config.block_size))
         self._planned_at = 0.0
@@ -69,7 +69,7 @@ class Scheduler:
         """Queue a request that has passed `check_fits`."""
         assert 0 < len(request.prompt) <= request.max_total_tokens <= self.config.max_model_len, "a request that can never run"
         assert request.request_id not in self._by_id, f"request id {request.request_id} is in flight already"
-        request.arrived_at = self._clock()
+        request.arrived_at, request.tables = self._clock(), self.tables.new()
         self._by_id[request.request_id] = request
         self._waiting.append(request)
 
@@ -84,7 +84,7 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """The next step's work: a token for each stream, oldest first, then parts of prompts."""
-        self._known_before = self.pool.next_number
+        self.tables.begin_step()
         self._planned_at = self._clock()
         plan, prompts = self._streams()
         left = self.config.max_batch_tokens - len(plan)
@@ -108,27 +108,29 @@ class Scheduler:
         if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
             return None
         streams = [request for request in self._running if len(request.output) + 1 < request.max_tokens]
-        if not streams or not all(self._grow(request, request.num_tokens + 1) for request in streams):
+        if not streams or not all(self.tables.grow(request, request.num_tokens + 1) for request in streams):
             return None
+        for request in streams if self.tables.has_windows else ():
+            self.tables.reach(request, request.num_tokens + 1)
         return Plan(tuple(Scheduled(request, request.num_tokens, 1, input_pending=True) for request in streams), len(streams))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
         outputs = []
         if result.errors:
-            self._distrust(self.pool.forget_since(self._known_before), plan)
+            self._distrust(self.tables.forget_step(), plan)
         for item in plan.scheduled:
             request = item.request
             if request.finish_reason is not None:
                 continue  # aborted while the step ran
             name = request.request_id
             if name in result.errors:
-                self.pool.forget(request.blocks)
+                self.tables.forget(request)
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[name]))
                 continue
             request.num_computed = item.start + item.count
             if item.input_pending:
-                self._remember(request, request.num_computed)
+                self.tables.remember(request, request.num_computed)
             if name in result.prompt_logprobs:
                 request.prompt_scores += result.prompt_logprobs[name]
             if request.num_computed < request.num_tokens:
@@ -140,25 +142,29 @@ class Scheduler:
                     outputs[-1] = self._take_more(item, outputs[-1], result.more.get(name, ()))
             else:
                 outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
+        for item in plan.scheduled if self.tables.has_windows else ():
+            if item.request.room:
+                self.tables.let_go(item.request)
         if plan.scheduled and not result.errors and not plan.num_drafted:
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
         return outputs
 
-    def _distrust(self, blocks: set[int], plan: Plan) -> None:
-        """What a failed step should have written: who shares it, but was not in the step, begins anew."""
+    def _distrust(self, blocks: Sequence[set[int]], plan: Plan) -> None:
+        """What a failed step should have written, by group: who shares it, but was not in the step, begins anew."""
         planned = {item.request.request_id for item in plan.scheduled}
         for request in self._running:
-            if request.request_id not in planned and not blocks.isdisjoint(request.blocks):
-                request.num_computed, request.num_known, request.parent = 0, 0, None
+            shares = not all(map(set.isdisjoint, blocks, request.tables))
+            if request.request_id not in planned and shares:
+                self.tables.restart(request)
 
     def check_integrity(self) -> None:
         """Every request is in one place, and its blocks are its own and enough."""
         assert len(self._by_id) == len(self._waiting) + len(self._running)
-        assert all(not request.blocks and request.num_computed == 0 for request in self._waiting)
-        assert all(request.num_known <= len(request.blocks) for request in self._by_id.values())
-        assert all(len(request.blocks) * self.config.block_size >= request.num_computed for request in self._running)
-        self.pool.check_integrity(block for request in self._running for block in request.blocks)
+        assert not any(request.room or any(request.tables) or request.num_computed for request in self._waiting)
+        assert all(request.num_known * self.config.block_size <= request.room for request in self._by_id.values())
+        assert all(request.room >= request.num_computed for request in self._running)
+        self.tables.check_integrity(self._running)
 
     @property
     def _least_share(self) -> int:
@@ -171,17 +177,17 @@ class Scheduler:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan: list[Scheduled] = []
         prompts: list[Request] = []
-        budget, size = self.config.max_batch_tokens, self.config.block_size
+        budget = self.config.max_batch_tokens
         for request in tuple(self._running):
-            if not request.blocks or len(plan) == budget:
+            if not request.room or len(plan) == budget:
                 break  # those after a preempted request were preempted before it
             computed = request.num_computed
             if request.num_tokens - computed > 1 or request.scheduled_at is None:
                 prompts.append(request)
                 continue
-            if computed >= len(request.blocks) * size:
+            if computed >= request.room:
                 self._make_room(request, computed + 1)
-            if request.blocks:
+            if request.room:
                 plan.append(self._planned(request, 1))
         return plan, prompts
 
@@ -194,10 +200,11 @@ class Scheduler:
             if most > 0 and request.draws_from_scores:
                 request.lookup = request.lookup or Lookup()
                 draft = request.lookup.draft(request, most)
-                room = self.config.block_size * len(request.blocks) - request.num_tokens
-                if len(draft) > room and not self._grow(request, request.num_tokens + len(draft)):
+                room = request.room - request.num_tokens
+                if len(draft) > room and not self.tables.grow(request, request.num_tokens + len(draft)):
                     draft = draft[:room]  # nobody gives way for a guess
                 item.draft = draft
+                self.tables.reach(request, request.num_tokens + len(draft))
         return sum(len(item.draft) for item in plan)
 
     def _admit(self) -> list[Request]:
@@ -205,30 +212,11 @@ class Scheduler:
         admitted = []
         while self._waiting and len(self._running) < self.config.max_batch_requests:
             request = self._waiting[0]
-            if self._lacks_blocks(request) or not self._fits_now(request):
+            if not self.tables.admit(request):
                 break
             self._running.append(self._waiting.popleft())
             admitted.append(request)
         return admitted
-
-    def _fits_now(self, request: Request) -> bool:
-        """Take all blocks of a waiting request, known ones as far as there are any; or none, and note what it lacks."""
-        before = self.pool.num_free
-        self._skip_known(request)
-        if self._grow(request, request.num_tokens):
-            request.lack = None
-            return True
-        missing = -(-request.num_tokens // self.config.block_size) - len(request.blocks)
-        request.lack = Lack(before + missing - self.pool.num_free, request.num_known, self._parent(request))
-        self._give_back(request)
-        return False
-
-    def _lacks_blocks(self, request: Request) -> bool:
-        """Whether it would fail again. An estimate: a wrong no is a try in vain, a wrong yes a wait until blocks come back."""
-        lack = request.lack
-        while lack is not None and (found := self._find(request, lack.num_known, lack.parent)) is not None:
-            lack.num_free, lack.num_known, lack.parent = lack.num_free - 1, lack.num_known + 1, found[1]
-        return lack is not None and self.pool.num_free < lack.num_free
 
     def _room(self, streams: int, prompts: int, left: int) -> int:
         """Tokens of prompts that the step computes: all that is left of the budget where nobody waits for a next token."""
@@ -272,8 +260,8 @@ class Scheduler:
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
             before, counts = 0, True
-            self.num_prefix_queries += request.num_tokens if self._looks_up(request) else 0
-        self._skip_known(request)
+            self.num_prefix_queries += request.num_tokens if self.tables.looks_up(request) else 0
+        self.tables.skip_known(request)
         if counts:
             request.num_cached += request.num_computed - before
             self.num_prefix_hits += request.num_computed - before
@@ -283,71 +271,26 @@ class Scheduler:
         even a request of the same step may share them.
         """
         start = request.num_computed
-        self._remember(request, start + count)
+        if self.tables.has_windows:
+            self.tables.reach(request, start + count)
+        self.tables.remember(request, start + count)
         return Scheduled(request, start, count)
-
-    def _remember(self, request: Request, end: int) -> None:
-        """Make the blocks that the tokens before `end` fill known."""
-        size = self.config.block_size
-        for at in range(request.num_known, end // size) if self.config.prefix_caching else ():
-            request.parent = self.pool.remember(self._parent(request), request.tokens(at * size, size), request.blocks[at])
-            request.num_known = at + 1
-
-    def _skip_known(self, request: Request) -> None:
-        """Share the known blocks that go on from what is computed."""
-        at, inside = divmod(request.num_computed, self.config.block_size)
-        while not inside and (found := self._find(request, at, self._parent(request))) is not None:
-            block, request.parent = found
-            self.pool.share([block])
-            self.pool.free(request.blocks[at : at + 1])
-            request.blocks[at : at + 1] = array("q", [block])
-            at += 1
-            request.num_known, request.num_computed = at, at * self.config.block_size
-
-    def _find(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
-        """The known block that holds block `at` of its text, and its number. None for the last token: it must be computed."""
-        size = self.config.block_size
-        if not self._looks_up(request) or at >= (request.num_tokens - 1) // size:
-            return None
-        return self.pool.find(parent, request.tokens(at * size, size))
-
-    def _looks_up(self, request: Request) -> bool:
-        """Scores of a prompt come from computing it."""
-        scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
-        return self.config.prefix_caching and scored
-
-    def _parent(self, request: Request) -> Parent:
-        return request.root if request.parent is None else request.parent
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""
-        while not self._grow(request, num_tokens):
+        while not self.tables.grow(request, num_tokens):
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
                 return
 
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        missing = -(-num_tokens // self.config.block_size) - len(request.blocks)
-        blocks = self.pool.allocate(missing) if missing > 0 else []
-        if blocks is None:
-            return False
-        request.blocks.extend(blocks)
-        return True
-
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue without blocks: it will compute its tokens again, and draw the same ones."""
         self._running.remove(request)
-        self._give_back(request)
+        self.tables.give_back(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting.appendleft(request)
-
-    def _give_back(self, request: Request) -> None:
-        """A request without blocks has computed nothing."""
-        self.pool.free(request.blocks)
-        del request.blocks[:]
-        request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> Output:
         first = request.first_token_at is None
@@ -393,8 +336,8 @@ class Scheduler:
     ) -> Output:
         del self._by_id[request.request_id]
         self.num_ended += 1
-        (self._running if request.blocks else self._waiting).remove(request)
-        self._give_back(request)
+        (self._running if request.room else self._waiting).remove(request)
+        self.tables.give_back(request)
         request.finish_reason = reason
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -1,17 +1,18 @@
 """How the tokens of a step see the past: paged KV caches, written and read by an attention backend.
 
 Between the engine and a backend only block ids cross. Token p of a request lives in slot
-`blocks[p // block_size] * block_size + p % block_size`; block 0 belongs to nobody and takes padding writes.
+`blocks[p // block_size] * block_size + p % block_size`; block 0 belongs to nobody and takes padding writes. Layers that keep
+the same kind of memory are a group (`ModelConfig.memory_groups`): a request has a block table for each. Under a window the
+entries of blocks that no query sees any more are 0, and a backend reads nothing there.
 
 Shapes: T tokens of this step · R requests · S key slots · B blocks · H query heads · K key/value heads · D head size.
 """
 
-import math
 import mmap
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -42,23 +43,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of all layers, each a tensor [slots, K, D].
-
-    A layer with a window keeps all tokens too: none is freed when it falls out of every query's sight.
-    """
+    """Keys and values of all layers, each a tensor [slots, K, D]. Layers of one group have as many slots."""
 
     keys: list[Tensor]
+    """Of a layer with a state it is empty."""
     values: list[Tensor]
     block_size: int
+    group_of_layer: Sequence[int] = ()
+    """Which of the layout's groups each layer belongs to; empty: there is one."""
 
     @classmethod
-    def allocate(cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str) -> "KVCache":
-        """Room for `num_blocks` blocks beside the reserved block 0; all of it is taken now, and not as requests come."""
-        shape = (2 * config.num_layers, (num_blocks + 1) * block_size, config.num_kv_heads, config.head_size)
-        count = math.prod(shape)
-        memory = _large_pages(count, dtype) if device == "cpu" else torch.empty(count, dtype=dtype, device=device)
-        parts = memory.zero_().view(shape).unbind()
-        return cls(list(parts[: config.num_layers]), list(parts[config.num_layers :]), block_size)
+    def allocate(
+        cls, config: ModelConfig, num_blocks: int | Sequence[int], block_size: int, dtype: torch.dtype, device: str
+    ) -> "KVCache":
+        """Room for `num_blocks` blocks, of each group or of all, beside the reserved one. All is taken now."""
+        groups, of_layer = config.memory_groups, config.group_of_layer
+        counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
+        slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
+        width = config.num_kv_heads * config.head_size
+        sizes = [slots[group] * width for group in (*of_layer, *of_layer)]
+        memory = _large_pages(sum(sizes), dtype) if device == "cpu" else torch.empty(sum(sizes), dtype=dtype, device=device)
+        parts = [part.view(-1, config.num_kv_heads, config.head_size) for part in memory.zero_().split(sizes)]
+        return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer)
 
 
 def _large_pages(count: int, dtype: torch.dtype) -> Tensor:
@@ -86,37 +92,50 @@ class BatchLayout:
     block_size: int
     num_single: int
     """How many rows, from the first on, bring just one token."""
+    others: "tuple[BatchLayout, ...]" = ()
+    """The same step in the other groups of layers; none where all layers have the same tables."""
+    states_R: Tensor | None = None
+    """int64: where each request's state lies, in a model that keeps states."""
     _reads: "dict[int | None, Reads]" = field(default_factory=dict, repr=False)
 
     @classmethod
-    def build(cls, rows: Sequence[Row], block_size: int, device: str | torch.device) -> "BatchLayout":
-        """`rows` must have those with one token first; tokens lie in the order of the rows."""
+    def build(
+        cls,
+        rows: Sequence[Row],
+        block_size: int,
+        device: str | torch.device,
+        others: Sequence[Sequence[Sequence[int]]] = (),
+        states: Sequence[int] | None = None,
+    ) -> "BatchLayout":
+        """`rows` must have those with one token first; tokens lie in the order of the rows.
+
+        The rows have the blocks of the first group, `others` [G - 1][R] those of the other groups of layers.
+        """
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"
         num_tokens = sum(row.count for row in rows)
         widest = max(-(-(row.start + row.count) // block_size) for row in rows)
-        numbers = np.empty(2 * num_tokens + len(rows) * widest, dtype=np.int64)  # one piece, which goes to the device at once
-        slots_T, positions_T, table_N = numbers[:num_tokens], numbers[num_tokens:][:num_tokens], numbers[2 * num_tokens :]
-        positions_T[:num_single] = [row.start for row in rows[:num_single]]
-        slots_T[:num_single] = [
-            row.blocks[row.start // block_size] * block_size + row.start % block_size for row in rows[:num_single]
+        tables = ([row.blocks for row in rows], *others)
+        size = num_tokens + len(rows) * widest
+        numbers = np.empty(num_tokens + len(tables) * size, dtype=np.int64)  # one piece, which goes to the device at once
+        _positions(rows, num_single, numbers[:num_tokens])
+        for group, table in enumerate(tables):
+            part = numbers[num_tokens + group * size :]
+            _slots(rows, table, num_single, block_size, part[:num_tokens])
+            _block_table(table, part[num_tokens:size].reshape(len(rows), widest))
+        positions, *parts = to_device(torch.from_numpy(numbers), device).split(
+            [num_tokens, *[num_tokens, len(rows) * widest] * len(tables)]
+        )
+        states_R = None if states is None else integers(states, device)
+        layouts = [
+            cls(rows, slots, positions, table.view(len(rows), widest), block_size, num_single, states_R=states_R)
+            for slots, table in zip(parts[::2], parts[1::2], strict=True)
         ]
-        begin = num_single
-        for row in rows[num_single:]:
-            reach_T = np.arange(row.start, row.start + row.count)
-            positions_T[begin : begin + row.count] = reach_T
-            blocks_T = np.asarray(row.blocks)[reach_T // block_size]
-            slots_T[begin : begin + row.count] = blocks_T * block_size + reach_T % block_size
-            begin += row.count
-        for blocks_B, row in zip(table_N.reshape(len(rows), widest), rows, strict=True):
-            known = min(widest, len(row.blocks))
-            blocks_B[:known] = (
-                np.frombuffer(row.blocks, np.int64, known) if isinstance(row.blocks, array) else row.blocks[:known]
-            )
-            if known < widest:
-                blocks_B[known:] = 0
-        slots, positions, table = to_device(torch.from_numpy(numbers), device).split([num_tokens, num_tokens, len(table_N)])
-        return cls(rows, slots, positions, table.view(len(rows), widest), block_size, num_single)
+        return replace(layouts[0], others=tuple(layouts[1:])) if others else layouts[0]
+
+    def of(self, group: int) -> "BatchLayout":
+        """The layout of a group of layers."""
+        return self.others[group - 1] if self.others and group else self
 
     def slots_of(self, rows: slice, num_keys: int) -> Tensor:
         """int64 [R, S]: the slots of the first `num_keys` tokens of each chosen request."""
@@ -172,6 +191,37 @@ class BatchLayout:
             parts.append((tokens, slots_S, causal_mask(self.positions_T[tokens], num_keys, window)[:, first:]))
             begin += row.count
         return parts
+
+
+def _positions(rows: Sequence[Row], num_single: int, positions_T: np.ndarray) -> None:
+    """Write the position of each token."""
+    positions_T[:num_single] = [row.start for row in rows[:num_single]]
+    begin = num_single
+    for row in rows[num_single:]:
+        positions_T[begin : begin + row.count] = np.arange(row.start, row.start + row.count)
+        begin += row.count
+
+
+def _slots(rows: Sequence[Row], tables: Sequence[Sequence[int]], num_single: int, block_size: int, slots_T: np.ndarray) -> None:
+    """Write the slot of each token."""
+    slots_T[:num_single] = [
+        blocks[row.start // block_size] * block_size + row.start % block_size
+        for row, blocks in zip(rows[:num_single], tables, strict=False)
+    ]
+    begin = num_single
+    for row, blocks in zip(rows[num_single:], tables[num_single:], strict=True):
+        reach_T = np.arange(row.start, row.start + row.count)
+        slots_T[begin : begin + row.count] = np.asarray(blocks)[reach_T // block_size] * block_size + reach_T % block_size
+        begin += row.count
+
+
+def _block_table(tables: Sequence[Sequence[int]], table_RB: np.ndarray) -> None:
+    """Write each request's blocks, and 0 where it has fewer."""
+    for blocks_B, blocks in zip(table_RB, tables, strict=True):
+        known = min(len(blocks_B), len(blocks))
+        blocks_B[:known] = np.frombuffer(blocks, np.int64, known) if isinstance(blocks, array) else blocks[:known]
+        if known < len(blocks_B):
+            blocks_B[known:] = 0
 
 
 class Group(NamedTuple):
@@ -254,8 +304,9 @@ class ReferenceBackend:
         outputs, begin = [], 0
         for index, row in enumerate(layout.rows):
             num_keys = row.start + row.count
-            slots_S = layout.slots_of(slice(index, index + 1), num_keys)[0]
-            mask_TS = causal_mask(layout.positions_T[begin : begin + row.count], num_keys, variant.window)
+            first = 0 if variant.window is None else max(0, row.start + 1 - variant.window)  # before it blocks may be gone
+            slots_S = layout.slots_of(slice(index, index + 1), num_keys)[0, first:]
+            mask_TS = causal_mask(layout.positions_T[begin : begin + row.count], num_keys, variant.window)[:, first:]
             q = q_THD[begin : begin + row.count].float()
             outputs.append(attend(q, keys[slots_S].float(), values[slots_S].float(), mask_TS, variant, sinks_H))
             begin += row.count
@@ -334,5 +385,9 @@ class Paged:
     cache: KVCache
     layout: BatchLayout
 
+    def layout_of(self, layer: int) -> BatchLayout:
+        """Where the step's tokens stand in the caches of a layer."""
+        return self.layout.of(self.cache.group_of_layer[layer]) if self.layout.others else self.layout
+
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
-        return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout, *sinks_H)
+        return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout_of(layer), *sinks_H)

@@ -106,7 +106,7 @@ class NativeDecoder:
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self._pack(net, spend)
         self.library, self.handle = self._library, self._net
-        self._caches: tuple[KVCache | None, ctypes.Array | None, ctypes.Array | None] = (None, None, None)
+        self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())
 
     def _pack(self, net: Decoder, spend: bool) -> None:
         if spend and self.config.tied_head:
@@ -131,11 +131,14 @@ class NativeDecoder:
         layout = attention.layout
         residual_TE = torch.empty(len(tokens_T), self.config.hidden_size, dtype=torch.bfloat16)
         hidden_TE = torch.empty_like(residual_TE)
-        tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), layout.slots_T.data_ptr(), len(tokens_T))
-        caches = (*self._layers_of(attention.cache), attention.cache.block_size)
-        rows, held = _rows(layout)
+        keys, values, groups = self._layers_of(attention.cache)
+        layouts = [layout.of(group) for group in range(max(groups) + 1)]
+        slots, tables = (_addresses(parts) for parts in zip(*((of.slots_T, of.block_table_RB) for of in layouts), strict=True))
+        tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), slots, len(tokens_T))
+        (starts, counts, num_rows, _, width), held = _rows(layout)
         buffers = (residual_TE.data_ptr(), hidden_TE.data_ptr())
-        _check(self._library.attend_step(self._net, *tokens, *caches, *rows, *buffers))
+        caches = (keys, values, attention.cache.block_size, groups)
+        _check(self._library.attend_step(self._net, *tokens, *caches, starts, counts, num_rows, tables, width, *buffers))
         del held
         return hidden_TE
 
@@ -146,13 +149,13 @@ class NativeDecoder:
         _check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
         return final_scores(logits_TV, self.config)
 
-    def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ctypes.Array]:
-        """Addresses of the layers' keys and values."""
+    def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ...]:
+        """Addresses of the layers' keys and values, and the groups of the layers."""
         if self._caches[0] is not cache:
-            addresses = ctypes.c_void_p * self.config.num_layers
-            keys, values = (addresses(*(tensor.data_ptr() for tensor in side)) for side in (cache.keys, cache.values))
-            self._caches = (cache, keys, values)
-        return self._caches[1:]
+            groups = cache.group_of_layer or [0] * self.config.num_layers
+            of_layers = (ctypes.c_int64 * len(groups))(*groups)
+            self._caches = (cache, (_addresses(cache.keys), _addresses(cache.values), of_layers))
+        return self._caches[1]
 
 
 def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
@@ -162,6 +165,10 @@ def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence
     draws = ((ctypes.c_float * len(keys))(*temperatures), (ctypes.c_uint64 * len(keys))(*keys))
     native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, *draws, tokens_R.data_ptr())
     return tokens_R
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _check(failed: int) -> None:

@@ -79,7 +79,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the kernels need of a layout beside its own tensors, made once a step and read by every layer."""
+    """What the kernels need of a layout beside its own tensors and its tables, made once a step and read by every layer."""
 
     layout: BatchLayout
     decodes: dict[int, Shares] = field(default_factory=dict)
@@ -253,7 +253,7 @@ class TritonBackend:
 
     def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout, sinks_H: Tensor | None = None) -> Tensor:
         """The heads' outputs [T, H, D], where the cache already holds this step's keys and values of `layer`."""
-        if self._plan is None or self._plan.layout is not layout:
+        if self._plan is None or self._plan.layout.positions_T is not layout.positions_T:  # one for all groups of layers
             self._plan = StepPlan(layout)
         variant = variant_of(self.variants, layer)
         q_THD = q_THD.flatten(1).unflatten(1, q_THD.shape[1:])  # heads side by side; a copy only if they are not

@@ -84,14 +84,14 @@ class TritonDecoder:
 
     def _attend(self, module: MultiHeadAttention, normed_TE: Tensor, layer: int, attention: Paged) -> Tensor:
         """Attention's output [T, E]; the step's keys and values are in the cache then."""
-        backend, cache, layout = attention.backend, attention.cache, attention.layout
+        backend, cache, layout = attention.backend, attention.cache, attention.layout_of(layer)
         assert isinstance(backend, TritonBackend)
         q_THD = self._turn(module, module.qkv(normed_TE), layer, attention)
         return module.out(backend.attend(layer, q_THD, cache, layout, module.sinks).flatten(1))
 
     def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: Paged) -> Tensor:
         """The step's queries, normed and rotated, [T, H, D]; its keys and values go to the cache."""
-        config, cache, layout = self.config, attention.cache, attention.layout
+        config, cache, layout = self.config, attention.cache, attention.layout_of(layer)
         heads, kv_heads, size, rope = config.num_heads, config.num_kv_heads, config.head_size, self.net.rope_of_layer[layer]
         q_THD = qkv.new_empty(len(qkv), heads, size)
         cos, sin = (qkv, qkv) if rope is None else self.net.rope_tables[rope]

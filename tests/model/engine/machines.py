@@ -23,6 +23,8 @@ from model.params import SamplingParams
 from model.sampling_plan import Draw, SamplingPlan
 
 FAKE_VOCAB = 16
+Tables = Sequence[Sequence[int]]
+"""A request's blocks in each group of layers."""
 
 
 class Counted(list):
@@ -106,17 +108,20 @@ class FakeRunner:
         self.plans: list[list[tuple[str, int, int]]] = []
 
     def submit(self, step: StepInput) -> Done:
-        rows = list(zip(step.request_ids, step.blocks, step.starts, step.counts, strict=True))
+        rows = list(zip(step.request_ids, zip(*step.tables, strict=True), step.starts, step.counts, strict=True))
         self.plans.append([(name, start, count - len(step.drafts.get(name, ()))) for name, _, start, count in rows])
         if self.error is not None:
             raise self.error
         tokens = [self.drawn.get(name, 0) for name in step.request_ids] if step.input_pending else list(step.tokens)
-        for _, blocks, start, count in rows:
-            some, tokens = tokens[:count], tokens[count:]
-            self.slots.update(zip(self._places(blocks, start, start + count), some, strict=True))
+        parts = []
+        for _, tables, start, count in rows:
+            parts.append((start, tables, tokens[:count]))
+            tokens = tokens[count:]
+        for start, tables, some in sorted(parts, key=lambda part: part[0]):  # who shares what this step fills comes after it
+            self.write(tables, start, some)
         drawing = dict(zip(reversed(step.draw_ids), reversed(step.draws), strict=True))  # the first of each request's
         good = [row for row in rows if row[0] in drawing and row[0] not in self.broken]
-        drawn = {name: self._drawn(step, name, blocks, drawing[name]) for name, blocks, *_ in good}
+        drawn = {name: self._drawn(step, name, tables, drawing[name]) for name, tables, *_ in good}
         self.drawn = {name: tokens[0] for name, tokens in drawn.items()}
         return Done(
             StepResult(
@@ -126,19 +131,27 @@ class FakeRunner:
             )
         )
 
-    def _drawn(self, step: StepInput, name: str, blocks: Sequence[int], draw: Draw) -> list[int]:
+    def _drawn(self, step: StepInput, name: str, tables: Tables, draw: Draw) -> list[int]:
         """The next token, and the one after each token of the draft up to the first wrong one."""
         tokens: list[int] = []
         for guess in (*step.drafts.get(name, ()), None):
-            places = self._places(blocks, 0, draw.position + len(tokens))
-            # What a failed step should have written is read only by one that was begun before it was known to have failed.
-            context = [self.slots.get(at, 0) if step.input_pending else self.slots[at] for at in places]
+            context = self.read(tables, draw.position + len(tokens), step.input_pending)
             tokens.append(fake_token(draw.plan, context, draw.banned))
             if tokens[-1] != guess:
                 break
         return tokens
 
-    def _places(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
+    def write(self, tables: Tables, start: int, tokens: Sequence[int]) -> None:
+        """Put tokens `start`, `start + 1`, .. of a request into their slots."""
+        self.slots.update(zip(self.places(tables[0], start, start + len(tokens)), tokens, strict=True))
+
+    def read(self, tables: Tables, end: int, early: bool) -> list[int]:
+        """The tokens before `end`. What a failed step should have written is read only by one that was begun early, before
+        it was known to have failed.
+        """
+        return [self.slots.get(at, 0) if early else self.slots[at] for at in self.places(tables[0], 0, end)]
+
+    def places(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
         size = self.block_size
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
@@ -227,7 +240,7 @@ def run(engine: Engine, requests: Iterable[Request], steps: int = 1000) -> dict[
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
     engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.num_free == engine.scheduler.config.num_blocks, "blocks are lost"
+    assert engine.scheduler.tables.num_free == engine.scheduler.config.num_blocks, "blocks are lost"
     return outputs
 
 
@@ -269,7 +282,7 @@ def threaded(
     assert not engine._thread.is_alive(), "the thread outlives its engine"
     if not dies:
         inner.scheduler.check_integrity()
-        assert inner.scheduler.pool.num_free == config.num_blocks, "blocks are lost"
+        assert inner.scheduler.tables.num_free == config.num_blocks, "blocks are lost"
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -9,6 +9,7 @@ from model.engine.plan import Plan, StepResult
 from model.engine.request import FinishReason, Output, Request
 from model.engine.scheduler import Scheduler
 from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer, given
+from tests.model.engine.windows import GroupsRunner, with_groups
 
 STEPS = 200
 SLACK = 2.5
@@ -37,7 +38,8 @@ class Machine:
 class Simulation:
     """One engine's life under one seed. `trace` is what its callers saw, in order."""
 
-    def __init__(self, seed: int, scheduler: type[Scheduler] = Scheduler) -> None:
+    def __init__(self, seed: int, scheduler: type[Scheduler] = Scheduler, groups: str = "full") -> None:
+        """`groups` of layers: "full" attention alone, "windows" too, or also "states"."""
         self.dice = random.Random(seed)
         block_size, num_blocks = self.dice.randint(1, 4), self.dice.randint(3, 10)
         self.config = EngineConfig(
@@ -51,10 +53,12 @@ class Simulation:
             prefix_caching=self.dice.random() < 0.7,
             draft_tokens=self.dice.choice([0, 3, 15]),
         )
+        if groups != "full":
+            self.config = with_groups(self.config, random.Random(seed), states=groups == "states")
         self.stems = [self.dice.choices(range(FAKE_VOCAB), k=self.config.max_model_len) for _ in range(2)]
         self.clock = Clock()
         self.scheduler = scheduler(self.config, self.clock)
-        self.runner = FakeRunner(block_size)
+        self.runner = FakeRunner(block_size) if groups == "full" else GroupsRunner(self.config)
         self.async_scheduling = self.dice.random() < 0.5
         self.next: tuple[Plan, StepResult] | None = None
         """The step that was begun early."""
@@ -89,7 +93,7 @@ class Simulation:
             assert bound > 0, f"{list(self.live)} starve"
             bound -= 1
             self.step(faults=False)
-        assert self.scheduler.pool.num_free == self.config.num_blocks, "blocks are lost"
+        assert self.scheduler.tables.num_free == self.config.num_blocks, "blocks are lost"
         assert not self.scheduler.schedule().scheduled, "work without requests"
         return self
 
@@ -128,7 +132,7 @@ class Simulation:
         request = self.live[name]
         output = self.scheduler.abort(name, reason)
         assert output is not None and output.finish_reason is reason and not output.token_ids, f"{name} was not aborted"
-        assert not request.blocks, f"{name} keeps its blocks"
+        assert not request.room and not any(request.tables), f"{name} keeps its blocks"
         self.take(output)
 
     def step(self, faults: bool) -> None:
@@ -148,7 +152,7 @@ class Simulation:
 
     def planned(self) -> Plan:
         """The next step's work, looked at."""
-        before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.blocks}
+        before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.room}
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         plan = self.scheduler.schedule()
         self.check_plan(plan)
@@ -193,7 +197,7 @@ class Simulation:
             end = item.start + item.count
             assert item.count >= 1 and item.start == item.request.num_computed and end <= item.request.num_tokens
             end += len(item.draft)
-            assert len(item.request.blocks) * self.config.block_size >= end, f"{item.request.request_id} lacks blocks"
+            self.check_reach(item.request, item.start, end)
             assert end < item.request.max_total_tokens or not item.draft, "a guess at a token that is never drawn"
             assert not item.draft or (item.completes and plan.num_streams == len(requests)), "a guess beside a prompt"
         assert plan.num_drafted <= self.config.draft_tokens, "more guesses than a step may have"
@@ -202,14 +206,23 @@ class Simulation:
         """S3 and S4 for a step that is begun early: nobody is passed over, and nobody gives way."""
         requests = [item.request for item in following.scheduled]
         before = [item.request for item in plan.scheduled if item.draws]
-        running = [request for request in self.live.values() if request.blocks]
+        running = [request for request in self.live.values() if request.room]
         assert requests == [r for r in running if len(r.output) + 1 < r.max_tokens], "a stream waits, ends late, or not by age"
         assert 0 < len(requests) == following.num_streams == following.num_tokens <= self.config.max_batch_tokens
         assert all(request in before for request in running), "a token that is not under way"
         assert len(running) in (len(self.live), self.config.max_batch_requests), "somebody waits who could run"
         for item in following.scheduled:
             assert item.start == item.request.num_tokens and item.count == 1 and not item.draft
-            assert len(item.request.blocks) * self.config.block_size > item.start, f"{item.request.request_id} lacks blocks"
+            self.check_reach(item.request, item.start, item.start + 1)
+
+    def check_reach(self, request: Request, start: int, end: int) -> None:
+        """In each group it has room for all tokens before `end`, and blocks for those that a query from `start` on sees."""
+        size = self.config.block_size
+        assert request.room >= end, f"{request.request_id} lacks room"
+        for group, table in zip(self.config.groups, request.tables, strict=True):
+            first = 0 if group.window is None else max(0, start + 1 - group.window)
+            assert group.has_state or all(table[first // size : -(-end // size)]), f"{request.request_id} lacks blocks"
+            assert group.has_state or len(table) * size >= end, f"{request.request_id} lacks blocks"
 
     def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str]) -> None:
         """S4: streams before prompts, which take turns, in parts that end where they may, in no more time than they may.
@@ -217,7 +230,7 @@ class Simulation:
         `before` has what the requests that go on running lacked before the step, `begun` who was ever scheduled before.
         """
         planned = [item.request for item in plan.scheduled]
-        running = [request for request in self.live.values() if request.blocks]
+        running = [request for request in self.live.values() if request.room]
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
         assert planned[: len(streams)] == streams[: self.config.max_batch_tokens], "a stream waits, or not by age"
         assert plan.num_streams == min(len(streams), self.config.max_batch_tokens)
@@ -266,10 +279,16 @@ class Simulation:
         """
         running, waiting = list(self.scheduler._running), list(self.scheduler._waiting)
         assert running + waiting == list(self.live.values()), "requests are lost, doubled, or out of order"
-        held = {block for request in running for block in request.blocks}
-        assert 0 not in held, "the reserved block was given out"
-        assert sum(len(request.blocks) for request in running) == len(held) or self.config.prefix_caching, "shared blocks"
-        assert len(held) + self.scheduler.pool.num_free == self.config.num_blocks, "blocks are lost"
+        for at, group in enumerate(self.config.groups):
+            tables = [[block for block in request.tables[at] if block] for request in running]
+            held = {block for table in tables for block in table}
+            assert sum(map(len, tables)) == len(held) or self.config.prefix_caching, "shared blocks"
+            assert len(held) + self.scheduler.tables.groups[at].pool.num_free == group.num_blocks, "blocks are lost"
+            if group.window is not None:
+                most = self.config.window_blocks(group.window)
+                assert all(len(table) <= most for table in tables), "blocks out of sight are kept"
+            if group.has_state:
+                assert all(len(table) == 1 for table in tables), "a request without a state of its own"
         for name, request in self.live.items():
             assert self.tokens[name] == request.output, f"the outputs of {name} have gaps"
         self.scheduler.check_integrity()

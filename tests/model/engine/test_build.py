@@ -21,7 +21,7 @@ from model.engine.build import (
     processor,
     size_engine,
 )
-from model.engine.cache import count_blocks, free_memory
+from model.engine.cache import free_memory
 from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
@@ -139,12 +139,13 @@ def test_a_context_beyond_the_cache_is_refused_by_name():
 @pytest.mark.parametrize("memory", [1, BLOCK, 2 * BLOCK - 1])
 def test_too_little_memory_for_a_cache_is_a_sentence(memory):
     with pytest.raises(SettingError, match=f"^kv_cache_memory is {memory} bytes, but two KV blocks .* {2 * BLOCK}: raise it$"):
-        count_blocks(CONFIG, torch.float32, 16, memory, 10**6)
-    assert 1 == count_blocks(CONFIG, torch.float32, 16, 2 * BLOCK, 10**6)
+        size_engine(CONFIG, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory))
+    assert 1 == sized(2).num_blocks
 
 
 def test_half_the_bytes_a_value_are_twice_the_blocks():
-    assert 199 == count_blocks(CONFIG, torch.bfloat16, 16, 100 * BLOCK, 10**6)
+    options = replace(OPTIONS, kv_cache_memory=10 * BLOCK)
+    assert [9, 19] == [size_engine(CONFIG, dtype, "cpu", options).num_blocks for dtype in (torch.float32, torch.bfloat16)]
 
 
 def test_the_machine_has_memory_to_spare():

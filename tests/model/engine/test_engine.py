@@ -229,7 +229,7 @@ def test_stats_count_requests_free_blocks_and_preemptions():
 def test_going_idle_checks_the_books():
     engine = fake_engine()
     engine.add(ask("a", max_tokens=1))
-    engine.scheduler.pool._free.popitem()
+    engine.scheduler.tables.groups[0].pool._free.popitem()
     with pytest.raises(AssertionError, match="lost or doubled"):
         engine.step()
 
@@ -243,7 +243,7 @@ class Uncounted(OrderedDict):
 
 def test_going_idle_costs_the_same_however_large_the_pool_is():
     engine = fake_engine()
-    engine.scheduler.pool._free = Uncounted(engine.scheduler.pool._free)
+    engine.scheduler.tables.groups[0].pool._free = Uncounted(engine.scheduler.tables.groups[0].pool._free)
     engine.add(ask("a", max_tokens=1))
     engine.step()
     assert not engine.has_work

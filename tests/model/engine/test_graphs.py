@@ -179,7 +179,7 @@ def test_who_is_to_blame_is_known_where_the_token_is_drawn(machine, banned):
     runner = ModelRunner(machine.net, machine.backend, machine.cache, "cpu", machine.graphs)
     asked = {"sampling": SamplingParams(), "stop_token_ids": frozenset(banned), "min_tokens": 1 if banned else 0}
     bad, good = ask("bad", [POISON], **asked), ask("good", [11], **asked)
-    bad.blocks = good.blocks = [1]
+    bad.tables = good.tables = [[1]]
     pending = runner.submit(given(Plan((Scheduled(bad, 0, 1),))))
     other = runner.submit(given(Plan((Scheduled(good, 0, 1),))))
     assert {"bad": NO_SCORE} == pending.result().errors

@@ -221,11 +221,12 @@ def waiting(kind: str):
 @pytest.mark.parametrize("kind", ["known", "preempted"])
 def test_what_a_step_costs_does_not_depend_on_the_length_of_a_request_that_waits(kind):
     machine, request = waiting(kind)
-    seen, find = [], machine.scheduler.pool.find
-    machine.scheduler.pool.find = lambda parent, tokens: seen.append(tokens) or find(parent, tokens)
+    pool = machine.scheduler.tables.groups[0].pool
+    seen, find = [], pool.find
+    pool.find = lambda parent, tokens: seen.append(tokens) or find(parent, tokens)
     for _ in range(20):
         step(machine)
-    assert not request.blocks
+    assert not request.room
     assert len(seen) <= 20
 
 

@@ -38,7 +38,7 @@ def runner() -> ModelRunner:
 
 def at_work(name: str, blocks: list[int], length: int = 8, **fields) -> Request:
     request = ask(name, range(10, 10 + length), **fields)
-    request.blocks = blocks
+    request.tables = [blocks]
     return request
 
 
@@ -96,7 +96,7 @@ def test_a_row_draws_from_its_own_last_token(runner):
 
 def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
     bad = ask("bad", [1, POISON, 2])
-    bad.blocks = [1]
+    bad.tables = [[1]]
     result = runner.submit(given(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8))))).result()
     assert {"good"} == result.tokens.keys()
     assert {"bad": NO_SCORE} == result.errors

@@ -32,7 +32,7 @@ def plans(scheduler: Scheduler, runner: FakeRunner, count: int) -> list[list[tup
 
 def free(scheduler: Scheduler) -> bool:
     scheduler.check_integrity()
-    return scheduler.pool.num_free == scheduler.config.num_blocks
+    return scheduler.tables.num_free == scheduler.config.num_blocks
 
 
 def test_a_requests_blocks_are_one_piece_of_memory_that_a_step_copies_at_once():
@@ -42,7 +42,7 @@ def test_a_requests_blocks_are_one_piece_of_memory_that_a_step_copies_at_once():
         scheduler.add(request)
     while scheduler.num_running + scheduler.num_waiting:
         step(scheduler, runner)
-        assert all("q" == memoryview(request.blocks).format for request in requests)
+        assert all("q" == memoryview(table).format for request in requests for table in request.tables)
     assert requests[1].num_preemptions
 
 

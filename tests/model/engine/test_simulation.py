@@ -1,5 +1,6 @@
 """Hundreds of random lives of the scheduler keep every law; and each planted bug is found, so the search is evidence."""
 
+from array import array
 from collections import deque
 from dataclasses import replace
 
@@ -15,12 +16,14 @@ HUNT = [104, *range(200)]
 """Seeds within which a planted bug must show. The first is one under which the rarest do: it saves most of the search."""
 
 
-def test_every_law_holds_after_every_step_of_every_life():
+@pytest.mark.parametrize("groups", ["full", "windows", "states"])
+def test_every_law_holds_after_every_step_of_every_life(groups):
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
     preemptions, hits, guessed, right, early, reasons = 0, 0, 0, 0, 0, set()
-    for seed in range(SEEDS):
+    seeds = SEEDS if groups == "full" else SEEDS // 4
+    for seed in range(seeds):
         try:
-            life = Simulation(seed).run()
+            life = Simulation(seed, groups=groups).run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         preemptions += life.scheduler.num_preemptions
@@ -30,10 +33,10 @@ def test_every_law_holds_after_every_step_of_every_life():
         early += life.num_early
         reasons |= set(life.ended.values())
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
-    assert preemptions > 4 * SEEDS
-    assert hits > SEEDS
-    assert guessed - right > SEEDS < right
-    assert early > 4 * SEEDS
+    assert preemptions > 4 * seeds
+    assert groups == "states" or hits > seeds
+    assert groups == "states" or guessed - right > seeds < right
+    assert early > 4 * seeds
     assert set(FinishReason) == reasons
 
 
@@ -42,22 +45,30 @@ def test_the_same_seed_lives_the_same_life(seed):
     assert Simulation(seed).run().trace == Simulation(seed).run().trace
 
 
+def pool_of(scheduler: Scheduler) -> BlockPool:
+    """The blocks of its first group of layers."""
+    return scheduler.tables.groups[0].pool
+
+
 class LeaksOnAbort(Scheduler):
     """Blocks of an aborted request are not freed."""
 
     def abort(self, request_id, reason=FinishReason.ABORT):
-        given, self.pool.free = self.pool.free, lambda blocks: None
+        pool = pool_of(self)
+        given, pool.free = pool.free, lambda blocks: None
         try:
             return super().abort(request_id, reason)
         finally:
-            self.pool.free = given
+            pool.free = given
 
 
 class OneBlockShort(Scheduler):
     """Counts the blocks for one token less."""
 
-    def _grow(self, request, num_tokens):
-        return super()._grow(request, num_tokens - 1)
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        grow = self.tables.grow
+        self.tables.grow = lambda request, num_tokens: grow(request, num_tokens - 1)
 
 
 class LastInFirstOut(Scheduler):
@@ -74,13 +85,14 @@ class ForgetsToComputeAgain(Scheduler):
     def __init__(self, config, clock):
         super().__init__(config, clock)
         self.stood = {}
+        self.skip_known, self.tables.skip_known = self.tables.skip_known, self._skip_known
 
     def _preempt(self, request):
         self.stood[request.request_id] = request.num_computed
         super()._preempt(request)
 
     def _skip_known(self, request):
-        super()._skip_known(request)
+        self.skip_known(request)
         request.num_computed = max(request.num_computed, self.stood.get(request.request_id, 0))
 
 
@@ -122,7 +134,7 @@ class PreemptsTheOldest(Scheduler):
 
     def _make_room(self, request, num_tokens):
         undisturbed = True
-        while not self._grow(request, num_tokens):
+        while not self.tables.grow(request, num_tokens):
             undisturbed = False
             victim = self._running[0]
             self._preempt(victim)
@@ -231,7 +243,7 @@ class GivesBlocksTwice(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self.pool = self.Pool(config.num_blocks)
+        self.tables.groups[0].pool = self.tables._texts = self.Pool(config.num_blocks)
 
     class Pool(BlockPool):
         """See `GivesBlocksTwice`."""
@@ -260,13 +272,17 @@ class DropsTokensOnPreemption(Scheduler):
 class ComputesNothing(Scheduler):
     """A prompt that is known to its end is taken from the cache to its end: no token is left to compute."""
 
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.skip_known, self.tables.skip_known = self.tables.skip_known, self._skip_known
+
     def _skip_known(self, request):
-        super()._skip_known(request)
+        self.skip_known(request)
         size = self.config.block_size
-        found = self.pool.find(self._parent(request), request.tokens(request.num_computed, size))
+        found = pool_of(self).find(self.tables.parent(request), request.tokens(request.num_computed, size))
         if found is not None and request.num_computed + size == request.num_tokens:
-            self.pool.share(found[:1])
-            request.blocks.append(found[0])
+            pool_of(self).share(found[:1])
+            request.tables[0].append(found[0])
             request.num_computed += size
 
 
@@ -274,18 +290,20 @@ class TrustsAFailedStep(Scheduler):
     """Blocks that a failed step should have filled stay known."""
 
     def commit(self, plan, result):
-        forget, self.pool.forget = self.pool.forget, lambda blocks: None
+        pool = pool_of(self)
+        forget, pool.forget = pool.forget, lambda blocks: None
         try:
             return super().commit(plan, result)
         finally:
-            self.pool.forget = forget
+            pool.forget = forget
 
 
 class ForgetsWhatCameBefore(Scheduler):
     """A block is known by its own tokens alone."""
 
-    def _parent(self, request):
-        return ""
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.tables.parent = lambda request: ""
 
 
 class KnowsHalfABlock(Scheduler):
@@ -296,7 +314,7 @@ class KnowsHalfABlock(Scheduler):
         at, size = request.num_known, self.config.block_size
         if self.config.prefix_caching and (item.start + count) % size:
             padded = [*request.tokens(at * size, size), *[0] * size][:size]
-            self.pool.remember(self._parent(request), padded, request.blocks[at])
+            pool_of(self).remember(self.tables.parent(request), padded, request.tables[0][at])
         return item
 
 
@@ -305,7 +323,7 @@ class GivesOutWhatIsShared(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self.pool = self.Pool(config.num_blocks)
+        self.tables.groups[0].pool = self.tables._texts = self.Pool(config.num_blocks)
 
     class Pool(BlockPool):
         """See `GivesOutWhatIsShared`."""
@@ -352,22 +370,22 @@ class GuessesWithoutBlocks(Scheduler):
     """A guess has no blocks of its own."""
 
     def _guess(self, plan, left):
-        grow, self._grow = self._grow, lambda request, num_tokens: True
+        grow, self.tables.grow = self.tables.grow, lambda request, num_tokens: True
         try:
             return super()._guess(plan, left)
         finally:
-            self._grow = grow
+            self.tables.grow = grow
 
 
 class FollowsWithoutBlocks(Scheduler):
     """A step is begun early whose tokens have no place."""
 
     def schedule_async(self, plan):
-        grow, self._grow = self._grow, lambda request, num_tokens: True
+        grow, self.tables.grow = self.tables.grow, lambda request, num_tokens: True
         try:
             return super().schedule_async(plan)
         finally:
-            self._grow = grow
+            self.tables.grow = grow
 
 
 class PreemptsToFollow(Scheduler):
@@ -375,7 +393,7 @@ class PreemptsToFollow(Scheduler):
 
     def schedule_async(self, plan):
         for request in tuple(self._running):
-            if request.blocks:
+            if request.room:
                 self._make_room(request, request.num_tokens + 1)
         return super().schedule_async(plan)
 
@@ -425,7 +443,7 @@ class KnowsWhatWasAwaited(Scheduler):
             at, size = item.start // self.config.block_size, self.config.block_size
             if (item.start + 1) % size == 0 and item.request.num_known == at and self.config.prefix_caching:
                 tokens = [*item.request.tokens(at * size, size - 1), 0]
-                self.pool.remember(self._parent(item.request), tokens, item.request.blocks[at])
+                pool_of(self).remember(self.tables.parent(item.request), tokens, item.request.tables[0][at])
         return following
 
 
@@ -456,6 +474,126 @@ class CutsWhatFits(Scheduler):
     def _part(self, request, share, first):
         missing = request.num_tokens - request.num_computed
         return super()._part(request, share - (missing == share > 1), first)
+
+
+class FreesOneBlockEarly(Scheduler):
+    """A block goes back while the next query still sees its last tokens."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.let_go, self.tables.let_go = self.tables.let_go, self._let_go
+
+    def _let_go(self, request):
+        request.num_computed += self.config.block_size
+        self.let_go(request)
+        request.num_computed -= self.config.block_size
+
+
+class FreesOneTokenEarly(FreesOneBlockEarly):
+    """A block goes back while the next query still sees its last token."""
+
+    def _let_go(self, request):
+        request.num_computed += 1
+        self.let_go(request)
+        request.num_computed -= 1
+
+
+class KeepsWhatNobodySees(FreesOneBlockEarly):
+    """Blocks out of sight stay with their request."""
+
+    def _let_go(self, request):
+        pass
+
+
+class FindsWhatAWindowLacks(Scheduler):
+    """A prefix is found as far as full attention has it."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        for _, group in self.tables._others:
+            group.span = 0
+
+
+class FindsOneBlockTooFew(Scheduler):
+    """The first block that the token after a prefix sees need not be there."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        for _, group in self.tables._others:
+            group.span -= 1
+
+
+class TrustsAFailedStepUnderAWindow(Scheduler):
+    """Blocks of a window that a failed step should have filled stay known."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        for _, group in self.tables._others:
+            group.pool.forget_since = lambda number: set()
+            group.pool.forget = self._forget_reused(group.pool)
+
+    def _forget_reused(self, pool):
+        forget = pool.forget
+        return lambda blocks: forget(block for block in blocks if block not in pool._holders)
+
+
+class ClaimsNothing(Scheduler):
+    """Requests are admitted, and grow, without regard to what others may take under a window."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        for group in self.tables.groups[1:]:
+            group.fits = lambda request, num_tokens: True
+
+
+class LosesClaims(Scheduler):
+    """What a request claimed under a window stays claimed after its end."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        for group in self.tables.groups[1:]:
+            group.give_back = group.restart
+
+
+class SharesItsState(Scheduler):
+    """All requests have the same state."""
+
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        new = self.tables.new
+        self.tables.new = lambda: [*new()[:-1], array("q", [1])]
+
+
+class MovesItsState(Scheduler):
+    """A state has another place after a step, where its past is not."""
+
+    def commit(self, plan, result):
+        for request in self._running:
+            table, pool = request.tables[-1], self.tables.groups[-1].pool
+            if pool.num_free:
+                [place] = pool.allocate(1)
+                pool.free(table)
+                table[0] = place
+        return super().commit(plan, result)
+
+
+PLANTED_IN_GROUPS = [
+    (FreesOneBlockEarly, "windows"),
+    (FreesOneTokenEarly, "windows"),
+    (KeepsWhatNobodySees, "windows"),
+    (FindsWhatAWindowLacks, "windows"),
+    (FindsOneBlockTooFew, "windows"),
+    (TrustsAFailedStepUnderAWindow, "windows"),
+    (ClaimsNothing, "windows"),
+    (LosesClaims, "windows"),
+    (SharesItsState, "states"),
+    (MovesItsState, "states"),
+]
+
+
+@pytest.mark.parametrize(("broken", "groups"), PLANTED_IN_GROUPS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_bug_planted_in_groups_is_found(broken, groups):
+    assert any(dies(seed, broken, groups) for seed in (112, *HUNT)), f"{len(HUNT)} lives did not show it"
 
 
 PLANTED = [
@@ -511,9 +649,9 @@ def test_a_planted_bug_is_found(broken):
     assert any(dies(seed, broken) for seed in HUNT), f"{len(HUNT)} lives did not show it"
 
 
-def dies(seed: int, scheduler: type[Scheduler]) -> bool:
+def dies(seed: int, scheduler: type[Scheduler], groups: str = "full") -> bool:
     try:
-        Simulation(seed, scheduler).run()
+        Simulation(seed, scheduler, groups).run()
     except TypeError:
         raise  # a planted bug that no longer fits the scheduler would be found by anything
     except Exception:

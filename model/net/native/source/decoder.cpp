@@ -495,14 +495,14 @@ int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try
 
 void attend_free(Net* net) { delete net; }
 
-// One step: T tokens of `rows` requests, which have starts and counts and own the blocks of the table [rows, width]. keys and values are the
-// layers' caches. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
-int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* slots, i64 T, bf16* const* keys, bf16* const* values,
-                 i64 block_size, const i64* starts, const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* residual, bf16* hidden) try {
+// One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches. Layers belong to groups:
+// slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. residual [T, E] is for use in between;
+// hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
+int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
+                 i64 block_size, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
+                 bf16* residual, bf16* hidden) try {
     make_room(*net, T);
-    Input in = {tokens, positions, slots, T};
-    Step step = {starts, counts, blocks, rows, width};
-    std::vector<Work> work = work_of(step, LANES / (net->heads.H / net->heads.K));
+    std::vector<Work> work = work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K));
     i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
     compute(phases * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {
@@ -514,8 +514,11 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* sl
         });
         const Norms* last = nullptr;
         for (size_t n = 0; n < net->layers.size(); n++) {
-            layer_of(team, kernels, *net, net->layers[n], last, {keys[n], values[n], block_size}, in, step, work, residual);
-            last = &net->layers[n].of_mlp;
+            const Layer& layer = net->layers[n];
+            Input in = {tokens, positions, slots[groups[n]], T};
+            Step step = {starts, counts, blocks[groups[n]], rows, width};
+            layer_of(team, kernels, *net, layer, last, {keys[n], values[n], block_size}, in, step, work, residual);
+            last = &layer.of_mlp;
         }
         join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);
     });

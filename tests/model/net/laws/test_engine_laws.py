@@ -68,7 +68,8 @@ def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, **c
     settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
     backend = way.make(config, BLOCK)
     net = serving_form(copy.deepcopy(net_of(config, way.dtype)).to(way.device), backend)
-    cache = KVCache.allocate(config, settings.num_blocks, BLOCK, way.dtype, way.device)
+    counts = [group.num_blocks for group in settings.groups] if changes.get("groups") else settings.num_blocks
+    cache = KVCache.allocate(config, counts, BLOCK, way.dtype, way.device)
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(torch.nan)
     clock = Clock()

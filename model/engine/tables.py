@@ -1,0 +1,203 @@
+"""The block tables of all requests, one for each group of layers, and the prefix cache over them.
+
+A full block is found again by its text. One group tells texts apart and numbers them: that of full attention, or `Texts` where
+all layers have windows. The others know a block by the number of its text. A prefix is found as far as each group has what
+the next token sees: full attention all of it, a window its last tokens.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from model.config import EngineConfig
+from model.engine.blocks import BlockPool, Parent, Texts
+from model.engine.groups import FullGroup, Group, group_of
+from model.engine.request import Lack, Request
+
+TEXTS_OF_BLOCK = 4
+"""Texts that are known where all layers have windows, for each block that there is."""
+
+
+class BlockTables:
+    """Owns the blocks of every group."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.groups: list[Group] = [group_of(at, size, config) for at, size in enumerate(config.groups)]
+        self.has_windows = any(size.window is not None for size in config.groups)
+        full = [group for group in self.groups if type(group) is FullGroup]
+        self._full = full[0] if full else None
+        self._texts: BlockPool | Texts = full[0].pool if full else Texts(TEXTS_OF_BLOCK * config.num_blocks)
+        self._others = [(at, group) for at, group in enumerate(self.groups) if group is not self._full]
+        self._known_before: list[int] = []
+        self.begin_step()
+
+    def new(self) -> list["array[int]"]:
+        """A request's tables before its admission."""
+        return [array("q") for _ in self.groups]
+
+    @property
+    def num_free(self) -> int:
+        """Free blocks in the group that has the smallest share of them, counted in blocks of the first group."""
+        return int(self.config.num_blocks * min(group.free_share for group in self.groups) + 1e-6)  # a share is rounded
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for so many tokens in every group, or in none."""
+        if num_tokens <= request.room:
+            return True
+        if not all(group.fits(request, num_tokens) for group in self.groups):
+            return False
+        for group in self.groups:
+            group.grow(request, num_tokens)
+        size = self.config.block_size
+        request.room = -(-num_tokens // size) * size
+        return True
+
+    def reach(self, request: Request, num_tokens: int) -> None:
+        """Have the blocks that a step writes to, for so many tokens: it has room for them."""
+        for group in self.groups:
+            group.reach(request, num_tokens)
+
+    def let_go(self, request: Request) -> None:
+        """Free the blocks that no query of a token that is not computed yet sees."""
+        for group in self.groups:
+            group.let_go(request)
+
+    def give_back(self, request: Request) -> None:
+        """A request without blocks has computed nothing."""
+        for group in self.groups:
+            group.give_back(request)
+        request.room = 0
+        request.num_computed, request.num_known, request.parent = 0, 0, None
+
+    def admit(self, request: Request) -> bool:
+        """Make room for all tokens of a waiting request, known ones as far as they go; or none, and note what it lacks."""
+        if self._lacks_blocks(request):
+            return False
+        before = 0 if self._full is None else self._full.pool.num_free
+        self.skip_known(request)
+        if self.grow(request, request.num_tokens):
+            request.lack = None
+            return True
+        if self._full is not None:
+            needed = self._full.missing(request, request.num_tokens) + before - self._full.pool.num_free
+            request.lack = Lack(needed, request.num_known, self.parent(request))
+        self.give_back(request)
+        return False
+
+    def _lacks_blocks(self, request: Request) -> bool:
+        """Whether it would fail again. An estimate: a wrong no is a try in vain, a wrong yes a wait until blocks come back."""
+        if not all(group.fits(request, request.num_tokens) for _, group in self._others):
+            return True
+        lack = request.lack
+        while lack is not None and (found := self._find(request, lack.num_known, lack.parent)) is not None:
+            lack.num_free, lack.num_known, lack.parent = lack.num_free - 1, lack.num_known + 1, found[1]
+        return lack is not None and self._full is not None and self._full.pool.num_free < lack.num_free
+
+    # The prefix cache.
+
+    def begin_step(self) -> None:
+        """What becomes known from here on is what the step under way fills."""
+        self._known_before = [group.pool.next_number for group in self.groups]
+
+    def forget_step(self) -> list[set[int]]:
+        """Make all that became known since then unfindable; returns the blocks of each group."""
+        since = zip(self.groups, self._known_before, strict=True)
+        return [group.pool.forget_since(number) for group, number in since]
+
+    def forget(self, request: Request) -> None:
+        """Make the blocks of a request unfindable."""
+        for group, table in zip(self.groups, request.tables, strict=True):
+            group.pool.forget(table)
+
+    def restart(self, request: Request) -> None:
+        """It computes all of its tokens anew, with the same room."""
+        for group in self.groups:
+            group.restart(request)
+        request.num_computed, request.num_known, request.parent = 0, 0, None
+
+    def looks_up(self, request: Request) -> bool:
+        """Scores of a prompt come from computing it."""
+        scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
+        return self.config.prefix_caching and scored
+
+    def parent(self, request: Request) -> Parent:
+        """What its next block that is not known follows."""
+        return request.root if request.parent is None else request.parent
+
+    def remember(self, request: Request, end: int) -> None:
+        """Make the blocks that the tokens before `end` fill known."""
+        size = self.config.block_size
+        for at in range(request.num_known, end // size) if self.config.prefix_caching else ():
+            block = 0 if self._full is None else request.tables[0][at]
+            number = self._texts.remember(self.parent(request), request.tokens(at * size, size), block)
+            for place, group in self._others:
+                if request.tables[place][at]:
+                    group.pool.remember(number, (), request.tables[place][at])
+            request.parent, request.num_known = number, at + 1
+
+    def skip_known(self, request: Request) -> None:
+        """Share the known blocks that go on from what is computed."""
+        start, inside = divmod(request.num_computed, self.config.block_size)
+        if inside or not self.looks_up(request):
+            return
+        found = self._known_after(request, start)
+        if not found:
+            return
+        if self._full is not None:
+            self._full.share(request, start, [block for block, _ in found])
+        for _, group in self._others:
+            group.share(request, start, [_block_of(group, number) for _, number in found])
+        request.num_known, request.parent = start + len(found), found[-1][1]
+        request.num_computed = request.num_known * self.config.block_size
+
+    def _known_after(self, request: Request, start: int) -> list[tuple[int, int]]:
+        """Block and number of the texts from block `start` on, as far as every group has what the token after them sees.
+
+        A window may lack what lies far before that token: so all is looked at from the beginning of a request, and later
+        only what goes on without a gap, which costs no more than is found.
+        """
+        found: list[tuple[int, int]] = []
+        usable, parent = 0, self.parent(request)
+        in_row = [min(start, group.span) for _, group in self._others]
+        while (known := self._text(request, start + len(found), parent)) is not None:
+            found.append(known)
+            parent, end = known[1], start + len(found)
+            for at, (_, group) in enumerate(self._others):
+                in_row[at] = in_row[at] + 1 if _block_of(group, known[1]) else 0
+            if all(row >= min(end, group.span) for row, (_, group) in zip(in_row, self._others, strict=True)):
+                usable = len(found)
+            elif start:
+                break
+        return found[:usable]
+
+    def _text(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
+        """The known text of block `at`: its block under full attention, and its number. None for the last token, which must
+        be computed.
+        """
+        size = self.config.block_size
+        if at >= (request.num_tokens - 1) // size:
+            return None
+        return self._texts.find(parent, request.tokens(at * size, size))
+
+    def _find(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
+        """The same, where every group has its block."""
+        known = self._text(request, at, parent) if self.looks_up(request) else None
+        return known if known is not None and all(_block_of(group, known[1]) for _, group in self._others) else None
+
+    # Checks.
+
+    def check_all_free(self) -> None:
+        """No block is held, and none is lost: told by counting, since an engine that goes idle checks it each time."""
+        for group in self.groups:
+            group.pool.check_all_free()
+
+    def check_integrity(self, running: Sequence[Request]) -> None:
+        """Every block is free or held by these requests, in every group."""
+        for group in self.groups:
+            group.check_integrity(running)
+
+
+def _block_of(group: Group, number: int) -> int:
+    """The block that holds a text in a group that knows texts by their numbers; 0 where there is none."""
+    known = group.pool.find(number, ())
+    return 0 if known is None else known[0]

@@ -1,0 +1,119 @@
+"""How the memory of the KV cache is shared out among groups of layers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model.config import GroupSize, ModelConfig
+from model.engine.build import EngineOptions, size_engine
+from model.errors import SettingError
+from tests.model.checkpoints import tiny_config
+
+SIZE = 32
+WINDOW = 512
+GEMMA = tiny_config(num_layers=12, sliding_window=WINDOW, window_layers=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10), max_positions=1 << 17)
+"""Five layers with a window to one without, as Gemma 3."""
+FULL = replace(GEMMA, sliding_window=None, window_layers=None)
+MISTRAL = replace(GEMMA, window_layers=None)
+OPTIONS = EngineOptions(max_batch_requests=4, max_batch_tokens=1024)
+
+
+def sized(config: ModelConfig, tokens: int, **changes):
+    """An engine in the memory that so many tokens take in all layers, beside the reserved blocks."""
+    memory = (tokens + SIZE) * config.kv_bytes_per_token(4)
+    return size_engine(config, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory, **changes))
+
+
+def test_layers_with_the_same_memory_are_one_group_full_attention_first():
+    groups = replace(GEMMA, window_layers=(0, 2)).memory_groups
+    assert [(tuple(number for number in range(12) if number not in (0, 2)), None), ((0, 2), WINDOW)] == [
+        (group.layers, group.window) for group in groups
+    ]
+    assert [1, 0, 1, 0] == list(replace(GEMMA, window_layers=(0, 2)).group_of_layer[:4])
+    assert 1 == len(FULL.memory_groups) == len(MISTRAL.memory_groups)
+
+
+def test_five_layers_in_six_with_a_window_serve_several_times_the_tokens():
+    """Four requests take 4 * 18 + 32 blocks under the window, a tenth of the blocks that the memory holds of each."""
+    before, after = (sized(config, 32 * 1024).num_blocks for config in (FULL, GEMMA))
+    assert 1024 == before
+    assert 5.4 < after / before < 6
+
+
+def test_all_layers_with_a_window_serve_all_positions():
+    config = sized(MISTRAL, 8 * 1024)
+    assert 1 << 17 == config.max_model_len
+    assert 4 * 18 + 32 == config.num_blocks, "more would be of no use"
+
+
+def test_short_requests_find_as_much_room_under_a_window_as_under_full_attention():
+    """Where the memory holds less than the windows of all requests at once."""
+    groups = sized(GEMMA, 3000, max_batch_requests=64).groups
+    assert [93, 93] == [group.num_blocks for group in groups]
+    assert [None, WINDOW] == [group.window for group in groups]
+
+
+def test_a_window_without_room_for_a_step_keeps_all_tokens_and_bounds_the_context():
+    config = sized(GEMMA, 1024)
+    assert (GroupSize(32), GroupSize(32)) == config.groups
+    assert 1024 == config.max_model_len
+    assert (GroupSize(32),) == sized(MISTRAL, 1024).groups
+
+
+def test_a_window_as_long_as_the_context_is_full_attention():
+    config = sized(MISTRAL, 10**6, max_model_len=WINDOW)
+    assert (GroupSize(4 * WINDOW // SIZE),) == config.groups
+
+
+def test_a_context_that_was_asked_for_comes_before_more_requests_at_once():
+    asked = sized(GEMMA, 4000, max_batch_requests=64, max_model_len=15000)
+    assert 15000 == asked.max_model_len
+    assert asked.groups[0].num_blocks * SIZE >= 15000
+    assert asked.groups[1].num_blocks >= 18 + 32
+    with pytest.raises(
+        SettingError, match=r"^max_model_len is 25000 tokens, but the KV cache holds \d+: raise kv_cache_memory"
+    ):
+        sized(GEMMA, 4000, max_batch_requests=64, max_model_len=25000)
+
+
+@pytest.mark.parametrize("tokens", [64, 1000, 1600, 5000, 40000, 10**6])
+@pytest.mark.parametrize("config", [GEMMA, FULL, MISTRAL], ids=["gemma", "full", "mistral"])
+def test_the_groups_take_no_more_than_the_memory_and_nearly_all_that_is_useful(config, tokens):
+    memory = (tokens + SIZE) * config.kv_bytes_per_token(4)
+    groups = sized(config, tokens).groups
+    each = [config.block_bytes(group, SIZE, 4) for group in config.memory_groups]
+    taken = sum((group.num_blocks + 1) * size for group, size in zip(groups, each, strict=True))
+    assert taken <= memory
+    most = [(1 << 17) * 4 // SIZE if group.window is None else 4 * 18 + 32 for group in config.memory_groups]
+    full = all(group.num_blocks == count for group, count in zip(groups, most, strict=True))
+    assert full or memory - taken < sum(each)
+
+
+# States.
+
+
+class Stateful(ModelConfig):
+    """Every layer but the last keeps a state of 1000 bytes."""
+
+    __slots__ = ()
+
+    def _layer(self, number):
+        layer = super()._layer(number)
+        return layer if number == self.num_layers - 1 else replace(layer, state_bytes=1000)
+
+
+STATEFUL = Stateful(**{name: getattr(FULL, name) for name in FULL.__dataclass_fields__})
+
+
+def test_there_is_a_state_for_each_request_and_the_rest_is_for_keys_and_values():
+    memory = 5 * 11 * 1000 + 101 * STATEFUL.block_bytes(STATEFUL.memory_groups[0], SIZE, 4)
+    config = size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory))
+    assert (GroupSize(100), GroupSize(4, has_state=True)) == config.groups
+    assert 2 * STATEFUL.kv_size * 4 == STATEFUL.kv_bytes_per_token(4), "of the one layer with keys and values"
+
+
+def test_prefix_caching_is_off_where_layers_keep_a_state():
+    assert OPTIONS.prefix_caching
+    assert not size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=10**8)).prefix_caching
+    assert size_engine(FULL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=10**8)).prefix_caching

@@ -1,0 +1,131 @@
+"""Blocks that no query sees any more go back, and no answer changes by it: beyond several windows, on every backend."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from model.config import GroupSize, ModelConfig
+from model.engine.engine import Engine
+from model.engine.request import Request
+from model.params import SamplingParams
+from tests.model.checkpoints import VOCAB, tiny_config
+from tests.model.engine.machines import ask, run
+from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine
+from tests.model.net.laws.ways import Way, each_way
+
+SIZES = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "max_positions": 256}
+MODELS = {
+    "some layers": tiny_config(**SIZES, num_layers=2, sliding_window=40, window_layers=(0,)),
+    "all layers": tiny_config(**SIZES, num_layers=2, sliding_window=33),
+    "itself alone": tiny_config(**SIZES, num_layers=2, sliding_window=1, window_layers=(0,)),
+}
+each_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+LENGTHS = [200, 31, 170, 20, 97, 30]
+COMINGS = {
+    "chunked": {"max_batch_tokens": 13},
+    "batched": {},
+    "async scheduling": {"async_scheduling": True},
+    "async scheduling, preempted": {"async_scheduling": True, "num_blocks": 8},
+    "prefix hit": {"prefix_caching": True},
+    "preempted": {"num_blocks": 8},
+    "preempted, in chunks, with prefix hits": {"num_blocks": 8, "prefix_caching": True, "max_batch_tokens": 40},
+}
+each_coming = pytest.mark.parametrize("coming", COMINGS)
+
+
+def crowd() -> list[Request]:
+    """Greedy and drawn. Every second one shares its beginning of five blocks, which is longer than any window."""
+    dice = random.Random(5)
+    stem = dice.choices(range(VOCAB), k=5 * BLOCK)
+    stems = stem, [*stem[BLOCK:], *stem[:BLOCK]]
+    return [
+        ask(
+            f"r{at}",
+            [*stems[at % 2][:length], *dice.choices(range(VOCAB), k=max(0, length - 5 * BLOCK))],
+            24,
+            sampling=SamplingParams(temperature=at // 2 % 2),
+            seed=at,
+            logprobs=0,
+        )
+        for at, length in enumerate(LENGTHS)
+    ]
+
+
+@cache
+def kept(way: Way, config: ModelConfig) -> dict[str, Answer]:
+    """What each of the crowd gets alone from a pool that keeps all of its tokens."""
+    return {name: answer(outputs) for request in crowd() for name, outputs in run(engine(way, config), [request]).items()}
+
+
+def window_engine(way: Way, config: ModelConfig, *, num_blocks: int = 64, **changes) -> Engine:
+    """An engine that gives blocks back. They hold NaN until they are given out again, as the reserved block does."""
+    steps = changes.get("max_batch_tokens", 256) // BLOCK
+    groups = []
+    for group in config.memory_groups:
+        least = 0 if group.window is None else -(-(group.window - 1) // BLOCK) + 2 + steps
+        groups.append(GroupSize(num_blocks if group.window is None else least + num_blocks // 2, group.window))
+    machine = engine(way, config, num_blocks=groups[0].num_blocks, groups=tuple(groups), max_model_len=256, **changes)
+    commit = machine.scheduler.commit
+
+    def poisoning(plan, result):
+        outputs = commit(plan, result)
+        poison(machine)
+        return outputs
+
+    machine.scheduler.commit = poisoning
+    return machine
+
+
+def poison(machine: Engine) -> None:
+    """Fill with NaN what nobody holds and nobody can find again."""
+    cache, size = machine.runner.cache, machine.scheduler.config.block_size
+    for layer, group in enumerate(cache.group_of_layer):
+        pool = machine.scheduler.tables.groups[group].pool
+        lost = torch.tensor([0, *(block for block in pool._free if block not in pool._keys)], device=cache.keys[0].device)
+        for part in (cache.keys[layer], cache.values[layer]):
+            part.view(-1, size, *part.shape[1:]).index_fill_(0, lost, torch.nan)
+
+
+@each_coming
+@each_model
+@each_way
+def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
+    machine = window_engine(way, config, **COMINGS[coming])
+    found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}
+    assert_near(way, config, crowd(), found)
+    if way.dtype == torch.float32:
+        assert {name: tokens for name, (tokens, _) in kept(way, config).items()} == {
+            name: tokens for name, (tokens, _) in found.items()
+        }
+    if way.exact:
+        assert kept(way, config) == found
+    stats = machine.stats()
+    assert COMINGS[coming].get("prefix_caching", False) == (stats.num_prefix_hits > 0)
+    assert ("preempted" in coming) == (stats.num_preemptions > 0)
+
+
+@pytest.mark.parametrize("budget", [13, 64, 256])
+@each_model
+def test_a_request_never_holds_more_than_its_window_spans_beside_a_steps_chunk(config, budget):
+    """ceil((W - 1) / B) + 2 blocks, and those that the chunk fills."""
+    way = Way("torch", torch.float32)
+    machine = window_engine(way, config, max_batch_tokens=budget)
+    [request] = requests = [ask("a", [at % VOCAB for at in range(200)], 50)]
+    place, window = next((at, group.window) for at, group in enumerate(config.memory_groups) if group.window is not None)
+    most = {"computed": 0, "idle": 0}
+    submit = machine.runner.submit
+
+    def counting(step):
+        held = sum(map(bool, step.tables[place][0]))
+        assert held <= -(-(window - 1) // BLOCK) + 2 + step.counts[0] // BLOCK
+        return submit(step)
+
+    machine.runner.submit = counting
+    machine.add(requests[0])
+    while machine.has_work:
+        machine.step()
+        most["idle"] = max(most["idle"], sum(map(bool, request.tables[place])))
+        machine.scheduler.check_integrity()
+    assert 0 < most["idle"] <= -(-(window - 1) // BLOCK) + 1
