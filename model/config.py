@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from model.errors import CheckpointError, SettingError
 from model.rope import DynamicScaling, Rope, RopeScaling
+from model.sublayers import DeltaSpec, MixtureSpec, Routing
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
@@ -19,9 +20,6 @@ QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-Routing = Literal["all", "chosen"]
-"""What a token's experts are weighted by: their part of the softmax over all experts' scores, or of that over the chosen ones'.
-The second is also the first, divided by its sum ("norm_topk_prob")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +35,6 @@ class AttentionVariant:
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureSpec:
-    """A mixture of experts in place of an MLP: each token goes to a few of them, and to a shared one where there is one."""
-
-    num_experts: int
-    experts_per_token: int
-    expert_size: int
-    """Width of one expert's MLP."""
-    routing: Routing
-    shared_expert_size: int | None
-    """Width of the MLP that every token goes to, times a sigmoid of its own (Qwen2-MoE); None: there is none."""
-
-
-@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What one layer of a model is, as far as layers of a model differ."""
 
@@ -58,8 +43,13 @@ class LayerSpec:
     """None: queries and keys are not rotated."""
     experts: MixtureSpec | None = None
     """None: an MLP."""
-    state_bytes: int = 0
-    """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
+    delta: DeltaSpec | None = None
+    """What the layer has in place of attention; None: it attends."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
+        return 0 if self.delta is None else self.delta.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +129,12 @@ class ModelConfig:
     """Whether each head has one more score, learned, in the sum of its softmax, with no value to it (gpt-oss)."""
     attention_scale: float | None = None
     """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
+    attention_gate: bool = False
+    """Whether the heads' outputs are multiplied by the sigmoid of a projection of their own (Qwen3.5)."""
+    delta: DeltaSpec | None = None
+    """What `delta_layers` have in place of attention."""
+    delta_layers: tuple[int, ...] = ()
+    """The layers, counted from 0, that keep a state in place of keys and values."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -197,10 +193,20 @@ class ModelConfig:
         if self.swiglu_limit is not None and self.activation != "silu":
             raise CheckpointError(f"config.json: swiglu_limit is not supported with activation {self.activation!r}")
         known = range(self.num_layers)
-        for name in ("window_layers", "rope_layers", "expert_layers"):
+        for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers"):
             layers = getattr(self, name)
             if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
                 raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
+
+        self._check_delta()
+
+    def _check_delta(self) -> None:
+        if not isinstance(self.delta, DeltaSpec | None):
+            raise CheckpointError(f"config.json: delta must be an object of sizes; got {self.delta!r}")
+        if not isinstance(self.delta_layers, tuple) or (self.delta_layers and self.delta is None):
+            raise CheckpointError(f"config.json: delta_layers {self.delta_layers!r} need a delta and must be a list")
+        if len(set(self.delta_layers)) == self.num_layers:
+            raise CheckpointError("config.json: a model all of whose layers keep a state is not supported: one must attend")
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -208,6 +214,8 @@ class ModelConfig:
         return tuple(self._layer(number) for number in range(self.num_layers))
 
     def _layer(self, number: int) -> LayerSpec:
+        if number in self.delta_layers:
+            return LayerSpec(AttentionVariant(), None, self._experts(number), self.delta)
         slides = self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
         variant = AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale)
         return LayerSpec(variant, self._rope(number, slides), self._experts(number))
@@ -225,6 +233,11 @@ class ModelConfig:
             return None
         size = self.mlp_size if self.expert_size is None else self.expert_size
         return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, self.shared_expert_size)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states that one sequence holds, over all layers."""
+        return sum(layer.state_bytes for layer in self.layers)
 
     @property
     def attention_variants(self) -> tuple[AttentionVariant, ...]:
@@ -287,7 +300,7 @@ CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions"
 CHOICES |= {"routing": Routing}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks")
+SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate")
 
 
 LONGEST_DRAFT = 15

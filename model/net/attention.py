@@ -13,7 +13,7 @@ Shapes: T query tokens · S key tokens · H query heads · K key/value heads · 
 """
 
 import math
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,19 @@ from model.config import AttentionVariant, ModelConfig
 from model.net.layers import make_norm
 from model.net.linear import Linear
 from model.net.rope import Rotation, apply_rotary
+from model.net.states import Recurrence
 
-Attention = Callable[..., Tensor]
-"""`(layer, q_THD, k_TKD, v_TKD) -> o_THD`: how the tokens of this step see each other and the past. A model with sinks gives
-them as a fifth argument `sinks_H`; no other does.
-"""
+
+class Attention(Protocol):
+    """How the tokens of this step see each other and the past."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
+        """The heads' outputs [T, H, D]. Only a model with sinks gives them."""
+        ...
+
+    def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
+        """The outputs [T, ...] of a layer that keeps a state. `inputs_T`: what it made of each token by itself, [T, ...]."""
+        ...
 
 
 PLAIN = AttentionVariant()
@@ -81,12 +89,13 @@ def attend(
 
 
 class MultiHeadAttention(nn.Module):
-    """Project to heads, attend in each, concatenate, project back."""
+    """Project to heads, attend in each, concatenate, project back; with a gate, a part of the first projection, before that."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_size = config.head_size
-        sizes = [config.query_size, config.kv_size, config.kv_size]
+        queries = [config.query_size] * (2 if config.attention_gate else 1)  # and what gates the heads' outputs
+        sizes = [*queries, config.kv_size, config.kv_size]
         self.qkv = Linear(config.hidden_size, sizes, bias=config.qkv_bias, cut="rows", unit=config.head_size)
         self.out = Linear(config.query_size, [config.hidden_size], bias=config.out_bias, cut="columns", unit=config.head_size)
         normed = {"none": (0, 0), "head": (config.head_size, config.head_size), "all": (config.query_size, config.kv_size)}
@@ -95,12 +104,12 @@ class MultiHeadAttention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        q_TQ, k_TQ, v_TQ = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
+        q_TQ, *gate, k_TQ, v_TQ = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
         q_THD = apply_rotary(self._normed(self.q_norm, q_TQ), rotation)
         k_TKD = apply_rotary(self._normed(self.k_norm, k_TQ), rotation)
         sinks = () if self.sinks is None else (self.sinks,)
-        heads_THD = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks)
-        return self.out(heads_THD.flatten(-2))
+        heads_TQ = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks).flatten(-2)
+        return self.out(heads_TQ * gate[0].sigmoid() if gate else heads_TQ)
 
     def _normed(self, norm: nn.Module, x_TQ: Tensor) -> Tensor:
         return norm(self._heads(x_TQ)) if self.norm_heads else self._heads(norm(x_TQ))

@@ -8,10 +8,8 @@ entries of blocks that no query sees any more are 0, and a backend reads nothing
 Shapes: T tokens of this step · R requests · S key slots · B blocks · H query heads · K key/value heads · D head size.
 """
 
-import mmap
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
@@ -24,6 +22,8 @@ from torch import Tensor
 from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
 from model.net.features import ALL, features
+from model.net.mapped import large_pages
+from model.net.states import Recurrence, State, Turns, advance, allocate
 from model.transfer import integers, to_device
 
 LEAST_KEYS = 64
@@ -51,6 +51,8 @@ class KVCache:
     block_size: int
     group_of_layer: Sequence[int] = ()
     """Which of the layout's groups each layer belongs to; empty: there is one."""
+    states: dict[int, State] = field(default_factory=dict)
+    """Of each layer that keeps a state in place of keys and values: tensors [slots, ...]."""
 
     @classmethod
     def allocate(
@@ -62,20 +64,10 @@ class KVCache:
         slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
         width = config.num_kv_heads * config.head_size
         sizes = [slots[group] * width for group in (*of_layer, *of_layer)]
-        memory = _large_pages(sum(sizes), dtype) if device == "cpu" else torch.empty(sum(sizes), dtype=dtype, device=device)
+        memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.empty(sum(sizes), dtype=dtype, device=device)
         parts = [part.view(-1, config.num_kv_heads, config.head_size) for part in memory.zero_().split(sizes)]
-        return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer)
-
-
-def _large_pages(count: int, dtype: torch.dtype) -> Tensor:
-    """Memory for so many numbers, in large pages where the system has them.
-
-    A step reads pieces of 4 KB from all over the cache: in pages of that size each had to be looked up anew.
-    """
-    memory = mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE)
-    with suppress(AttributeError, OSError):  # a system without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
+        states = allocate(config, counts[-1], device)
+        return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer, states)
 
 
 @dataclass(frozen=True)
@@ -147,6 +139,12 @@ class BatchLayout:
     def spans(self) -> tuple[Tensor, Tensor]:
         """int64 [R] each: where a row's tokens start, and how many they are."""
         return integers([row.start for row in self.rows]), integers([row.count for row in self.rows])
+
+    @cached_property
+    def turns(self) -> Turns:
+        """How the step moves states on, in a model that keeps them."""
+        assert self.states_R is not None, "nobody said where the states lie"
+        return Turns(self.rows, self.states_R)
 
     def reads(self, window: int | None) -> "Reads":
         """What the queries read where they see `window` keys at most; made at the first layer that asks."""
@@ -391,3 +389,7 @@ class Paged:
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
         return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout_of(layer), *sinks_H)
+
+    def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
+        """See Attention."""
+        return advance(recurrence, inputs_T, self.cache.states[layer], self.layout.turns)

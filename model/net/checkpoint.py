@@ -5,6 +5,8 @@ misshapen or not finite is named, with the file it should be in.
 """
 
 import json
+import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from model.net.linear import Linear
 from model.net.mapped import release
 from model.net.transformer import Decoder
 from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
+
+log = logging.getLogger("attend.model")
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """What weights may be stored in, under safetensors' names; an eight-bit float needs scales that are not read."""
@@ -73,6 +77,7 @@ def fill(
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with _Weights(folder) as weights:
+        family = weights.spelled(family)
         for slot in _slots(net):
             first, copied = 0, not mapped or (slot.ours.startswith("embedding.") and not tied)
             for tensor in _pieces(net.config, family, weights, slot):
@@ -84,6 +89,9 @@ def fill(
         if tied:
             weights.check_tied(family, net.config)
         weights.check(family, tied=tied)
+        for start, lacking in family.left_out.items():
+            if any(name.startswith(start) for name in weights.where):
+                log.info("the tensors %s* are left out: %s", start, lacking)
     if tied:
         net.head.weight = net.embedding.tokens.weight
     net.mapped = mapped
@@ -96,9 +104,10 @@ def inspect(folder: Path) -> ModelConfig:
     with torch.device("meta"):
         net = Decoder(config, context=0)
     with _Weights(folder) as weights:
+        family = weights.spelled(family)
         for slot in _slots(net):
             for name, shape in _their_shapes(net.config, family, slot):
-                weights.find(name, shape, family.optional_prefix)
+                weights.find(name, shape, family.optional_part)
         weights.check(family, tied=config.tied_head)
     return config
 
@@ -156,18 +165,28 @@ class _Weights:
     def __exit__(self, *_: object) -> None:
         self.files.clear()
 
-    def find(self, name: str, shape: tuple[int, ...], prefix: str) -> list[tuple[str, str]] | None:
+    def spelled(self, family: Family) -> Family:
+        """The family with the fused tensors that are there."""
+
+        def there(theirs: tuple[str, ...]) -> bool:
+            pattern = re.compile(re.escape(theirs[0].replace(family.optional_part, "", 1)).replace(r"\{\}", r"\d+"))
+            return any(pattern.fullmatch(name.replace(family.optional_part, "", 1)) for name in self.where)
+
+        fused = {ours: theirs for ours, theirs in family.fused.items() if there(theirs)}
+        return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
+
+    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[tuple[str, str]] | None:
         """(name, file) of what holds a tensor of this shape, itself or its MXFP4 parts; None after noting what is wrong."""
         parts = {name: shape}
         if name not in self.where and f"{name}_blocks" in self.where:
             parts = mxfp4.parts(name, shape)
         stored = STORED if name in parts else mxfp4.STORED
-        places = [self._find(part, size, prefix, stored) for part, size in parts.items()]
+        places = [self._find(part, size, optional, stored) for part, size in parts.items()]
         found = [place for place in places if place is not None]
         return found if len(found) == len(places) else None
 
-    def _find(self, name: str, shape: tuple[int, ...], prefix: str, dtypes: Collection[str]) -> tuple[str, str] | None:
-        short = name.removeprefix(prefix)
+    def _find(self, name: str, shape: tuple[int, ...], optional: str, dtypes: Collection[str]) -> tuple[str, str] | None:
+        short = name.replace(optional, "", 1)
         name = name if name in self.where or short not in self.where else short
         if name not in self.where:
             self.problems.append(f"tensor {name} is missing")
@@ -184,9 +203,9 @@ class _Weights:
             return None
         return name, file
 
-    def take(self, name: str, shape: tuple[int, ...], prefix: str) -> Iterator[Tensor]:
+    def take(self, name: str, shape: tuple[int, ...], optional: str) -> Iterator[Tensor]:
         """A tensor in the mapped file, or the experts of one in MXFP4, one after the other. Ends after noting what is wrong."""
-        places = self.find(name, shape, prefix)
+        places = self.find(name, shape, optional)
         if places is None:
             return
         held = [self.files[file].get_tensor(part) for part, file in places]
@@ -212,7 +231,7 @@ class _Weights:
     def check_tied(self, family: Family, config: ModelConfig) -> None:
         """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
         [name], [head] = (their_names(family, config, ours) for ours in ("embedding.tokens.weight", "head.weight"))
-        name = name if name in self.where else name.removeprefix(family.optional_prefix)
+        name = name if name in self.where else name.replace(family.optional_part, "", 1)
         if name in self.where and head in self.where:
             pair = [self.files[self.where[each]].get_tensor(each) for each in (name, head)]
             if not torch.equal(*pair):
@@ -224,9 +243,10 @@ class _Weights:
     def check(self, family: Family, *, tied: bool) -> None:
         """Raise if anything was wrong, or if there are tensors that nobody asked for."""
         heads = (family.weights or {}).get("head.weight", ("lm_head.weight",))
+        left_out = tuple(family.left_out)
         for name, file in self.where.items():
-            copy_of_embedding = tied and name in heads
-            if name not in self.used and not family.ignored.search(name) and not copy_of_embedding:
+            ignored = family.ignored.search(name) or name.startswith(left_out) or (tied and name in heads)
+            if name not in self.used and not ignored:
                 self.problems.append(f"{file}: tensor {name} is unexpected")
         if self.problems:
             more = len(self.problems) - SHOWN
@@ -276,7 +296,7 @@ def _slots(net: Decoder) -> Iterator[_Slot]:
 def _pieces(config: ModelConfig, family: Family, weights: _Weights, slot: _Slot) -> Iterator[Tensor]:
     """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows."""
     for name, shape in _their_shapes(config, family, slot):
-        for tensor in weights.take(name, shape, family.optional_prefix):
+        for tensor in weights.take(name, shape, family.optional_part):
             mine = tensor.mT if _is_transposed(family, slot) else tensor
             mine = mine if family.adapt is None else family.adapt(config, name, mine)
             if not weights.problems:  # or rows are missing before it

@@ -11,9 +11,10 @@ Shapes: T tokens · E model width · X experts · C experts that a token goes to
 import torch
 from torch import Tensor, nn
 
-from model.config import MixtureSpec, ModelConfig
+from model.config import ModelConfig
 from model.net.layers import GatedMLP, make_gated
 from model.net.linear import ExpertLinear, Linear
+from model.sublayers import MixtureSpec
 
 
 def route(scores_TX: Tensor, mixture: MixtureSpec) -> tuple[Tensor, Tensor]:

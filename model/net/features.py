@@ -36,6 +36,9 @@ SWITCHES = {
     "softcap": "softcap",
     "attention_scale": "attention_scale",
     "sinks": "sinks",
+    "attention_gate": "attention_gate",
+    "delta": "gated_delta",
+    "delta_layers": "gated_delta",
     "swiglu_limit": "clamped_swiglu",
     "swiglu_slope": "clamped_swiglu",
     "num_experts": "experts",
@@ -51,14 +54,8 @@ ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
 NATIVE = ATTENTION | {
     *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
-    *(
-        "norm_place=pre",
-        "norm_place=post",
-        "norm_place=output",
-        "norm_place=sandwich",
-        "norm_place=parallel",
-        "norm_place=shared",
-    ),
+    *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
+    *("norm_place=parallel", "norm_place=shared"),
     *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
@@ -67,7 +64,7 @@ NATIVE = ATTENTION | {
 """What the native decoder computes."""
 TRITON = NATIVE
 """What the Triton decoder computes."""
-ALL = NATIVE
+ALL = NATIVE | {"attention_gate", "gated_delta"}
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 
 

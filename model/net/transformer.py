@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from model.config import LayerSpec, ModelConfig
 from model.net.attention import Attention, MultiHeadAttention
+from model.net.delta import GatedDelta
 from model.net.experts import Mixture
 from model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from model.net.linear import Linear
@@ -21,7 +22,7 @@ from model.net.rope import Rotation, rotary_table
 
 
 class Block(nn.Module):
-    """x + f(x) for attention, then for the MLP or the experts, with norms before f, after f, or both."""
+    """x + f(x) for attention or the delta rule, then for the MLP or the experts, with norms before f, after f, or both."""
 
     def __init__(self, config: ModelConfig, layer: LayerSpec) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class Block(nn.Module):
         before, after = config.norm_place != "output", config.norm_place in ("output", "sandwich")
         between = before and config.norm_place != "shared"
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
-        self.attention = MultiHeadAttention(config)
+        self.attention = MultiHeadAttention(config) if layer.delta is None else GatedDelta(config, layer.delta)
         self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size) if between else nn.Identity()
         self.mlp = _mlp(config, layer)

@@ -5,6 +5,7 @@ Shapes: T tokens · E model width · V vocabulary.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from model.config import AttentionVariant
-from model.net.attention import PLAIN, Attention, causal_mask
+from model.net.attention import PLAIN, causal_mask
 from model.net.backends import fused, variant_of
+from model.net.states import Recurrence
 from model.net.transformer import Decoder
 
 CHUNK = 2048
@@ -67,30 +69,36 @@ def summed_loss(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return _SummedLoss.apply(logits_TV, targets_T)
 
 
-def dense_causal(sequence_length: int, variants: Sequence[AttentionVariant] | None = None) -> Attention:
-    """Attention over independent sequences of one length, lying side by side in T: the training batch.
+@dataclass(frozen=True, slots=True)
+class DenseCausal:
+    """Attention over independent sequences of one length, lying side by side in T: the training batch."""
 
-    `variants`: one for each layer; None is the plain equation in all of them.
-    """
+    sequence_length: int
+    variants: Sequence[AttentionVariant] | None = None
+    """One for each layer; None is the plain equation in all of them."""
 
-    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, sinks_H: Tensor | None = None) -> Tensor:
-        variant = variant_of(variants, layer)
-        q, k, v = (x.to(v_TKD.dtype).unflatten(0, (-1, sequence_length)).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, sinks_H: Tensor | None = None) -> Tensor:
+        variant, length = variant_of(self.variants, layer), self.sequence_length
+        q, k, v = (x.to(v_TKD.dtype).unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
         if variant == PLAIN and sinks_H is None:  # without a mask torch's kernel skips what a query does not see
             heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         else:
-            positions_L = torch.arange(sequence_length, device=q.device)
-            heads = fused(q, k, v, causal_mask(positions_L, sequence_length, variant.window), variant, sinks_H)
+            positions_L = torch.arange(length, device=q.device)
+            heads = fused(q, k, v, causal_mask(positions_L, length, variant.window), variant, sinks_H)
         return heads.transpose(1, 2).flatten(0, 1)
 
-    return attention
+    def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
+        """See Attention."""
+        inputs = [x.unflatten(0, (-1, self.sequence_length)) for x in inputs_T]
+        outputs, _ = recurrence.advance(inputs, recurrence.start(len(inputs[0])))
+        return outputs.flatten(0, 1)
 
 
 def hidden_states(net: Decoder, tokens_BL: Tensor) -> Tensor:
     """Hidden states [B * L, E] of a batch of equally long sequences."""
     batch, length = tokens_BL.shape
     positions_T = torch.arange(length).repeat(batch)
-    return net(tokens_BL.flatten(), positions_T, dense_causal(length, net.config.attention_variants))
+    return net(tokens_BL.flatten(), positions_T, DenseCausal(length, net.config.attention_variants))
 
 
 def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:

@@ -92,6 +92,22 @@ _QWEN_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "mo
 _GPT_OSS: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7, "head_dim": 16}
 _GPT_OSS |= {"rope_parameters": _YARN | {"truncate": False}}
 
+_DELTA: dict[str, Any] = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12}
+_ODD_DELTA: dict[str, Any] = {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_conv_kernel_dim": 2}
+_ODD_DELTA |= {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_hidden_layers": 3}
+_ODD_DELTA |= {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}
+
+
+def _with_images(family: str, **more: Any) -> nn.Module:
+    """A text model beside one of images."""
+    config, text = (getattr(transformers, f"{family}{kind}Config") for kind in ("", "Text"))
+    eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 2}
+    shape = _LLAMA_SHAPE | {"num_hidden_layers": 4, "pad_token_id": 0} | more
+    model = getattr(transformers, f"{family}ForConditionalGeneration")
+    return model(config(text_config=text(**shape).to_dict(), vision_config=eyes | {"num_position_embeddings": 4}))
+
+
 _OTHER_LAYERS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -142,6 +158,15 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "starcoder2-plain": lambda: shaped("Starcoder2", use_bias=False, hidden_act="gelu", tie_word_embeddings=False),
     "gpt_oss": lambda: shaped("GptOss", **_GPT_OSS),
     "gpt_oss-tight": lambda: shaped("GptOss", **_GPT_OSS, swiglu_limit=0.9, swiglu_alpha=1.2, attention_bias=False),
+    "qwen3_5": lambda: _with_images("Qwen3_5", **_DELTA),
+    "qwen3_5_text": lambda: shaped("Qwen3_5Text", **_DELTA),
+    "qwen3_5_text-odd": lambda: shaped("Qwen3_5Text", **_DELTA | _ODD_DELTA),
+    "qwen3_5_moe": lambda: _with_images("Qwen3_5Moe", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20),
+    "qwen3_5_moe_text": lambda: shaped("Qwen3_5MoeText", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=12),
+    "qwen3_next": lambda: shaped("Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20),
+    "qwen3_next-mixed": lambda: shaped(
+        "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, mlp_only_layers=[1], decoder_sparse_step=2, norm_topk_prob=False
+    ),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
@@ -170,8 +195,10 @@ def their_logits(theirs: nn.Module, tokens: list[int]) -> Tensor:
 
 @torch.no_grad()
 def spread(net: nn.Module) -> None:
-    for parameter in net.parameters():
-        if parameter.dim() > 1:
+    for name, parameter in net.named_parameters():
+        if name.endswith("A_log"):  # a state that fades at once leaves outputs near 0, which the norm of a head blows up
+            parameter.uniform_(-4.0, 0.0)
+        elif parameter.dim() > 1:
             parameter.normal_(0.0, 0.3)
         else:  # gains near 1, biases far from 0: none may be forgotten unseen
             parameter.add_(torch.empty_like(parameter).uniform_(-0.4, 0.4))

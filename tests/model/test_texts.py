@@ -16,7 +16,7 @@ from model.net.layers import make_norm, sinusoidal_table
 from model.net.rope import apply_rotary, rotary_table
 from model.net.transformer import Block, Decoder, PostNormBlock
 from model.rope import Rope
-from model.train.loss import dense_causal, hidden_states, summed_loss
+from model.train.loss import DenseCausal, hidden_states, summed_loss
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 T, S, H, K, D = 5, 7, 4, 2, 16
@@ -261,4 +261,4 @@ def test_training_attention_is_the_equation(qkv):
     torch.manual_seed(1)
     q, k, v = torch.randn(S, H, D), torch.randn(S, K, D), torch.randn(S, K, D)
     expected = attend(q, k, v, causal_mask(torch.arange(S), S))
-    torch.testing.assert_close(dense_causal(S)(0, q, k, v), expected)
+    torch.testing.assert_close(DenseCausal(S)(0, q, k, v), expected)

@@ -8,6 +8,7 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.families.reading import Family, Raw
 from model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from model.sublayers import DeltaSpec
 
 SCALINGS: dict[str, type[RopeScaling]] = {
     "linear": LinearScaling,
@@ -26,13 +27,15 @@ def read(raw: Raw) -> ModelConfig:
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values and name != "family"]
     if strangers or missing:
         raise CheckpointError(f"config.json: unknown {strangers}, missing {missing}")
-    for name in ("window_layers", "rope_layers", "expert_layers", "eos_token_ids"):
+    for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers", "eos_token_ids"):
         if isinstance(values.get(name), list):
             values[name] = tuple(values[name])
     if not isinstance(values.setdefault("eos_token_ids", ()), tuple):
         raise CheckpointError(f"config.json: eos_token_ids must be a list; got {values['eos_token_ids']!r}")
     if values.get("rope_scaling") is not None:
         values["rope_scaling"] = _scaling(values["rope_scaling"])
+    if isinstance(values.get("delta"), dict):
+        values["delta"] = DeltaSpec(**values["delta"])
     return ModelConfig(**values | {"family": "attend"})
 
 

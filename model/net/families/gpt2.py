@@ -71,7 +71,7 @@ FAMILIES = {
         read,
         WEIGHTS,
         transposed=re.compile(r"^blocks\."),
-        optional_prefix="transformer.",
+        optional_part="transformer.",
         ignored=re.compile(r"attn\.(masked_)?bias$"),
     )
 }

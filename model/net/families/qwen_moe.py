@@ -9,12 +9,15 @@ from model.net.families.positions import rope
 from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, size, windows
 
 
-def _common(raw: Raw, experts: int, chosen: int, width: int) -> dict[str, Any]:
-    """Fields of both; numbers are what an absent key means."""
+def _common(raw: Raw) -> dict[str, Any]:
+    return decoder_sizes(raw) | rope(raw, head_size(raw))
+
+
+def experts(raw: Raw, total: int, chosen: int, width: int) -> dict[str, Any]:
+    """Fields of a mixture; numbers are what an absent key means."""
     count = "num_local_experts" if raw.get("num_experts") is None else "num_experts"
-    fields = decoder_sizes(raw) | rope(raw, head_size(raw))
-    return fields | {
-        "num_experts": size(raw, count, experts),
+    return {
+        "num_experts": size(raw, count, total),
         "experts_per_token": size(raw, "num_experts_per_tok", chosen),
         "expert_size": size(raw, "moe_intermediate_size", width),
         "expert_layers": expert_layers(raw),
@@ -33,7 +36,7 @@ def expert_layers(raw: Raw) -> tuple[int, ...] | None:
 
 def read2(raw: Raw) -> ModelConfig:
     """Qwen2-MoE. Once switched on, every other layer below `max_window_layers` slides, or those that `layer_types` names."""
-    fields = _common(raw, 60, 4, 1408) | {"qkv_bias": flag(raw, "qkv_bias", True)}
+    fields = _common(raw) | experts(raw, 60, 4, 1408) | {"qkv_bias": flag(raw, "qkv_bias", True)}
     fields |= {"shared_expert_size": size(raw, "shared_expert_intermediate_size", 5632)}
     if flag(raw, "use_sliding_window"):
         layers = llama.qwen_layers(raw, lambda layer, border: layer % 2 == 0 and layer < border)
@@ -44,7 +47,7 @@ def read2(raw: Raw) -> ModelConfig:
 def read3(raw: Raw) -> ModelConfig:
     """Qwen3-MoE. Once switched on, every layer slides."""
     bias = flag(raw, "attention_bias")
-    fields = _common(raw, 128, 8, 768) | {"qk_norm": "head", "qkv_bias": bias, "out_bias": bias}
+    fields = _common(raw) | experts(raw, 128, 8, 768) | {"qk_norm": "head", "qkv_bias": bias, "out_bias": bias}
     if flag(raw, "use_sliding_window"):
         fields |= windows(raw, raw.get("sliding_window", 4096), None)
     return ModelConfig(**fields)

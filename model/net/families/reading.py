@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -35,8 +35,12 @@ class Family:
     """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
     gain_offset: float = 0.0
     """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32."""
-    optional_prefix: str = ""
-    """A prefix of their names that some checkpoints leave out."""
+    optional_part: str = ""
+    """A part of their names that some checkpoints leave out."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Entries that take the place of those of `weights` where a checkpoint has their tensors."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """How names of tensors begin that are not read, and what is not served for lack of them."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
     """Tensors that carry no weights: masks and tables that old checkpoints saved."""
 

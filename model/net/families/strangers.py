@@ -2,7 +2,6 @@
 
 IMAGES = "it reads images beside text, and its text model lies nested in config.json"
 MAMBA = "most of its layers keep a state for each sequence (Mamba) where ours keep keys and values"
-DELTA = "most of its layers keep a state for each sequence (gated DeltaNet), and its attention has an output gate"
 CHUNKS = "most of its layers see only their own chunk of the text, and its experts scale what they read by a sigmoid"
 ENCODER = "it reads text and does not continue it"
 BOTH = "it has an encoder beside its decoder"
@@ -55,9 +54,6 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "phimoe": ("mixtral", "its experts are chosen one after the other with a threshold (SparseMixer)"),
     "qwen2_5_vl": ("qwen2", IMAGES),
     "qwen2_vl": ("qwen2", IMAGES),
-    "qwen3_5": ("qwen3", DELTA),
-    "qwen3_5_moe": ("qwen3_moe", DELTA),
-    "qwen3_next": ("qwen3_moe", DELTA),
     "qwen3_vl": ("qwen3", IMAGES),
     "recurrent_gemma": ("gemma2", "most of its layers keep a state for each sequence (a gated linear recurrence)"),
     "roberta": (None, ENCODER),

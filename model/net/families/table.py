@@ -18,6 +18,7 @@ from model.net.families import (
     mixtral,
     olmo,
     phi3,
+    qwen3_5,
     qwen_moe,
     smollm3,
     starcoder2,
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
     **mixtral.FAMILIES,
     **olmo.FAMILIES,
     **phi3.FAMILIES,
+    **qwen3_5.FAMILIES,
     **qwen_moe.FAMILIES,
     **smollm3.FAMILIES,
     **starcoder2.FAMILIES,
@@ -74,6 +76,9 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     if parts == 1:
         return [tuple(whole)]
     if ".qkv." in ours:
-        return [(rows, *whole[1:]) for rows in (config.query_size, config.kv_size, config.kv_size)]
+        queries = config.query_size * (2 if config.attention_gate else 1)
+        return [(rows, *whole[1:]) for rows in (queries, config.kv_size, config.kv_size)]
+    if ".attention.inputs." in ours and config.delta is not None:
+        return [(rows, *whole[1:]) for rows in (config.delta.channels, config.delta.value_width)]
     rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])
     return [(rows // parts, *shape)] * parts

@@ -8,6 +8,7 @@ import torch
 from model.config import GroupSize, ModelConfig
 from model.engine.build import EngineOptions, size_engine
 from model.errors import SettingError
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 SIZE = 32
@@ -93,17 +94,8 @@ def test_the_groups_take_no_more_than_the_memory_and_nearly_all_that_is_useful(c
 # States.
 
 
-class Stateful(ModelConfig):
-    """Every layer but the last keeps a state of 1000 bytes."""
-
-    __slots__ = ()
-
-    def _layer(self, number):
-        layer = super()._layer(number)
-        return layer if number == self.num_layers - 1 else replace(layer, state_bytes=1000)
-
-
-STATEFUL = Stateful(**{name: getattr(FULL, name) for name in FULL.__dataclass_fields__})
+STATEFUL = replace(FULL, delta=DeltaSpec(1, 1, key_size=25, value_size=10, kernel=1), delta_layers=tuple(range(11)))
+"""Every layer but the last keeps a state of 1000 bytes."""
 
 
 def test_there_is_a_state_for_each_request_and_the_rest_is_for_keys_and_values():

@@ -9,7 +9,7 @@ import torch
 from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenLogprob
 from model.net.transformer import Decoder
 from model.params import DecodingParams, SamplingParams
-from model.train.loss import dense_causal
+from model.train.loss import DenseCausal
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, run, tiny_engine, told
 
@@ -73,7 +73,7 @@ def crowd(max_tokens: int = 7, **fields) -> list[Request]:
 @torch.no_grad()
 def dense(net: Decoder, tokens: list[int]) -> torch.Tensor:
     """Log probabilities after each of `tokens`, [T, V], without cache, blocks or batch."""
-    hidden = net(torch.tensor(tokens), torch.arange(len(tokens)), dense_causal(len(tokens)))
+    hidden = net(torch.tensor(tokens), torch.arange(len(tokens)), DenseCausal(len(tokens)))
     return net.logits(hidden).log_softmax(dim=-1)
 
 

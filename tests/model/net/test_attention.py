@@ -10,7 +10,7 @@ from torch import Tensor
 from model.config import AttentionVariant
 from model.net.attention import attend, causal_mask
 from model.net.transformer import Decoder
-from model.train.loss import dense_causal
+from model.train.loss import DenseCausal
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 VARIANTS = {
@@ -54,7 +54,7 @@ def test_a_sink_takes_its_part_of_the_softmax_and_has_no_value(variant):
     torch.manual_seed(3)
     q, k, v, sinks = torch.randn(5, 6, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8), torch.tensor([0.0, -9, 9, 1, 2, 3])
     mask = causal_mask(torch.arange(5), 5, variant.window)
-    for out in (attend(q, k, v, mask, variant, sinks), dense_causal(5, [variant])(0, q, k, v, sinks)):
+    for out in (attend(q, k, v, mask, variant, sinks), DenseCausal(5, [variant])(0, q, k, v, sinks)):
         for token, head in product(range(5), range(6)):
             expected = by_numbers(q[token, head], k[:, head // 3], v[:, head // 3], token, variant, float(sinks[head]))
             assert out[token, head].tolist() == pytest.approx(expected, abs=1e-5)
@@ -67,7 +67,7 @@ def test_attention_in_training_is_the_oracle_for_each_sequence(group, variant):
     torch.manual_seed(0)
     q, k, v = torch.randn(18, 2 * group, 16), torch.randn(18, 2, 16), torch.randn(18, 2, 16)
     mask = causal_mask(torch.arange(9), 9, variant.window)
-    found = dense_causal(9, [AttentionVariant(window=1), variant])(1, q, k, v)
+    found = DenseCausal(9, [AttentionVariant(window=1), variant])(1, q, k, v)
     for part in (slice(9), slice(9, 18)):
         torch.testing.assert_close(found[part], attend(q[part], k[part], v[part], mask, variant))
 
@@ -98,13 +98,13 @@ def decoders() -> list:
 @pytest.mark.parametrize("net", decoders())
 def test_a_decoder_that_forgets_the_past_answers_otherwise(net: Decoder):
     """The logits use the context: the same token after another text scores otherwise, from the first layer on."""
-    ours = net(torch.tensor([5, 7, 9]), torch.arange(3), dense_causal(3))
-    other = net(torch.tensor([6, 7, 9]), torch.arange(3), dense_causal(3))
+    ours = net(torch.tensor([5, 7, 9]), torch.arange(3), DenseCausal(3))
+    other = net(torch.tensor([6, 7, 9]), torch.arange(3), DenseCausal(3))
     assert (ours - other).abs().amax(-1).min() > 1e-3
 
 
 @pytest.mark.parametrize("net", decoders())
 def test_order_matters(net: Decoder):
     """Every kind of position tells a text from its permutation."""
-    last = [net(torch.tensor(text), torch.arange(4), dense_causal(4))[-1] for text in ([3, 4, 5, 9], [5, 3, 4, 9])]
+    last = [net(torch.tensor(text), torch.arange(4), DenseCausal(4))[-1] for text in ([3, 4, 5, 9], [5, 3, 4, 9])]
     assert (last[0] - last[1]).abs().max() > 1e-3

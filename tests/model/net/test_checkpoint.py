@@ -18,6 +18,7 @@ from model.errors import CheckpointError
 from model.net.checkpoint import inspect, load, read_config, save
 from model.net.transformer import Decoder
 from model.rope import Llama3Scaling
+from model.sublayers import DeltaSpec
 from model.train.loss import hidden_states
 from model.weights import INDEX
 from tests.model.checkpoints import (
@@ -54,6 +55,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "attend-experts": {"num_experts": 5, "experts_per_token": 2, "expert_size": 24, "expert_layers": (1,), "mlp_bias": True}
     | {"routing": "chosen", "shared_expert_size": 20},
     "attend-sinks": {"sinks": True, "swiglu_limit": 1.5, "swiglu_slope": 1.2},
+    "attend-delta": {"delta": DeltaSpec(1, 2, 8, 6, 3), "delta_layers": (1,), "attention_gate": True, "qkv_bias": True},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
     "llama-gelu": {"activation": "gelu_tanh"},

@@ -50,7 +50,9 @@ def chunked(net: Decoder, backend: str, chunk: int) -> list[Tensor]:
     for start in range(0, max(LENGTHS), chunk):
         rows = [(min(chunk, len(text) - start), row) for row, text in enumerate(TEXTS) if len(text) > start]
         rows.sort(key=lambda pair: pair[0] != 1)
-        layout = BatchLayout.build([Row(blocks[row], start, count) for count, row in rows], 8, "cpu")
+        layout = BatchLayout.build(
+            [Row(blocks[row], start, count) for count, row in rows], 8, "cpu", states=[4 - row for _, row in rows]
+        )
         tokens = [token for count, row in rows for token in TEXTS[row][start : start + count]]
         logits = net.logits(net(torch.tensor(tokens), layout.positions_T, Paged(attention, cache, layout)))
         for (_, row), part in zip(rows, logits.split([count for count, _ in rows]), strict=True):

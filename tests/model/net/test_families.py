@@ -76,19 +76,24 @@ def generate(net: Decoder, backend: str, steps: int) -> tuple[list[int], torch.T
     blocks, attention = [7, 2, 11, 4, 9, 1, 12, 5, 3, 10, 8, 6], BACKENDS[backend](net.config.attention_variants)
     text, scores, new = [], [], PROMPT
     for _ in range(steps):
-        layout = BatchLayout.build([Row(blocks, len(text), len(new))], 8, "cpu")
+        layout = BatchLayout.build([Row(blocks, len(text), len(new))], 8, "cpu", states=[2])
         hidden = net(torch.tensor(new), layout.positions_T, Paged(attention, cache, layout))
         scores.append(net.logits(hidden[-1]))
         text, new = text + new, [int(scores[-1].argmax())]
     return text[len(PROMPT) :] + new, torch.stack(scores)
 
 
+def rounding(net: Decoder, expected: torch.Tensor) -> float:
+    """1e-4. A delta rule's heads are normed however small their outputs are: there both sides are up to 2e-4 from float64."""
+    return 1e-4 if net.config.delta is None else 1e-4 * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_greedy_tokens_and_logits_are_those_of_transformers(net, theirs, backend):
-    """64 steps through the paged cache take the tokens that transformers takes, on logits within 1e-4 of its own."""
+    """64 steps through the paged cache take the tokens that transformers takes, on logits that are its own but for rounding."""
     tokens, ours = generate(net, backend, STEPS)
     expected = their_logits(theirs, PROMPT + tokens)[len(PROMPT) - 1 : -1]
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(ours, expected, atol=rounding(net, expected), rtol=0)
     assert expected.argmax(-1).tolist() == tokens
     assert expected.std() > 0.5
 
@@ -96,7 +101,8 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(net, theirs, backend
 def test_a_dense_pass_is_that_of_transformers(net, theirs):
     tokens = (PROMPT * 8)[:60]
     ours = net.logits(hidden_states(net, torch.tensor([tokens])))
-    torch.testing.assert_close(ours, their_logits(theirs, tokens), atol=1e-4, rtol=0)
+    expected = their_logits(theirs, tokens)
+    torch.testing.assert_close(ours, expected, atol=rounding(net, expected), rtol=0)
 
 
 def test_a_loaded_model_is_at_rest(net):
@@ -144,7 +150,7 @@ def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_di
 
 def test_strangers_are_models_that_there_are_and_that_are_not_served():
     assert set(STRANGERS) <= set(CONFIG_MAPPING) - set(FAMILIES)
-    asked = "deepseek_v3 qwen3_5 qwen3_next lfm2 mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
+    asked = "deepseek_v3 lfm2 mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
     assert set(asked.split()) <= set(STRANGERS)
 
 
@@ -348,6 +354,9 @@ ATTEND_VALUES = {
     "sinks": "yes",
     "swiglu_limit": -7.0,
     "swiglu_slope": None,
+    "attention_gate": "yes",
+    "delta": {"key_heads": 1, "value_heads": 2, "key_size": 8, "value_size": 8, "kernel": 0},
+    "delta_layers": [2],
 }
 
 

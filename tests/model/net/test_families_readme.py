@@ -34,7 +34,12 @@ MODELS = {
     "qwen2": "Qwen2, Qwen2.5",
     "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
     "qwen3": "Qwen3",
+    "qwen3_5": "Qwen3.5, text alone",
+    "qwen3_5_moe": "Qwen3.5's mixtures, text alone",
+    "qwen3_5_moe_text": "their text models by themselves",
+    "qwen3_5_text": "Qwen3.5's text model by itself",
     "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next",
     "smollm3": "SmolLM3",
     "starcoder2": "StarCoder2",
 }

@@ -11,7 +11,7 @@ from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
 LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3")
+FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text")
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -81,6 +81,22 @@ def _smollm3(dice: random.Random, layers: int) -> dict[str, Any]:
     return {"use_sliding_window": dice.random() < 0.5, "sliding_window": 5, "no_rope_layer_interval": 2} | rotates
 
 
+def _qwen3_5(dice: random.Random, layers: int) -> dict[str, Any]:
+    key_heads, kinds = dice.choice([1, 1, 3]), [dice.choice(["full_attention", "linear_attention"]) for _ in range(layers)]
+    kinds[dice.randrange(layers)] = "full_attention"  # without one, the reference computes nothing either
+    rope = {"rope_theta": dice.choice([100.0, 1e7]), "partial_rotary_factor": dice.choice([0.5, 1.0])}
+    return {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * dice.choice([1, 2, 3]),
+        "linear_key_head_dim": dice.choice([3, 8, 16]),
+        "linear_value_head_dim": dice.choice([1, 5, 8]),
+        "linear_conv_kernel_dim": dice.choice([2, 4, 5]),
+        "hidden_act": dice.choice(["silu", "gelu"]),
+        "rope_parameters": rope | {"rope_type": "default"},
+        "layer_types": kinds,
+    }
+
+
 def _granite(dice: random.Random, layers: int) -> dict[str, Any]:
     return {
         "embedding_multiplier": dice.choice([1.0, 12.0]),
@@ -96,6 +112,7 @@ OWN = {
     "Granite": _granite,
     "Olmo3": lambda dice, layers: _sliding(dice, layers) | _two_ropes(dice),
     "Phi3": _phi3,
+    "Qwen3_5Text": _qwen3_5,
     "SmolLM3": _smollm3,
 }
 

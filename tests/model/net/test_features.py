@@ -14,6 +14,7 @@ from model.net.backends import ReferenceBackend, TorchBackend
 from model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON, features
 from model.net.native.decoder import NativeBackend
 from model.rope import Llama3Scaling
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 FAMILY_OF_ALL = {name: get_args(kind) for name, kind in NAMED.items()} | {"gated_mlp": (True, False)}
@@ -62,6 +63,8 @@ ON = {
     "expert_layers": (0,),
     "routing": "chosen",
     "shared_expert_size": 16,
+    "attention_gate": True,
+    "delta": DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=8, kernel=4),
 }
 
 
@@ -72,7 +75,7 @@ def test_a_switch_asks_for_its_feature_and_for_no_other(name, value):
 
 
 def test_all_switches_are_tried():
-    assert set(ON) == set(SWITCHES) - {"window_layers"}  # which says nothing without a window
+    assert set(ON) == set(SWITCHES) - {"window_layers", "delta_layers"}  # which say nothing alone
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

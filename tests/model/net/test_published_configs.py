@@ -86,6 +86,22 @@ COMMAND |= {"use_parallel_block": True, "bos_token_id": 5, "eos_token_id": 25500
 STARCODER2 = shape(3072, 12288, 30, 24, 2, 49152, 16384) | {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh"}
 STARCODER2 |= {"mlp_type": "default", "norm_epsilon": 1e-5, "norm_type": "layer_norm", "use_bias": True, "sliding_window": 4096}
 STARCODER2 |= {"rope_theta": 999999.4420358813, "bos_token_id": 0, "eos_token_id": 0}
+DELTA = {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
+DELTA |= {"linear_value_head_dim": 128, "full_attention_interval": 4, "head_dim": 256, "rms_norm_eps": 1e-6}
+QWEN3_NEXT = shape(2048, 5120, 48, 16, 2, 151936, 262144) | DELTA | {"model_type": "qwen3_next", "decoder_sparse_step": 1}
+QWEN3_NEXT |= {"mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True, "num_experts": 512}
+QWEN3_NEXT |= {"num_experts_per_tok": 10, "shared_expert_intermediate_size": 512, "partial_rotary_factor": 0.25}
+QWEN3_NEXT |= {"rope_scaling": None, "rope_theta": 10000000, "tie_word_embeddings": False, "eos_token_id": 151645}
+MROPE = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000}
+QWEN3_5_TEXT = shape(5120, 17408, 64, 24, 4, 248320, 262144) | DELTA | {"model_type": "qwen3_5_text", "attn_output_gate": True}
+QWEN3_5_TEXT |= {"eos_token_id": 248044, "linear_num_value_heads": 48, "mtp_num_hidden_layers": 1}
+QWEN3_5_TEXT |= {"mamba_ssm_dtype": "float32", "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}
+EYES = {"depth": 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152, "in_channels": 3, "intermediate_size": 4304}
+QWEN3_5 = {"model_type": "qwen3_5", "text_config": QWEN3_5_TEXT, "vision_config": EYES, "tie_word_embeddings": False}
+MOE = ("moe_intermediate_size", "num_experts", "shared_expert_intermediate_size", "mlp_only_layers")
+QWEN3_5_MOE_TEXT = {key: value for key, value in QWEN3_5_TEXT.items() if key != "intermediate_size"}
+QWEN3_5_MOE_TEXT |= {key: QWEN3_NEXT[key] for key in MOE} | {"num_experts": 256, "num_experts_per_tok": 8}
+QWEN3_5_MOE_TEXT |= {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "num_key_value_heads": 2}
 SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2")
 PUBLISHED = {
     "Mixtral-8x7B-v0.1": MIXTRAL,
@@ -103,19 +119,23 @@ PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": QWEN2 | {"max_window_layers": 21, "rope_scaling": None},
     "Qwen3-0.6B": QWEN3 | {"sliding_window": None, "use_sliding_window": False},
     "gpt2": GPT2,
+    "Qwen3-Next-80B-A3B": QWEN3_NEXT,
+    "Qwen3.5-27B": QWEN3_5,
+    "Qwen3.5-35B-A3B": QWEN3_5 | {"model_type": "qwen3_5_moe", "text_config": QWEN3_5_MOE_TEXT},
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(tmp_path: Path, name: str):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), encoding="utf-8")
-    ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    ours, whole = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    theirs = whole.get_text_config()
     assert ours.sliding_window == (theirs.sliding_window if ours.family in SLIDING else None)
     if ours.positions == "rotary":
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         assert (ours.rope_scaling is None) == (theirs.rope_parameters["rope_type"] == "default")
     assert ours.tied_head == theirs.tie_word_embeddings
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", ours.num_heads)
-    theirs.save_pretrained(tmp_path)
+    whole.save_pretrained(tmp_path)
     assert "rope_theta" not in json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert ours == read_config(tmp_path)

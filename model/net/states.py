@@ -1,0 +1,111 @@
+"""Layers that keep a state of a fixed size for each sequence, in place of keys and values.
+
+Such a layer is a `Recurrence`: it knows what its states are and how tokens move them on. Who holds the states, and which
+tokens belong to which sequence, is known to the `attention` argument of the decoder.
+
+Shapes: T tokens of this step, or of a batch · R sequences · L tokens of each of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.transfer import integers
+
+State = tuple[Tensor, ...]
+"""What a layer keeps of R sequences: tensors [R, ...], float32."""
+
+
+def allocate(config: ModelConfig, num_slots: int, device: str) -> dict[int, State]:
+    """Room for the states of `num_slots` sequences beside the reserved slot 0, by number of the layer that keeps them."""
+    return {
+        layer: tuple(torch.zeros(num_slots + 1, *shape, device=device) for shape in spec.delta.state_shapes)
+        for layer, spec in enumerate(config.layers)
+        if spec.delta is not None
+    }
+
+
+class Recurrence(Protocol):
+    """A layer with a state."""
+
+    def start(self, count: int) -> State:
+        """The states of `count` sequences before their first tokens: zeros."""
+        ...
+
+    def advance(self, inputs: Sequence[Tensor], state: State) -> tuple[Tensor, State]:
+        """The outputs [R, L, ...] of the next L tokens of each sequence, and the states after them.
+
+        `inputs`: what the layer made of each token by itself, tensors [R, L, ...].
+        """
+        ...
+
+
+class Row(Protocol):
+    """One sequence's share of a step: tokens `start .. start + count - 1`."""
+
+    start: int
+    count: int
+
+
+class Turn(NamedTuple):
+    """R sequences that go on by equally many tokens."""
+
+    tokens: slice
+    """Their places in T, sequence after sequence."""
+    slots_R: Tensor
+    """int64: where their states lie."""
+    begins_N: Tensor | None
+    """int64: those of the R that have no state yet; None: all have one."""
+
+
+CACHED = 1 << 21
+"""Bytes of states that a CPU moves on together: what it copies of them stays in its caches."""
+
+
+class Turns:
+    """How a step moves states on: rows of one token side by side, the others one by one. Made once a step."""
+
+    def __init__(self, rows: Sequence[Row], slots_R: Tensor) -> None:
+        """`rows` have those with one token first. `slots_R`: int64, where the state of each lies."""
+        self._rows, self._slots_R = rows, slots_R
+        self._turns: dict[int, list[Turn]] = {}
+
+    def of(self, held: State) -> list[Turn]:
+        """Those of a layer with these states."""
+        most = len(held[0]) if held[0].is_cuda else max(1, CACHED // sum(part[0].nbytes for part in held))
+        if most not in self._turns:
+            self._turns[most] = list(self._made(most))
+        return self._turns[most]
+
+    def _made(self, most: int) -> Iterator[Turn]:
+        single = sum(row.count == 1 for row in self._rows)
+        begin, first = 0, 0
+        while first < len(self._rows):
+            last = min(first + most, single) if first < single else first + 1
+            rows = self._rows[first:last]
+            begins = [at for at, row in enumerate(rows) if row.start == 0]
+            end = begin + len(rows) * rows[0].count
+            begins_N = integers(begins, self._slots_R.device) if begins else None
+            yield Turn(slice(begin, end), self._slots_R[first:last], begins_N)
+            begin, first = end, last
+
+
+def advance(recurrence: Recurrence, inputs_T: Sequence[Tensor], held: State, turns: Turns) -> Tensor:
+    """The outputs [T, ...] of a layer; `held`, its states in all slots, is moved on.
+
+    Of a sequence that begins, what lies in its slot is not read: another request has left it, NaN even.
+    """
+    outputs = []
+    for tokens, slots_R, begins_N in turns.of(held):
+        state = tuple(part.index_select(0, slots_R) for part in held)
+        if begins_N is not None:
+            state = tuple(part.index_fill_(0, begins_N, 0) for part in state)
+        inputs = [x[tokens].unflatten(0, (len(slots_R), -1)) for x in inputs_T]
+        out, after = recurrence.advance(inputs, state)
+        for part, new in zip(held, after, strict=True):
+            part.index_copy_(0, slots_R, new)
+        outputs.append(out.flatten(0, 1))
+    return torch.cat(outputs)

@@ -1,0 +1,73 @@
+"""What a layer may have in place of attention or of an MLP, as frozen, torch-free records."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from model.errors import CheckpointError
+
+Routing = Literal["all", "chosen"]
+"""What a token's experts are weighted by: their part of the softmax over all experts' scores, or of that over the chosen ones'.
+The second is also the first, divided by its sum ("norm_topk_prob")."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """A mixture of experts in place of an MLP: each token goes to a few of them, and to a shared one where there is one."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    """Width of one expert's MLP."""
+    routing: Routing
+    shared_expert_size: int | None
+    """Width of the MLP that every token goes to, times a sigmoid of its own (Qwen2-MoE); None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """A gated delta rule in place of attention: a layer keeps a state of a fixed size for each sequence (`net/delta.py`)."""
+
+    key_heads: int
+    """Heads of queries and of keys; each serves value_heads / key_heads value heads next to each other."""
+    value_heads: int
+    key_size: int
+    """Columns of a query and of a key."""
+    value_size: int
+    kernel: int
+    """Tokens that the convolution before the rule sees, the token itself included."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CheckpointError(f"config.json: delta: {name} must be a positive integer; got {value!r}")
+        if self.value_heads % self.key_heads:
+            raise CheckpointError(
+                f"config.json: delta: {self.value_heads} value heads cannot share {self.key_heads} key heads evenly"
+            )
+
+    @property
+    def query_width(self) -> int:
+        """Columns of all queries side by side, and of all keys."""
+        return self.key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        """Columns of all values side by side."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Columns that pass the convolution: queries, keys and values."""
+        return 2 * self.query_width + self.value_width
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What a layer keeps of a sequence, in float32: the last inputs of the convolution, and the rule's states."""
+        return (self.channels, self.kernel - 1), (self.value_heads, self.key_size, self.value_size)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a layer keeps of a sequence."""
+        return 4 * sum(math.prod(shape) for shape in self.state_shapes)

@@ -1,0 +1,188 @@
+"""The gated delta rule: the recurrence, its chunked form, and the states that go from one to the next."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.errors import CheckpointError
+from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
+from model.net.transformer import Decoder
+from model.sublayers import DeltaSpec
+from model.train.loss import hidden_states
+from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+
+Rolled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+CONFIG = tiny_config(
+    num_layers=3, delta=DeltaSpec(key_heads=2, value_heads=4, key_size=8, value_size=6, kernel=4), delta_layers=(0, 2)
+)
+
+
+def rolled(length: int, *, rows: int = 2, heads: int = 3, keys: int = 8, values: int = 5, fade: float = 1.0) -> Rolled:
+    """Queries, keys of length 1, values, log decays, rates and a state."""
+    torch.manual_seed(length)
+    q, k = (torch.nn.functional.normalize(torch.randn(rows, heads, length, keys), dim=-1) for _ in range(2))
+    decay, rate = -fade * torch.rand(rows, heads, length), torch.rand(rows, heads, length)
+    return q, k, torch.randn(rows, heads, length, values), decay, rate, torch.randn(rows, heads, keys, values)
+
+
+def by_numbers(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor) -> tuple[list, list]:
+    """One head of one sequence in plain Python: S ← a S (I - b k kᵀ) + b v kᵀ, written for each number of S [K][V]."""
+    table, outputs = state.tolist(), []
+    for at in range(len(q)):
+        kept, pull, key, value = math.exp(decay[at]), float(rate[at]), k[at].tolist(), v[at].tolist()
+        said = [sum(key[i] * kept * table[i][j] for i in range(len(key))) for j in range(len(value))]
+        table = [
+            [kept * table[i][j] + pull * key[i] * (value[j] - said[j]) for j in range(len(value))] for i in range(len(key))
+        ]
+        outputs.append([sum(float(q[at, i]) * table[i][j] for i in range(len(key))) for j in range(len(value))])
+    return outputs, table
+
+
+def test_the_recurrence_is_the_equation():
+    given = rolled(5)
+    outputs, state = delta_rule(*given)
+    for row in range(2):
+        for head in range(3):
+            expected, table = by_numbers(*(part[row, head] for part in given))
+            torch.testing.assert_close(outputs[row, head], torch.tensor(expected), atol=1e-5, rtol=0)
+            torch.testing.assert_close(state[row, head], torch.tensor(table), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("fade", [0.0, 0.1, 3.0, 500.0])
+@pytest.mark.parametrize("length", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
+def test_the_chunked_form_is_the_recurrence(length, fade):
+    """Without decay, with one that forgets all in a token, and between."""
+    given = rolled(length, fade=fade)
+    for ours, expected in zip(chunked_delta_rule(*given), delta_rule(*given), strict=True):
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_the_same_key_again_and_again_is_no_trouble_for_the_chunked_form():
+    """Its triangular system then has ones everywhere."""
+    q, k, v, decay, rate, state = rolled(2 * CHUNK, fade=0.0)
+    given = (q, k[:, :, :1].expand_as(k), v, decay, torch.ones_like(rate), state)
+    for ours, expected in zip(chunked_delta_rule(*given), delta_rule(*given), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rule", [delta_rule, chunked_delta_rule])
+@pytest.mark.parametrize("parts", [[1] * 9, [4, 5], [8, 1]])
+def test_a_state_goes_on_where_it_was_left(rule, parts):
+    *given, state = rolled(9)
+    expected, last = rule(*given, state)
+    outputs = []
+    for some in zip(*(part.split(parts, dim=2) for part in given), strict=True):
+        out, state = rule(*some, state)
+        outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs, dim=2), expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(state, last, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 4])
+@pytest.mark.parametrize("parts", [[7], [1] * 7, [2, 5], [6, 1]])
+def test_the_convolution_sees_the_last_tokens_in_whatever_parts_they_come(parts, kernel):
+    torch.manual_seed(kernel)
+    x, weight, before = torch.randn(2, 7, 3), torch.randn(3, 1, kernel), torch.zeros(2, 3, kernel - 1)
+    outputs = []
+    for part in x.split(parts, dim=1):
+        out, before = causal_convolution(part, before, weight)
+        outputs.append(out)
+    for token in range(7):
+        seen = range(max(0, token - kernel + 1), token + 1)
+        expected = sum(x[:, at] * weight[:, 0, at - token + kernel - 1] for at in seen)
+        torch.testing.assert_close(torch.cat(outputs, dim=1)[:, token], expected)
+
+
+def test_a_weak_decay_after_strong_ones_keeps_its_digits():
+    q, k, v, decay, rate, state = rolled(CHUNK, fade=0.01)
+    decay[..., : CHUNK // 2] -= 400.0
+    for ours, expected in zip(
+        chunked_delta_rule(q, k, v, decay, rate, state), delta_rule(q, k, v, decay, rate, state), strict=True
+    ):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+LENGTHS = (1, 70, 9, 40)
+TEXTS = [[(7 * at * at + 13 * row + at) % VOCAB for at in range(length)] for row, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def net() -> Decoder:
+    return tiny_decoder(CONFIG)
+
+
+@torch.inference_mode()
+def paged(net: Decoder, cache: KVCache, backend: str, chunk: int, slots: list[int]) -> list[Tensor]:
+    """Logits [T, V] of TEXTS side by side, so many tokens of each in a step, with their states in `slots`."""
+    attention = BACKENDS[backend](net.config.attention_variants)
+    found: list[list[Tensor]] = [[] for _ in TEXTS]
+    for start in range(0, max(LENGTHS), chunk):
+        rows = [(min(chunk, len(text) - start), row) for row, text in enumerate(TEXTS) if len(text) > start]
+        rows.sort(key=lambda pair: pair[0] != 1)
+        given = [Row(list(range(1 + row, 41, 4)), start, count) for count, row in rows]
+        layout = BatchLayout.build(given, 8, "cpu", states=[slots[row] for _, row in rows])
+        tokens = [token for count, row in rows for token in TEXTS[row][start : start + count]]
+        logits = net.logits(net(torch.tensor(tokens), layout.positions_T, Paged(attention, cache, layout)))
+        for (_, row), part in zip(rows, logits.split([count for count, _ in rows]), strict=True):
+            found[row].append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+def dirty_cache(net: Decoder) -> KVCache:
+    """NaN wherever a request could have left something."""
+    cache = KVCache.allocate(net.config, 40, 8, torch.float32, "cpu")
+    for tensor in (*cache.keys, *cache.values, *(part for state in cache.states.values() for part in state)):
+        tensor.fill_(torch.nan)
+    return cache
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 70])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_in_any_slot_and_in_any_chunks_is_that_of_the_whole_text(net, backend, chunk):
+    """Beside texts of other lengths; then other texts take the slots, which hold what the first ones left."""
+    cache = dirty_cache(net)
+    for slots in ([4, 1, 5, 2], [1, 4, 2, 3]):
+        for text, ours in zip(TEXTS, paged(net, cache, backend, chunk, slots), strict=True):
+            expected = net.logits(hidden_states(net, torch.tensor([text])))
+            assert (ours - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_a_request_whose_state_is_not_a_number_harms_no_other(net):
+    """Two go on in one step, one of them from NaN."""
+    cache = dirty_cache(net)
+    attention = BACKENDS["torch"](net.config.attention_variants)
+    for state in cache.states.values():
+        for part in state:
+            part[2] = 0
+    rows = [Row([at], 3, 1) for at in (1, 2)]
+    for tensor in (*cache.keys, *cache.values):
+        tensor.zero_()
+    layout = BatchLayout.build(rows, 8, "cpu", states=[3, 2])
+    with torch.inference_mode():
+        bad, good = net(torch.tensor([5, 6]), layout.positions_T, Paged(attention, cache, layout))
+    assert bad.isnan().all() and good.isfinite().all()
+
+
+SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 8, "value_size": 6, "kernel": 4}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+def test_a_size_that_is_none_is_named(name, value):
+    with pytest.raises(CheckpointError, match=f"config.json: delta: {name} must be a positive integer"):
+        DeltaSpec(**SIZES | {name: value})
+
+
+def test_value_heads_that_cannot_share_the_key_heads_are_refused():
+    with pytest.raises(CheckpointError, match="4 value heads cannot share 3 key heads evenly"):
+        DeltaSpec(**SIZES | {"key_heads": 3})
+
+
+def test_a_state_takes_the_bytes_that_its_tensors_take():
+    cache = KVCache.allocate(CONFIG, [1, 6], 8, torch.bfloat16, "cpu")
+    per_slot = sum(part[0].nbytes for state in cache.states.values() for part in state)
+    assert per_slot == 2 * DeltaSpec(**SIZES).state_bytes
+    assert {len(part) for state in cache.states.values() for part in state} == {7}

@@ -1,0 +1,120 @@
+"""What Qwen3.5's checkpoints bring beside a text model, and the spellings that they have."""
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.errors import CheckpointError
+from model.net.checkpoint import inspect, load, read_config
+from model.net.native.decoder import NativeBackend
+from model.net.transformer import Decoder
+from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
+
+
+def same(ours: Decoder, other: Decoder) -> bool:
+    pairs = zip(ours.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(name == again and torch.equal(tensor, copy) for (name, tensor), (again, copy) in pairs)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_checkpoint("qwen3_5", tmp_path)
+
+
+def test_a_model_of_images_and_guesses_of_the_model_are_left_out_and_said_so(folder, caplog):
+    edit_tensors(folder, mtp__fc__weight=torch.zeros(2, 2))
+    with caplog.at_level(logging.INFO, "attend.model"):
+        load(folder, torch.float32, "cpu")
+    assert [record.getMessage() for record in caplog.records] == [
+        "the tensors model.visual.* are left out: images and videos are not served",
+        "the tensors mtp.* are left out: the model's own guesses at the next tokens are not used",
+    ]
+    inspect(folder)
+
+
+def test_another_strange_tensor_is_named(folder):
+    edit_tensors(folder, model__hearing__weight=torch.zeros(2, 2))
+    with pytest.raises(CheckpointError, match=r"tensor model\.hearing\.weight is unexpected"):
+        load(folder, torch.float32, "cpu")
+
+
+def test_a_text_model_may_keep_the_names_that_it_has_beside_images(folder, tmp_path_factory):
+    """And the other way round."""
+    whole, alone = load(folder, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (alone / "config.json").write_text(json.dumps(raw["text_config"]), encoding="utf-8")
+    (alone / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert same(whole, load(alone, torch.float32, "cpu"))
+    tensors = load_file(folder / "model.safetensors")
+    short = dict.fromkeys(tensors, ...) | {name.replace("language_model.", ""): part for name, part in tensors.items()}
+    edit_tensors(folder, **{name.replace(".", "__"): part for name, part in short.items()})
+    assert same(whole, load(folder, torch.float32, "cpu"))
+
+
+def test_a_mixture_may_keep_all_experts_in_one_tensor(tmp_path):
+    """As they are published."""
+    whole = load(write_checkpoint("qwen3_5_moe", tmp_path), torch.float32, "cpu")
+    changes = {}
+    for layer, block in enumerate(whole.blocks):
+        mine = f"model__language_model__layers__{layer}__mlp__experts"
+        for name in load_file(tmp_path / "model.safetensors"):
+            if name.startswith(mine.replace("__", ".") + "."):
+                changes[name.replace(".", "__")] = ...
+        changes[f"{mine}__gate_up_proj"] = block.mlp.experts.gate_up.weight
+        changes[f"{mine}__down_proj"] = block.mlp.experts.down.weight
+    edit_tensors(tmp_path, **changes)
+    inspect(tmp_path)
+    assert same(whole, load(tmp_path, torch.float32, "cpu"))
+    edit_tensors(tmp_path, model__language_model__layers__1__mlp__experts__down_proj=...)
+    with pytest.raises(CheckpointError, match=r"tensor model\.language_model\.layers\.1\.mlp\.experts\.down_proj is missing"):
+        load(tmp_path, torch.float32, "cpu")
+
+
+REFUSED = {
+    "linear_num_key_heads": {"linear_num_key_heads": 0},
+    "linear_conv_kernel_dim": {"linear_conv_kernel_dim": 2.5},
+    "4 value heads cannot share 3 key heads evenly": {"linear_num_key_heads": 3},
+    "layer_types must name linear_attention or full_attention for each of 4 layers": {"layer_types": ["full_attention"] * 3},
+    "layer_types": {"layer_types": ["sliding_attention"] * 4},
+    "one must attend": {"layer_types": ["linear_attention"] * 4},
+    "full_attention_interval": {"layer_types": None, "full_attention_interval": 0},
+    "attn_output_gate": {"attn_output_gate": False},
+    "output_gate_type": {"output_gate_type": "sigmoid"},
+    "quantization_config": {"quantization_config": {"quant_method": "fp8"}},
+    "rope_type 'mrope'": {"rope_parameters": {"rope_type": "mrope"}},
+}
+
+
+@pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=REFUSED)
+def test_arithmetic_that_is_not_built_is_refused_by_key(folder, named, changes):
+    text = json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]
+    edit_config(folder, text_config=text | changes)
+    with pytest.raises(CheckpointError, match=f"config.json: .*{re.escape(named)}"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"text_config": [1]}, "text_config"), ({"quantization_config": {}}, "quantiz")]
+)
+def test_keys_beside_the_text_model_count(folder, changes, named):
+    edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=named):
+        read_config(folder)
+
+
+def test_a_published_interval_says_which_layers_attend(folder):
+    expected = read_config(folder)
+    text = json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]
+    edit_config(folder, text_config={key: value for key, value in text.items() if key != "layer_types"})
+    assert read_config(folder) == expected
+    assert expected.delta_layers == (0, 1, 2)
+
+
+def test_the_native_decoder_refuses_it(folder):
+    config = read_config(folder)
+    assert not NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
