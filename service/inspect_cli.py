@@ -81,7 +81,8 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, memory in found["memory"].items():
         cache = f"KV cache {_size(memory['kv_bytes_per_token'])} a token, {memory['kv_tokens_per_gib']:,} tokens a GiB"
-        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {cache}"))
+        states = f"; states {_size(memory['state_bytes'])} a request" if memory["state_bytes"] else ""
+        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {cache}{states}"))
     return rows
 
 
@@ -108,7 +109,8 @@ def _on_disk(folder: Path) -> dict[str, Any]:
 
 def _memory(config: ModelConfig, parameters: int, itemsize: int) -> dict[str, int]:
     token = config.kv_bytes_per_token(itemsize)
-    return {"weights_bytes": parameters * itemsize, "kv_bytes_per_token": token, "kv_tokens_per_gib": (1 << 30) // token}
+    sizes = {"weights_bytes": parameters * itemsize, "kv_bytes_per_token": token, "kv_tokens_per_gib": (1 << 30) // token}
+    return sizes | {"state_bytes": config.state_bytes}
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> dict[str, Any]:

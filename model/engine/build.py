@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from model.config import EngineConfig, ModelConfig
-from model.engine.cache import free_memory, size_groups
+from model.engine.cache import free_memory, most_requests, size_groups
 from model.engine.choice import choose_backend, open_adapters, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
@@ -76,8 +76,7 @@ def build_engine(
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     engine_config = size_engine(config, dtype, device, options)
     net.reach(engine_config.max_model_len)
-    if options.prefix_caching and not engine_config.prefix_caching:
-        log.warning("prefix caching is off: layers of this model keep a state for each sequence, which no other can begin from")
+    tell_states(options, engine_config)
     counts = [group.num_blocks for group in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, dtype, device)
     form = serving_form(net, backend)
@@ -162,7 +161,7 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
         max_model_len=context,
         num_blocks=-(-context // options.block_size),
         block_size=options.block_size,
-        max_batch_requests=options.max_batch_requests,
+        max_batch_requests=most_requests(config, memory, options.max_batch_requests),
         max_batch_tokens=options.max_batch_tokens,
         prefix_caching=options.prefix_caching and not any(group.has_state for group in config.memory_groups),
         draft_tokens=options.draft_tokens,
@@ -172,6 +171,15 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
         held = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
         context = min([context, *held])
     return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, groups=groups)
+
+
+def tell_states(options: EngineOptions, config: EngineConfig) -> None:
+    """Log what is not as it was set, since layers keep a state for each sequence."""
+    if options.prefix_caching and not config.prefix_caching:
+        log.warning("prefix caching is off: layers of this model keep a state for each sequence, which no other can begin from")
+    if config.max_batch_requests < options.max_batch_requests:
+        fewer = (config.max_batch_requests, options.max_batch_requests)
+        log.warning("max_batch_requests is %d in place of %d: the states of so many take half of kv_cache_memory", *fewer)
 
 
 def processor(device: str) -> str:

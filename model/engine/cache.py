@@ -21,6 +21,12 @@ def free_memory(device: str) -> int:
     return int(available_memory() * CPU_SHARE)
 
 
+def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:
+    """How many of the wanted requests run at a time: where layers keep states, those take half of the memory at most."""
+    each = model.state_bytes
+    return min(wanted, max(1, memory // 2 // each - 1)) if each else wanted  # and one lies in the reserved place
+
+
 def size_groups(
     model: ModelConfig, config: EngineConfig, dtype: torch.dtype, memory: int, least_tokens: int = 1
 ) -> tuple[GroupSize, ...]:

@@ -238,6 +238,15 @@ def test_inspect_tells_a_person_the_same(attend, folder):
         assert told in out
 
 
+def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
+    """Three of four layers: heads of 8 by 12 numbers, four of them, and 3 inputs of a convolution of 80 columns."""
+    folder = write_letters(write_checkpoint("qwen3_5_text", tmp_path / "tiny"))
+    size = 3 * 4 * (4 * 8 * 12 + 3 * 80)
+    memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
+    assert f"; states {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
+
+
 def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
     found = json.loads(attend("inspect", "--json")[1])
     assert (found["family"], found["chat_template"], found["weights"]["dtypes"]) == ("qwen3", True, ["bfloat16"])
