@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.bench import scheduler
 from loadtest.bench.limits import decode_limit, distinct_experts, prompt_limit, weights
-from model.config import MixtureSpec
+from model.sublayers import MixtureSpec
 from tests.model.checkpoints import tiny_config
 
 CONFIG = tiny_config()

@@ -163,9 +163,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_5_text-odd": lambda: shaped("Qwen3_5Text", **_DELTA | _ODD_DELTA),
     "qwen3_5_moe": lambda: _with_images("Qwen3_5Moe", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20),
     "qwen3_5_moe_text": lambda: shaped("Qwen3_5MoeText", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=12),
-    "qwen3_next": lambda: shaped("Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20),
-    "qwen3_next-mixed": lambda: shaped(
-        "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, mlp_only_layers=[1], decoder_sparse_step=2, norm_topk_prob=False
+    "qwen3_next": lambda: shaped(
+        "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20, mlp_only_layers=[1]
     ),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
