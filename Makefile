@@ -23,10 +23,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(wildcard model/net/native/sourc
 serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 	$(BIN)/attend serve $(ARGS)
 
-# What starts no server runs on two workers of a thread each; the others have the machine to themselves, and only their files are read.
+# What starts no server runs on two workers of a thread each, and a thread that waits for another leaves its core to the other worker.
+# The others have the machine to themselves, and only their files are read.
 # 5: none of ARGS is of this kind.
 test: setup  ## every test but the cluster's and the clients'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not (ray or cluster or clients)" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients)" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "ray and not (cluster or clients)" $(or $(ARGS),$(SERVED)) || [ $$? -eq 5 ]
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load

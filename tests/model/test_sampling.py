@@ -18,7 +18,6 @@ from model.sampling import (
 )
 from model.sampling_plan import Draw, SamplingPlan, mix, row_key
 
-torch.set_num_threads(1)
 CPU = torch.device("cpu")
 HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
 """Probabilities 1/8, 1/2, 1/4, 1/8: a clear order, and a tie at its end."""

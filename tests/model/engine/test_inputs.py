@@ -17,7 +17,6 @@ from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run, tiny_engine
 from tests.model.engine.test_grammars import Multiples
 
-torch.set_num_threads(1)
 GREEDY, DRAWN, AMONG_SOME = (
     SamplingParams(temperature=0),
     SamplingParams(),

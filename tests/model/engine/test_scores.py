@@ -13,7 +13,6 @@ from model.train.loss import DenseCausal
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, run, tiny_engine, told
 
-torch.set_num_threads(1)
 NEAR = 1e-4
 GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams(temperature=0.5, top_p=0.95)
 TIGHT = {"num_blocks": 17, "block_size": 2}
