@@ -1,7 +1,10 @@
 """Tiny random checkpoints, written by `transformers` itself, and the tiny configs and tokenizers beside them."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +175,25 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 """Each kind of checkpoint that must be served, with the model of `transformers` that defines it."""
 
 
-def write_checkpoint(kind: str, folder: Path) -> Path:
-    """A checkpoint folder of `kind`, float32, its weights spread so that logits are far from flat."""
-    torch.manual_seed(len(kind))
-    net = KINDS[kind]()
-    spread(net)
+_WRITTEN = tempfile.TemporaryDirectory(prefix="attend-checkpoints-")
+"""What this process has had written by `transformers`; removed at its end."""
+
+
+@cache
+def _written(kind: str) -> Path:
+    """The folder of a kind, written at its first use."""
+    folder = Path(_WRITTEN.name) / kind
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(kind))
+        net = KINDS[kind]()
+        spread(net)
     net.save_pretrained(folder)
+    return folder
+
+
+def write_checkpoint(kind: str, folder: Path) -> Path:
+    """A checkpoint folder of `kind`, float32, its weights spread so that logits are far from flat; the caller may change it."""
+    shutil.copytree(_written(kind), folder, dirs_exist_ok=True)
     return folder
 
 

@@ -127,6 +127,11 @@ def gpt2(tmp_path) -> Path:
     return write_checkpoint("gpt2", tmp_path)
 
 
+def test_what_a_test_changes_in_a_checkpoint_no_other_test_finds(tmp_path):
+    edit_config(write_checkpoint("llama", tmp_path / "changed"), model_type="marmot")
+    assert read_config(write_checkpoint("llama", tmp_path / "next")).family == "llama"
+
+
 def assert_refused(folder: Path, named: str) -> None:
     with pytest.raises(CheckpointError, match=named) as caught:
         read_config(folder)

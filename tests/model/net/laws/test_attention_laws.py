@@ -34,10 +34,10 @@ from tests.model.net.laws.ways import (
 )
 
 
-def lengths_of(shape: Shape) -> list[int]:
+def lengths_of(shape: Shape) -> tuple[int, ...]:
     """About the borders of blocks, and beyond every variant's window."""
     block = shape.block_size
-    return [2 * block + 41, 1, max(1, block - 1), block, block + 1]
+    return 2 * block + 41, 1, max(1, block - 1), block, block + 1
 
 
 def tables(texts: list[Text], block_size: int, dice: random.Random, copies: int = 1) -> list[list[int]]:
@@ -190,7 +190,7 @@ LONG = {
 @each_way
 def test_every_way_is_the_equation_at_length(way, shape, variant, length):
     """The end of a long text, in a chunk and token by token, beside a short one."""
-    texts = texts_of(shape, variant, [length, 70], way.dtype)
+    texts = texts_of(shape, variant, (length, 70), way.dtype)
     blocks = tables(texts, shape.block_size, random.Random(2))
     begin = length - 40
     steps = [[Turn(0, 0, begin, blocks[0])], [Turn(0, begin, 20, blocks[0]), Turn(1, 0, 50, blocks[1])]]

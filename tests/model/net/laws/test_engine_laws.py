@@ -127,22 +127,27 @@ def alone(way: Way, config: ModelConfig) -> dict[str, Answer]:
     return answers
 
 
+@cache
+def scored_by_a_dense_pass(config: ModelConfig, dtype: torch.dtype, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> tuple:
+    """The logarithm of each token's probability in float32 over the same weights, and the largest logit beside it, both [T]."""
+    whole = tiny_decoder(config)
+    whole.load_state_dict({name: tensor.float() for name, tensor in net_of(config, dtype).state_dict().items()})
+    with torch.no_grad():
+        logits = whole.logits(hidden_states(whole, torch.tensor([[*prompt, *tokens]]))[len(prompt) - 1 : -1])
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0], logits.abs().amax(-1)
+
+
 def assert_near(way: Way, config: ModelConfig, requests: list[Request], answers: dict[str, Answer]) -> None:
     """Each score is the one that a dense pass in float32 over the same weights gives the same token after the same text.
 
     Measured in the largest logit: some roundings of the residual stream to the dtype, and sums in float32 on both sides.
     """
-    whole = tiny_decoder(config)
-    whole.load_state_dict({name: tensor.float() for name, tensor in net_of(config, way.dtype).state_dict().items()})
     for request in requests:
         tokens, scores = answers[request.request_id]
         assert len(scores) == len(tokens) == request.max_tokens
-        with torch.no_grad():
-            hidden = hidden_states(whole, torch.tensor([[*request.prompt, *tokens]]))[len(request.prompt) - 1 : -1]
-            logits = whole.logits(hidden)
-        expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        expected, largest = scored_by_a_dense_pass(config, way.dtype, tuple(request.prompt), tuple(tokens))
         relative = 8 * torch.finfo(way.dtype).eps + 64 * torch.finfo(torch.float32).eps
-        assert ((torch.tensor(scores) - expected).abs() <= relative * logits.abs().amax(-1)).all()
+        assert ((torch.tensor(scores) - expected).abs() <= relative * largest).all()
 
 
 @each_model
@@ -181,6 +186,11 @@ def test_with_experts_and_sinks_too(backend, coming):
     test_a_request_gets_the_tokens_that_it_gets_alone(Way(backend, torch.float32), EXPERTS, coming)
 
 
+@cache
+def without_guesses(way: Way, config: ModelConfig) -> dict:
+    return answers(engine(way, config), repeating())
+
+
 @pytest.mark.parametrize("draft_tokens", [7, 15, 60])
 @each_model
 @each_way
@@ -188,7 +198,7 @@ def test_guessing_changes_no_token(way, config, draft_tokens):
     if way.dtype != torch.float32 and not way.exact:
         pytest.skip("draft_tokens is refused here")
     machine = engine(way, config, draft_tokens=draft_tokens)
-    assert answers(engine(way, config), repeating()) == answers(machine, repeating())
+    assert without_guesses(way, config) == answers(machine, repeating())
     assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
 
 

@@ -6,6 +6,7 @@ decided for a server, in `choose_backend`, and `promised` says what may not be r
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pytest
 import torch
@@ -117,9 +118,9 @@ def promised(way: Way, shape: Shape) -> bool:
     return way.backend != "triton" or shape.block_size & (shape.block_size - 1) == 0
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Text:
-    """Queries, keys and values of one request, [T, H or K, D], all its tokens."""
+    """Queries, keys and values of one request, [T, H or K, D], all its tokens. Tests share it: nobody writes to it."""
 
     q: Tensor
     k: Tensor
@@ -132,7 +133,10 @@ class Text:
         return self.q[start : start + count], self.k[start : start + count], self.v[start : start + count]
 
 
-def texts_of(shape: Shape, variant: AttentionVariant, lengths: list[int], dtype: torch.dtype, shared: int = 0) -> list[Text]:
+@lru_cache(maxsize=16)  # the ways of one variant are tried one after the other, on the same texts
+def texts_of(
+    shape: Shape, variant: AttentionVariant, lengths: tuple[int, ...], dtype: torch.dtype, shared: int = 0
+) -> list[Text]:
     """Random texts whose first `shared` tokens are the same, as far as they have them.
 
     Half of the queries look for one key: the first or last that they see, the one before or after that, a block's border, or
@@ -164,6 +168,7 @@ def texts_of(shape: Shape, variant: AttentionVariant, lengths: list[int], dtype:
     return texts
 
 
+@lru_cache(maxsize=64)
 def oracle(text: Text, variant: AttentionVariant, last: int | None = None) -> tuple[Tensor, Tensor]:
     """The equation in float64 for the text's last tokens, and how far from it a way may be, both [T, H, D].
 
