@@ -4,6 +4,7 @@ VENV    ?= .venv
 BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 SERVED   = $(sort $(shell grep -rl --include="*.py" "mark\.ray" tests))
 
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
@@ -11,23 +12,24 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity bench-gate protos train clean
 
+# --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(wildcard model/net/native/source/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt --editable . --group check
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt --editable . --group check
 	$(BIN)/python -m model.net.native
 	touch $@
 
 serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 	$(BIN)/attend serve $(ARGS)
 
-# What starts no server runs on two workers of a thread each, and a thread that waits for another leaves its core to the other worker.
-# The others have the machine to themselves, and only their files are read.
+# What starts no server runs on two workers of a thread each, which take a file at a time, in the order of tests/conftest.py; a thread that
+# waits leaves its core to the other worker. The others have the machine to themselves, and only their files are read.
 # 5: none of ARGS is of this kind.
 test: setup  ## every test but the cluster's and the clients'
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients)" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients)" $(WORKERS) $(ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "ray and not (cluster or clients)" $(or $(ARGS),$(SERVED)) || [ $$? -eq 5 ]
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
@@ -40,7 +42,7 @@ test-clients: setup $(CLIENTS)/.ready  ## clients that nobody here wrote, agains
 $(CLIENTS)/.ready: pyproject.toml tests/clients/constraints.txt | setup
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --upgrade "pip>=25.1" -c tests/clients/constraints.txt
-	$(CLIENTS)/bin/pip install --quiet -c tests/clients/constraints.txt --group clients
+	$(CLIENTS)/bin/pip install --quiet --no-compile -c tests/clients/constraints.txt --group clients
 	touch $@
 
 check: setup  ## format, lint, types, imports, the proto

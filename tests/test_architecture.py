@@ -8,6 +8,8 @@ from statistics import median, quantiles
 
 import pytest
 
+from tests.conftest import FIRST
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -109,3 +111,7 @@ def test_the_model_prints_only_where_it_is_a_program(path):
 def test_parent_packages_are_empty(path):
     """What stands there is imported with every module below it, unseen by import-linter."""
     assert "" == (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_the_files_whose_tests_begin_first_are_there():
+    assert [name for name in FIRST if not (ROOT / "tests" / name).exists()] == []
