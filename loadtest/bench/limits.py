@@ -17,8 +17,8 @@ from loadtest.bench.figures import Figure, file, table
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
 from model.config import ModelConfig
-from model.sublayers import MixtureSpec
 from model.net.checkpoint import read_config
+from model.sublayers import MixtureSpec
 
 TURNS = 7
 CONTEXT = PROMPT + OUTPUT // 2
