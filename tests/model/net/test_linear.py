@@ -20,7 +20,7 @@ from model.net.layers import MLP, GatedMLP
 from model.net.linear import Linear, reform
 from model.net.native import library
 from model.net.transformer import Decoder
-from model.train.loss import dense_causal, hidden_states
+from model.train.loss import DenseCausal, hidden_states
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.net.native.test_native import run_native, shaped
 
@@ -288,5 +288,5 @@ def test_the_outputs_of_two_shards_of_a_layer_add_up_to_it(kv_heads):
     config = tiny_config(num_kv_heads=kv_heads, qkv_bias=True, out_bias=True, mlp_bias=True)
     x = torch.randn(7, 32, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(4)
-    for layer, more in ((MultiHeadAttention(config), (None, 0, dense_causal(7))), (GatedMLP(config), ()), (MLP(config), ())):
+    for layer, more in ((MultiHeadAttention(config), (None, 0, DenseCausal(7))), (GatedMLP(config), ()), (MLP(config), ())):
         torch.testing.assert_close(layer(x, *more), sum(part(x, *more) for part in sharded(layer)), rtol=0, atol=1e-6)
