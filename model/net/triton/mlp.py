@@ -12,7 +12,7 @@ from triton import cdiv, next_power_of_2
 
 from model.config import ModelConfig
 from model.net.experts import Mixture, route
-from model.net.layers import MLP, GatedMLP
+from model.net.layers import GatedMLP
 from model.net.triton import fused, grouped
 from model.net.triton.backend import COUNTED, INTERPRETED, Shares
 
@@ -23,21 +23,21 @@ PAIRS = 64
 UP_COLUMNS = 32
 """Columns of gates, and as many of ups, that one program computes; none of these sizes was timed."""
 DOWN_COLUMNS = 64
-INNER = 64
+ROW_BYTES = 128
+"""What it reads of a row of weights at once."""
 
 
 def feed_forward(module: nn.Module, x_TE: Tensor, config: ModelConfig) -> Tensor:
     """What a block's `mlp` makes of x, [T, E]. Waits for nothing."""
     if isinstance(module, Mixture):
         return _mix(module, x_TE, config)
-    assert isinstance(module, GatedMLP | MLP)
-    gate = isinstance(module, GatedMLP)
-    inner = module.gate_up(x_TE) if isinstance(module, GatedMLP) else module.up(x_TE)
-    num_tokens, width = len(inner), inner.shape[1] // 2 if gate else inner.shape[1]
+    gated = isinstance(module, GatedMLP)
+    inner = (module.gate_up if gated else module.up)(x_TE)
+    num_tokens, width = len(inner), inner.shape[1] // (2 if gated else 1)
     out_TM = inner.new_empty(num_tokens, width)
     size = min(AT_ONCE, next_power_of_2(width))
     grid = (num_tokens, cdiv(width, size))
-    fused.activation_kernel[grid](inner, out_TM, M=width, SIZE=size, GATED=gate, **_activation(config))
+    fused.activation_kernel[grid](inner, out_TM, M=width, SIZE=size, GATED=gated, **_activation(config))
     return module.down(out_TM)
 
 
@@ -83,7 +83,7 @@ def _computed(module: Mixture, x_TE: Tensor, experts_TC: Tensor, weights_TC: Ten
         "F": size,
         "X": num_experts,
         "PAIRS": PAIRS,
-        "INNER": INNER,
+        "INNER": ROW_BYTES // x_TE.element_size(),
         "BIASED": up.bias is not None,
         "UPCAST": INTERPRETED and x_TE.dtype == torch.bfloat16,
     }

@@ -98,10 +98,9 @@ def test_all_that_it_lists_is_compared():
     assert TRITON == frozenset().union(*(features(tiny_config(**switches)) for switches in MODELS.values()))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt_neox"])
-def test_bfloat16_is_no_farther_from_float32_than_torchs(name):
-    half = decoder_of(name, torch.bfloat16)
-    whole = decoder_of(name)
+def test_bfloat16_is_no_farther_from_float32_than_torchs():
+    half = decoder_of("gemma3", torch.bfloat16)
+    whole = decoder_of("gemma3")
     whole.load_state_dict({key: value.float() for key, value in half.state_dict().items()})
     half.reach(128)  # tables are not rounded
     variants = half.config.attention_variants
