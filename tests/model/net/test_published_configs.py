@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
+from model.engine.choice import choose_backend
 from model.net.checkpoint import read_config
+from model.net.families.table import FAMILIES
 
 COMMON = {
     "hidden_act": "silu",
@@ -139,3 +142,11 @@ def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(t
     whole.save_pretrained(tmp_path)
     assert "rope_theta" not in json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert ours == read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_is_computed_by_triton_on_a_gpu(name: str):
+    """In its own sizes, which the tiny checkpoints do not have."""
+    pytest.importorskip("triton")
+    config = FAMILIES[PUBLISHED[name]["model_type"]].read(PUBLISHED[name])
+    assert "triton" == choose_backend("auto", config, torch.bfloat16, "cuda", 32).name
