@@ -8,6 +8,7 @@ each; a ratio is the median of the quotients of neighbours.
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -133,7 +134,8 @@ def measure(name: str, turns: Mapping[str, int]) -> Iterator[Comparison]:
         plain = llama_beside(config, tokens)
         llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain))
         steps = {name: partial(family.step, work), "llama": partial(llama.step, work)}
-        yield Comparison(f"{name} {work}", "tokens/s", asyncio.run(take_turns(steps, turns[work])))
+        warm_up = 0 if work == "W3" else 1  # a prompt takes so long that its first pages are nothing
+        yield Comparison(f"{name} {work}", "tokens/s", asyncio.run(take_turns(steps, turns[work], warm_up)))
 
 
 def cells(name: str, comparisons: list[Comparison]) -> list[str]:
@@ -156,7 +158,10 @@ def main(words: list[str] | None = None) -> None:
         parser.error(f"there is no {unknown.pop()!r}")
     torch.set_num_threads(threads())
     turns = {"W1": options.turns, "W2": options.turns, "W3": options.prompts}
-    found = {name: list(measure(name, turns)) for name in options.names or SWITCHES}
+    found = {}
+    for name in options.names or SWITCHES:
+        found[name] = list(measure(name, turns))
+        print(" · ".join(cells(name, found[name])), file=sys.stderr, flush=True)
     head = ["family", *(cell for work in WORKS for cell in (f"{work} tok/s", f"{work} / Llama"))]
     shown = table(head, (cells(name, comparisons) for name, comparisons in found.items()))
     figures: list[Figure] = [each for comparisons in found.values() for one in comparisons for each in one.figures()]

@@ -41,14 +41,13 @@ static void route_token(const Mixture& m, Routing& r, i64 t) {
     const float* scores = r.scores.data() + t * m.experts();
     i64 *experts = r.experts.data() + t * m.calls(), known = 0;
     float *weights = r.weights.data() + t * m.calls(), sum = 0;
-    auto rank = [&](i64 expert) { return std::isnan(scores[expert]) ? INFINITY : scores[expert]; };
     for (i64 expert = 0; expert < m.X; expert++) {  // the best so far, the best one first
         i64 at = known < m.C ? known++ : m.C;
-        for (; at > 0 && rank(experts[at - 1]) < rank(expert); at--)
+        for (; at > 0 && scores[experts[at - 1]] < scores[expert]; at--)
             if (at < m.C) experts[at] = experts[at - 1];
         if (at < m.C) experts[at] = expert;
     }
-    float highest = scores[experts[0]];  // NaN, if any is
+    float highest = scores[experts[0]];
     for (i64 n = 0; n < (m.all ? m.X : m.C); n++) sum += std::exp(scores[m.all ? n : experts[n]] - highest);
     std::sort(experts, experts + m.C);
     for (i64 c = 0; c < m.C; c++) weights[c] = std::exp(scores[experts[c]] - highest) / sum;

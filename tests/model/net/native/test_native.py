@@ -185,9 +185,24 @@ def test_a_row_without_a_finite_best_score_draws_no_token(variant, temperature):
 
 @needs_library
 @torch.inference_mode()
-def test_what_is_not_a_number_stays_in_its_own_request(variant):
+def test_attention_by_itself_has_sinks_too(variant):
+    whole, half = pair(shaped(4, 2, 32, sinks=True))
+    wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32)
+    backend = NativeBackend(half.config.attention_variants)
+    assert distance(run(half, backend, 1000, 32, torch.bfloat16), wanted) < 0.02
+    for block in half.blocks:
+        block.attention.sinks.fill_(-50)  # as if there were none
+    assert distance(run(half, backend, 1000, 32, torch.bfloat16), wanted) > 0.02
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "more", [{}, {"num_experts": 5, "experts_per_token": 2, "shared_expert_size": 24, "sinks": True}], ids=str
+)
+@torch.inference_mode()
+def test_what_is_not_a_number_stays_in_its_own_request(variant, more):
     """One bad request harms only itself."""
-    net = pair(shaped(4, 2, 32))[1]
+    net = pair(shaped(4, 2, 32, **more))[1]
     net.embedding.tokens.weight[7] = torch.nan
     texts = [[7] * 40, [5, 6] * 20]
     found = run_native(net, 1000, 32, texts=texts).split([40, 40])
