@@ -211,6 +211,30 @@ def test_a_recorded_step_is_the_same_step():
         assert expected.argmax(-1).tolist() == done.greedy_T.tolist()
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_each_group_of_layers_has_blocks_of_its_own(fused):
+    """In a plain step and in a recorded one. Blocks that a window no longer sees are gone, and block 0 holds NaN."""
+    config = tiny_config(num_heads=4, num_kv_heads=2, head_size=16, sliding_window=20, window_layers=(0,))
+    decoder, backend = tiny_decoder(config).to(DEVICE), TritonBackend(config.attention_variants)
+    net = TritonDecoder(decoder) if fused else decoder
+    cache = KVCache.allocate(config, [12, 7], 8, torch.float32, DEVICE)
+    for cached in (*cache.keys, *cache.values):
+        cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+        cached[:8] = torch.nan
+    record = (lambda step: step) if INTERPRETED else CudaRecorder()
+    recorded = DecodeGraphs(net, backend, cache, max_model_len=64, max_batch_requests=4, record=record)
+    rows, others = [Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 9, 1)], [[[0, 0, 7, 1, 5], [2], [4, 3]]]
+    tokens = torch.tensor([5, 6, 7], device=DEVICE)
+    layout = BatchLayout.build(rows, 8, DEVICE, others)
+    with torch.inference_mode():
+        reference = Paged(ReferenceBackend(config.attention_variants), cache, layout)
+        expected = decoder.logits(decoder(tokens, layout.positions_T, reference))
+        found = net.logits(net(tokens, layout.positions_T, Paged(backend, cache, layout)))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    cache.keys[0][:8] = cache.values[0][:8] = torch.nan  # where the recording has written its padding
+    torch.testing.assert_close(recorded.run(rows, tokens, others).logits_TV, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_an_engine_on_triton_answers_as_one_on_torch(family, tmp_path):
     """From a checkpoint to tokens, with recorded steps on a GPU."""
