@@ -6,7 +6,6 @@ misshapen or not finite is named, with the file it should be in.
 
 import json
 import logging
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -167,12 +166,12 @@ class _Weights:
 
     def spelled(self, family: Family) -> Family:
         """The family with the fused tensors that are there."""
-
-        def there(theirs: tuple[str, ...]) -> bool:
-            pattern = re.compile(re.escape(theirs[0].replace(family.optional_part, "", 1)).replace(r"\{\}", r"\d+"))
-            return any(pattern.fullmatch(name.replace(family.optional_part, "", 1)) for name in self.where)
-
-        fused = {ours: theirs for ours, theirs in family.fused.items() if there(theirs)}
+        fused = {}
+        for ours, (theirs, *_) in family.fused.items():
+            start, end = theirs.split("{}")
+            starts = (start, start.replace(family.optional_part, "", 1))
+            if any(name.startswith(starts) and name.endswith(end) for name in self.where):
+                fused[ours] = (theirs,)
         return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
 
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[tuple[str, str]] | None:
