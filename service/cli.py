@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 
 app.add_typer(keys_app, name="keys")
+REPEATED = ("adapter",)
+"""Settings whose flag may stand several times; their values are joined by commas."""
 
 
 def main() -> None:
@@ -48,7 +50,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one flag for each field of Settings, with its description, variable and default."""
 
     def run(folder: str | None, **flags: Any) -> None:
-        command(read_settings(flags | ({"model": folder} if folder else {})))
+        joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
+        command(read_settings(joined | ({"model": folder} if folder else {})))
 
     folder = typer.Argument(
         help="Checkpoint folder, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
@@ -63,8 +66,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
         # Every flag is text: Settings reads it, as it reads the variable, and both complain in the same words.
         option = typer.Option(f"--{name.replace('_', '-')}", help=about, show_default=False, metavar="VALUE")
+        kind = list[str] | None if name in REPEATED else str | None
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str | None, option], default=None)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option], default=None)
         )
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TextIO
 
 import ray
@@ -21,10 +22,12 @@ from starlette.types import ASGIApp
 
 from model.chat import ChatTemplate
 from model.engine.build import EngineOptions, build_engine
+from model.engine.loop import AsyncEngine
 from model.errors import EngineFailed
 from model.generation_config import read_defaults
 from model.machine import usable_cores
 from service import autoscaling, census, hub, loading, logs, scrape, tracing
+from service.adapters import Shelf
 from service.aside import MOST_LARGE
 from service.capacity import Load
 from service.checkpoint import read_tokenizer
@@ -60,6 +63,7 @@ class Attend(GrpcMethods):
         census.sign_in(replica)
         with log_terminal(settings) as terminal, loading.shown(terminal, logging.getLogger("attend.engine").info) as report:
             self.engine = build_engine(settings.folder, engine_options(settings), report)
+        self.shelf = open_shelf(settings, self.engine)
         tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
         self.service = GenerationService(
             self.engine,
@@ -68,6 +72,7 @@ class Attend(GrpcMethods):
             request_timeout=settings.request_timeout_seconds,
             deadline_default_ms=settings.deadline_default_ms,
             defaults=read_defaults(settings.folder, settings.generation_config),
+            shelf=self.shelf,
         )
         self.tracer = open_tracer(settings)
         vllm = settings.metrics_compat == "vllm"
@@ -80,6 +85,8 @@ class Attend(GrpcMethods):
             preparing=lambda: self.service.num_preparing,
         )
         self.engine.start()
+        if self.shelf is not None:
+            self.shelf.follow()
         self.replica = replica
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -133,11 +140,21 @@ class Attend(GrpcMethods):
     def __del__(self) -> None:
         if hasattr(self, "engine"):
             self.engine.close()
+        if hasattr(self, "shelf") and self.shelf is not None:
+            self.shelf.close()
         if hasattr(self, "tracer") and self.tracer is not None:
             self.tracer.close()
         if hasattr(self, "replica"):  # it had started
             census.sign_out(self.replica)
         logs.close()
+
+
+def open_shelf(settings: Settings, engine: AsyncEngine) -> Shelf | None:
+    """The adapters that callers can name; None where none are set. Raises SettingError or CheckpointError."""
+    if engine.adapters is None:
+        return None
+    folder = Path(settings.adapters_folder).absolute() if settings.adapters_folder else None
+    return Shelf(engine.adapters, settings.adapters, folder, most=settings.max_adapters, taken=settings.name)
 
 
 def open_tracer(settings: Settings) -> tracing.Tracer | None:
@@ -175,6 +192,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,
         num_threads=settings.num_threads or usable_cores(),
+        adapters=bool(settings.adapter or settings.adapters_folder),
     )
 
 

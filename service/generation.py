@@ -11,8 +11,10 @@ from functools import partial
 from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
 from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
 from model.generation_config import NO_DEFAULTS, Defaults
+from model.net.adapters import Adapter
 from model.params import MAX_PROMPT_SCORES, token_ids
 from model.tokenizer import Tokenizer
+from service.adapters import Shelf
 from service.answer import Answer
 from service.aside import Places, aside
 from service.metrics import RequestRecord
@@ -22,6 +24,8 @@ from service.records import Chunk, Command
 
 log = logging.getLogger("attend.service")
 
+SHOWN = 8
+"""Names that an error lists at most."""
 MOST_SCORES = 2 * MAX_PROMPT_SCORES
 """Log probabilities of prompt tokens in all calls at a time: a GB of memory, most of it their JSON."""
 
@@ -38,6 +42,7 @@ class GenerationService:
         request_timeout: float = 600.0,
         deadline_default_ms: int | None = None,
         defaults: Defaults = NO_DEFAULTS,
+        shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
@@ -45,6 +50,7 @@ class GenerationService:
         self.preparation = Preparation(engine.info, tokenizer)
         self.model_name = model_name
         self.defaults = defaults
+        self.shelf = shelf
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
         self._deadline_default_ms = deadline_default_ms
@@ -63,12 +69,14 @@ class GenerationService:
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), ExitStack() as stack:
-            self.check_model(command.model)
+            adapter = self._adapter(command)
             seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
             deadline = asyncio.get_running_loop().time() + seconds
             lease = stack.enter_context(_admitted(command.key, command.num_answers, self._least(command)))
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
+            for request in requests:
+                request.adapter = adapter
             if lease is not None:
                 lease.reserve(sum(request.max_total_tokens for request in requests))
             if command.prompt_logprobs is not None:
@@ -113,10 +121,34 @@ class GenerationService:
         sizes = [len(prompt) if isinstance(prompt, tuple) else 1 for prompt in command.prompts]
         return command.n * sum(most + min(size, keep or size) for size in sizes)
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names of adapters, each of which is a model to callers."""
+        return [] if self.shelf is None else self.shelf.names
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter of this name; None for the served model. Raises ModelNotFound where it is neither."""
+        adapter = None if self.shelf is None else self.shelf.get(name)
+        if adapter is None and name != self.model_name:
+            has = ", ".join(map(repr, [self.model_name, *self.adapters][:SHOWN]))
+            raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {has}")
+        return adapter
+
     def check_model(self, name: str) -> None:
-        """Raise ModelNotFound unless `name` is the served model, or empty."""
-        if name and name != self.model_name:
-            raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {self.model_name!r}")
+        """Raise ModelNotFound unless `name` is the served model, one of its adapters, or empty."""
+        if name:
+            self.find(name)
+
+    def _adapter(self, command: Command) -> Adapter | None:
+        """The adapter that a call names, as its model or by itself. It has it to its end, whatever becomes of the name."""
+        of_model = self.find(command.model) if command.model else None
+        adapter = self.find(command.adapter) if command.adapter else of_model
+        if command.adapter and adapter is None:
+            raise ModelNotFound(f"{command.adapter[:128]!r} is the served model, and no adapter of it")
+        if of_model is not None and adapter is not of_model:
+            names = f"{command.adapter[:128]!r} and {command.model[:128]!r}"
+            raise InvalidRequest(f"adapter and model name two adapters: {names}", "adapter")
+        return adapter
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, key: Key | None = None) -> list[int]:
         """Token ids of a text, made beside the event loop. Counts as an answer of `key` while it lasts."""

@@ -46,7 +46,9 @@ class Command:
     stops: StopRules = field(default_factory=StopRules)
     n: int = 1
     model: str = ""
-    """Empty means the served one."""
+    """Empty means the served one. The name of an adapter means it beside the served one."""
+    adapter: str = ""
+    """The same, for callers who name it by itself."""
     request_id: str
     key: Key | None = None
     """The caller's API key, whose limits count; None where no keys are set."""

@@ -29,6 +29,11 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """NAME=FOLDER,NAME=FOLDER in parts."""
+    return [(name.strip(), folder.strip()) for name, _, folder in (part.partition("=") for part in text.split(",") if part)]
+
+
 class Settings(BaseModel):
     """What shapes a server. Sizes are in tokens, requests, bytes or seconds, as each line says."""
 
@@ -49,6 +54,13 @@ class Settings(BaseModel):
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the defaults of sampling from the checkpoint's generation_config.json"
     )
+    adapter: str = Field(
+        "", description="a LoRA adapter, NAME=FOLDER; the flag may stand several times, the variable has commas"
+    )
+    adapters_folder: str = Field(
+        "", description="folder of LoRA adapters, each under its folder's name; looked at once a second"
+    )
+    max_adapters: Annotated[int, Field(ge=1, le=1024)] = Field(8, description="LoRA adapters that are loaded at the same time")
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(
         None, description="tokens of prompt and answer; default: the model's"
     )
@@ -101,6 +113,16 @@ class Settings(BaseModel):
             raise PydanticCustomError("reference", "it must be hf://ORG/NAME or hf://ORG/NAME@REVISION")
         return value
 
+    @field_validator("adapter")
+    @classmethod
+    def _are_adapters(cls, value: str) -> str:
+        pairs = _pairs(value)
+        if not all(name and folder for name, folder in pairs) or len(dict(pairs)) < len(pairs):
+            raise PydanticCustomError(
+                "adapter", "it must be a name, = and a folder; several, of other names, have commas between them"
+            )
+        return value
+
     @field_validator("max_replicas")
     @classmethod
     def _at_least_replicas(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -121,6 +143,11 @@ class Settings(BaseModel):
         if self.served_model_name or not self.model:
             return self.served_model_name or "attend-default"
         return self.model.removeprefix(HUB).partition("@")[0] if self.model.startswith(HUB) else self.folder.name
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """The folders of `adapter`, by name."""
+        return {name: Path(folder).absolute() for name, folder in _pairs(self.adapter)}
 
     @property
     def origins(self) -> tuple[str, ...]:

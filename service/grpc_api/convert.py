@@ -77,6 +77,7 @@ def to_command(request: pb.GenerateRequest, request_id: str, defaults: Defaults 
         ),
         n=sampling.n if sampling.HasField("n") else 1,
         model=request.model,
+        adapter=request.adapter,
         request_id=request.request_id or request_id,
         deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
         skip_special_tokens=skip,

@@ -163,6 +163,7 @@ class GrpcMethods:
             num_free_blocks=stats.num_free_blocks,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
+            adapters=self.service.adapters,
         )
 
     async def Check(  # noqa: N802

@@ -155,7 +155,7 @@ KINDS: Schema = {
 }
 
 NOTES: dict[str, Note] = {
-    "model": Note("The served model's name; absent means the served one. Any other is 404."),
+    "model": Note("The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."),
     "prompt": Note(
         f"What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the start-of-text "
         f"token. {_TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
@@ -295,7 +295,9 @@ NOTES: dict[str, Note] = {
         required=True,
     ),
     "chat_template_kwargs": Note("What the chat template takes beside the messages. Default: nothing."),
-    "ChatRequest.model": Note("The served model's name; absent means the served one. Any other is 404.", {"minLength": 1}),
+    "ChatRequest.model": Note(
+        "The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404.", {"minLength": 1}
+    ),
     "TokenizeRequest.prompt": Note("The text.", required=True),
     "add_special_tokens": Note("With the special tokens that the checkpoint puts around a text.", default=True),
     "return_token_strs": Note("Report each token as the vocabulary spells it, too.", default=False),

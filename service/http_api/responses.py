@@ -263,10 +263,12 @@ class Model(Shape):
     """By field, what a call gets that leaves it out: generation_config.json's values with `generation_config=model`."""
     stop_token_ids: list[int]
     """The tokens that end an answer."""
+    parent: str = MAYBE
+    """Of a LoRA adapter: the model that it changes."""
 
 
 class ModelList(Shape):
-    """The served models: one."""
+    """The served models: one, and its LoRA adapters."""
 
     object: Literal["list"]
     """What this is."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
-from model.errors import ModelNotFound, NoChatTemplate
+from model.errors import NoChatTemplate
 from service.capacity import Load, document, read_question
 from service.generation import GenerationService
 from service.http_api import chat
@@ -115,7 +115,9 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
-            writer = CompletionWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
+            writer = CompletionWriter(
+                body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
+            )
             return await _answer(service, command, writer, record, stream=bool(body.stream))
 
     @router.post("/v1/chat/completions")
@@ -134,7 +136,9 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
             usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
-            writer = chat.ChatWriter(body, command.request_id, service.model_name, fingerprint, usage, service.tokenizer)
+            writer = chat.ChatWriter(
+                body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
+            )
             return await _answer(service, command, writer, record, stream=bool(body.stream))
 
 
@@ -165,15 +169,13 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        """The served model."""
-        return Json({"object": "list", "data": [model_object()]})
+        """The served model, and its adapters."""
+        return Json({"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]})
 
     @router.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        """The served model, by its name."""
-        if model_id != service.model_name:
-            raise ModelNotFound(f"the model {model_id[:128]!r} does not exist; this server has {service.model_name!r}")
-        return Json(model_object())
+        """The served model, or an adapter, by its name."""
+        return Json(model_object() if service.find(model_id) is None else adapter_object(model_id))
 
     def model_object() -> dict[str, object]:
         return {
@@ -185,6 +187,9 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
             "default_sampling": service.defaults.values(),
             "stop_token_ids": list(service.engine.info.eos_token_ids),
         }
+
+    def adapter_object(name: str) -> dict[str, object]:
+        return model_object() | {"id": name, "parent": service.model_name}
 
 
 def _add_capacity(router: APIRouter, site: Site) -> None:

@@ -180,7 +180,7 @@ def test_every_field_of_the_proto_is_built():
     """A field that is added to the proto alone fails here: it would be ignored in silence."""
     built = {
         "request_id", "model", "text", "token_ids", "max_tokens", "temperature", "sampling", "decoding", "stopping", "response",
-        "deadline_ms", "truncate_prompt_tokens", "cache_salt", "resume_token_ids",
+        "deadline_ms", "truncate_prompt_tokens", "cache_salt", "resume_token_ids", "adapter",
         "decoding.presence_penalty", "decoding.frequency_penalty", "decoding.repetition_penalty", "decoding.logit_bias",
         "decoding.allowed_token_ids", "decoding.bad_words", "decoding.json_schema", "decoding.regex", "decoding.choice",
         "decoding.grammar", "decoding.json_object", "response.prompt_token_ids", "response.prompt_logprobs",
