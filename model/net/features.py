@@ -52,7 +52,7 @@ SWITCHES = {
 
 ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
-NATIVE = ATTENTION | {
+BOTH = ATTENTION | {
     *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
     *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
     *("norm_place=parallel", "norm_place=shared"),
@@ -61,10 +61,10 @@ NATIVE = ATTENTION | {
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu"),
 }
-"""What the native decoder computes."""
-TRITON = NATIVE
-"""What the Triton decoder computes."""
-ALL = NATIVE | {"attention_gate", "gated_delta"}
+"""What the native and the Triton decoder compute."""
+NATIVE = BOTH
+TRITON = BOTH
+ALL = BOTH | {"attention_gate", "gated_delta"}
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 
 
