@@ -10,7 +10,7 @@ Shapes: T tokens of this step · R requests · S key slots · B blocks · H quer
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -115,15 +115,15 @@ class BatchLayout:
             part = numbers[num_tokens + group * size :]
             _slots(rows, table, num_single, block_size, part[:num_tokens])
             _block_table(table, part[num_tokens:size].reshape(len(rows), widest))
-        positions, *parts = to_device(torch.from_numpy(numbers), device).split(
-            [num_tokens, *[num_tokens, len(rows) * widest] * len(tables)]
-        )
+        sizes = [num_tokens, *[num_tokens, size - num_tokens] * len(tables)]
+        positions, *parts = to_device(torch.from_numpy(numbers), device).split(sizes)
         states_R = None if states is None else integers(states, device)
-        layouts = [
-            cls(rows, slots, positions, table.view(len(rows), widest), block_size, num_single, states_R=states_R)
-            for slots, table in zip(parts[::2], parts[1::2], strict=True)
-        ]
-        return replace(layouts[0], others=tuple(layouts[1:])) if others else layouts[0]
+        layouts: tuple[BatchLayout, ...] = ()
+        for slots, table in zip(parts[-2::-2], parts[::-2], strict=True):  # the first group's last, for it has the others
+            known = layouts if len(layouts) == len(others) else ()
+            at = table.view(len(rows), widest)
+            layouts = (cls(rows, slots, positions, at, block_size, num_single, known, states_R), *layouts)
+        return layouts[0]
 
     def of(self, group: int) -> "BatchLayout":
         """The layout of a group of layers."""
@@ -202,12 +202,10 @@ def _positions(rows: Sequence[Row], num_single: int, positions_T: np.ndarray) ->
 
 def _slots(rows: Sequence[Row], tables: Sequence[Sequence[int]], num_single: int, block_size: int, slots_T: np.ndarray) -> None:
     """Write the slot of each token."""
-    slots_T[:num_single] = [
-        blocks[row.start // block_size] * block_size + row.start % block_size
-        for row, blocks in zip(rows[:num_single], tables, strict=False)
-    ]
+    singles = zip(rows[:num_single], tables, strict=False)
+    slots_T[:num_single] = [blocks[row.start // block_size] * block_size + row.start % block_size for row, blocks in singles]
     begin = num_single
-    for row, blocks in zip(rows[num_single:], tables[num_single:], strict=True):
+    for row, blocks in zip(rows[num_single:], tables[num_single:], strict=True) if begin < len(rows) else ():
         reach_T = np.arange(row.start, row.start + row.count)
         slots_T[begin : begin + row.count] = np.asarray(blocks)[reach_T // block_size] * block_size + reach_T % block_size
         begin += row.count
@@ -215,10 +213,11 @@ def _slots(rows: Sequence[Row], tables: Sequence[Sequence[int]], num_single: int
 
 def _block_table(tables: Sequence[Sequence[int]], table_RB: np.ndarray) -> None:
     """Write each request's blocks, and 0 where it has fewer."""
+    widest = table_RB.shape[1]
     for blocks_B, blocks in zip(table_RB, tables, strict=True):
-        known = min(len(blocks_B), len(blocks))
+        known = min(widest, len(blocks))
         blocks_B[:known] = np.frombuffer(blocks, np.int64, known) if isinstance(blocks, array) else blocks[:known]
-        if known < len(blocks_B):
+        if known < widest:
             blocks_B[known:] = 0
 
 
