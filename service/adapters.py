@@ -96,7 +96,10 @@ class Shelf:
 
     def _follow(self) -> None:
         while not self._stopping.wait(CHECK_SECONDS):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # whatever a folder does to a reader, the next look comes
+                log.exception("looking at the folder of adapters failed")
 
     def _looked(self) -> dict[str, str]:
         """Take what the folder has; returns what is wrong, by name."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from model.engine.plan import StepInput
+from model.errors import CheckpointError
 from model.net.adapters import Adapted, Adapter, Group, Targets
 
 
@@ -26,7 +27,10 @@ class Adapters:
         known = self._known.get(adapter.digest)
         if known is not None:
             return known
-        self._decoder.prepare(adapter)
+        try:
+            adapter = self._decoder.prepare(adapter)
+        except MemoryError as error:
+            raise CheckpointError(f"{folder}: {error}") from error
         self._known[adapter.digest] = adapter
         return adapter
 

@@ -7,13 +7,15 @@ Shapes: T tokens · I numbers that go into a matrix · O that come out · R rank
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -24,11 +26,10 @@ from model.net.families.table import family_of, part_shapes, their_names
 from model.net.linear import ExpertLinear, Linear, reform
 from model.net.peft import CONFIG, LoraConfig, read_config
 from model.net.transformer import Decoder
-from model.weights import check_header, check_links, read_json
+from model.weights import MOST_JSON, check_header, check_links, read_json
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
-FACTORS = ("lora_A", "lora_B")
 
 
 class Part(NamedTuple):
@@ -56,7 +57,7 @@ class Adapter:
     digest: str
     """SHA-256 of its files: two adapters of one content are one to the prefix cache."""
     matrices: Mapping[str, LowRank] = field(repr=False)
-    """By our name of the matrix."""
+    """By our name of the matrix; none where a decoder keeps them in a form of its own."""
 
 
 class Group(NamedTuple):
@@ -70,8 +71,8 @@ class Group(NamedTuple):
 class Adapted(Protocol):
     """A decoder that computes adapters."""
 
-    def prepare(self, adapter: Adapter) -> None:
-        """Do beforehand what the first step with an adapter would have to do."""
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """The adapter as steps want it. Raises CheckpointError where this decoder does not compute it, or MemoryError."""
         ...
 
     def use(self, groups: Sequence[Group], num_tokens: int) -> None:
@@ -118,33 +119,36 @@ class Targets:
         if not path.is_file():
             pickle = f"; {PICKLE} is a pickle, which Attend never opens" if (folder / PICKLE).exists() else ""
             raise CheckpointError(f"{path} is missing{pickle}")
+        wanted = {module: self._sizes(config, module) for module in self.modules if config.changes(module)}
+        if not wanted:
+            named = str(config.targets)[:64]
+            raise CheckpointError(f"{folder / CONFIG}: target_modules {named} name no matrix of this model's layers")
         try:
             check_header(path)
-            with safe_open(str(path), framework="pt", device="cpu") as file:
-                factors = self._factors(config, path, file)
-            digest = hashlib.sha256((folder / CONFIG).read_bytes())
-            with path.open("rb") as weights:
-                digest.update(hashlib.file_digest(weights, "sha256").digest())
+            content = _content(path, sum(sum(map(math.prod, sizes)) for sizes in wanted.values()))
+            tensors = safetensors.torch.load(content)
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
+        factors = {module: self._factors(path, tensors, module, sizes) for module, sizes in wanted.items()}
+        if tensors:
+            raise CheckpointError(f"{path}: tensor {min(tensors)} belongs to no matrix that this model has and {CONFIG} names")
+        digest = hashlib.sha256(repr(replace(config, folder=Path())).encode() + hashlib.sha256(content).digest())
         return Adapter(digest.hexdigest(), self._joined(config, factors))
 
-    def _factors(self, config: LoraConfig, path: Path, file: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        """A and B of each module that the adapter changes, of its own rank."""
-        left = set(file.keys())
-        found = {}
-        for module, place in self.modules.items():
-            if config.changes(module):
-                rank = config.rank_of(module)
-                sizes = ((rank, place.size_in), (len(place.rows), rank))
-                names = [f"{PREFIX}{module}.{factor}.weight" for factor in FACTORS]
-                found[module] = tuple(_taken(path, file, name, size) for name, size in zip(names, sizes, strict=True))
-                left.difference_update(names)
-        if left:
-            raise CheckpointError(f"{path}: tensor {min(left)} belongs to no matrix that this model has and {CONFIG} names")
-        if not found:
-            raise CheckpointError(f"{path.with_name(CONFIG)}: target_modules name no matrix of this model's layers")
-        return found
+    def _sizes(self, config: LoraConfig, module: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The shapes of a module's A and B."""
+        place, rank = self.modules[module], config.rank_of(module)
+        return (rank, place.size_in), (len(place.rows), rank)
+
+    def _factors(
+        self, path: Path, tensors: dict[str, Tensor], module: str, sizes: tuple[tuple[int, int], tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """A and B of a module, which leave `tensors`."""
+        down, up = (
+            _taken(path, tensors, f"{PREFIX}{module}.{factor}.weight", size)
+            for factor, size in zip(("lora_A", "lora_B"), sizes, strict=True)
+        )
+        return down, up
 
     def _joined(self, config: LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, LowRank]:
         by_matrix: dict[str, list[str]] = {}
@@ -173,14 +177,23 @@ def targets_of(folder: Path) -> Targets:
     return Targets(read_model_config(folder), family_of(read_json(folder, "config.json")))
 
 
-def _taken(path: Path, file: Any, name: str, size: tuple[int, int]) -> Tensor:
-    """A tensor of this size, in float32 and in memory of its own."""
-    if name not in file.keys():  # noqa: SIM118 - not a dict
+def _content(path: Path, numbers: int) -> bytes:
+    """A file's bytes. It is not mapped: one that is written over while it is read would end the process."""
+    most = 8 * numbers + MOST_JSON
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has {path.stat().st_size} bytes, but what {CONFIG} names has at most {most}")
+    return content
+
+
+def _taken(path: Path, tensors: dict[str, Tensor], name: str, size: tuple[int, int]) -> Tensor:
+    """A tensor of this size, in float32 and in memory of its own, which leaves `tensors`."""
+    tensor = tensors.pop(name, None)
+    if tensor is None:
         raise CheckpointError(f"{path}: tensor {name} is missing, though {CONFIG} names its module")
-    found = tuple(file.get_slice(name).get_shape())
-    if found != size:
-        raise CheckpointError(f"{path}: tensor {name} has shape {list(found)}, expected {list(size)}")
-    tensor: Tensor = file.get_tensor(name)
+    if tensor.shape != size:
+        raise CheckpointError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(size)}")
     if not tensor.dtype.is_floating_point:
         raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}, expected floating point numbers")
     tensor = tensor.to(torch.float32, copy=True)
@@ -233,8 +246,9 @@ class AdaptedDecoder:
 
         reform(net, form)
 
-    def prepare(self, adapter: Adapter) -> None:
-        """Nothing is to be done."""
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """The adapter as it is."""
+        return adapter
 
     def use(self, groups: Sequence[Group], num_tokens: int) -> None:
         """From now on the tokens of a step have these adapters; without groups none."""

@@ -23,18 +23,15 @@ class NativeAdapters:
         self._numbers = numbers_of_matrices(net.config)
         self._copies: weakref.WeakKeyDictionary[Adapter, _Copy] = weakref.WeakKeyDictionary()
 
-    def prepare(self, adapter: Adapter) -> None:
-        """Copy it to where the library reads it; the copy goes with the adapter. Raises MemoryError, or CheckpointError for a
-        matrix of a mixture of experts: the native decoder computes adapters beside all others.
-        """
-        if others := sorted(adapter.matrices.keys() - self._numbers.keys()):
-            raise CheckpointError(
-                f"an adapter changes {others[0]}, which the native backend computes without adapters: backend = torch"
-            )
-        copy = _Copy(self._library, self._net)
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """One of the same content, whose matrices are where the library reads them, and go with it."""
+        copy, kept = _Copy(self._library, self._net), Adapter(adapter.digest, {})
         for name, low in adapter.matrices.items():
+            if name not in self._numbers:
+                raise CheckpointError(f"an adapter of {name} is not computed by the native backend, but by backend = torch")
             copy.put(self._numbers[name], low)
-        self._copies[adapter] = copy
+        self._copies[kept] = copy
+        return kept
 
     def use(self, groups: Sequence[Group], num_tokens: int) -> None:
         """From now on the tokens of a step have these adapters; without groups none."""

@@ -167,6 +167,17 @@ def test_an_adapter_for_another_model_is_one_sentence_with_file_and_tensor(folde
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
+def test_a_file_larger_than_what_its_config_names_is_not_read(folder, tmp_path):
+    """Such as a whole model under an adapter's name. A file that is no larger is read whole before it is looked at."""
+    path = write_adapter(tmp_path, linears(folder, ["q_proj"])) / "adapter_model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(
+        CheckpointError, match=rf"damaged: it has {1 << 40} bytes, but what adapter_config.json names has at most"
+    ):
+        targets_of(folder).read(tmp_path)
+
+
 def test_a_folder_that_is_no_adapter_is_a_sentence(folder, tmp_path):
     targets = targets_of(folder)
     with pytest.raises(CheckpointError, match=r"nowhere is not a folder: an adapter is a folder with adapter_config\.json"):
@@ -184,7 +195,7 @@ def test_a_folder_that_is_no_adapter_is_a_sentence(folder, tmp_path):
     ):
         targets.read(adapter)
     write_adapter(tmp_path, {"model.layers.0.no_proj": (32, 32)})
-    with pytest.raises(CheckpointError, match=r"no_proj.lora_A.weight belongs to no matrix"):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json: target_modules \('no_proj',\) name no matrix of this"):
         targets.read(adapter)
 
 

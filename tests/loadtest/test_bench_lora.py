@@ -1,0 +1,17 @@
+"""The benchmark of LoRA adapters: what it writes is read, and its streams compute with what they were given."""
+
+from loadtest.bench.lora import Case, measure, write_adapter
+from tests.model.checkpoints import write_checkpoint
+
+
+def test_each_stream_draws_a_token_a_step_with_the_adapter_whose_turn_it_is(tmp_path):
+    model = write_checkpoint("llama", tmp_path / "model")
+    folders = [write_adapter(model, tmp_path / str(n), 4, n) for n in range(2)]
+    cases = {"none": Case(model, None, "torch", 3, 1), "two": Case(model, folders, "torch", 3, 1)}
+    streams = list(cases["two"].engine.scheduler._by_id.values())
+    assert [streams[0].adapter, streams[1].adapter] == [streams[2].adapter, streams[1].adapter]
+    assert len({stream.adapter.digest for stream in streams}) == 2
+    lengths = [stream.num_tokens for stream in streams]
+    found = measure(cases, turns=1)
+    assert {name: len(values) for name, values in found.items()} == {"none": 1, "two": 1}
+    assert {stream.num_tokens - before for stream, before in zip(streams, lengths, strict=True)} == {16}
