@@ -254,7 +254,7 @@ def test_a_resumed_answer_can_be_preempted(net, sampling, decoding):
 def test_a_resumed_answer_scores_its_prompt_and_its_new_tokens_only(net, k, budget):
     for request in crowd():
         tokens, _ = answers(tiny_engine(net), [replace(request, output=[])])[request.request_id]
-        again = replace(request, output=tokens[:k], prompt_scores=[], blocks=[], num_computed=0)
+        again = replace(request, output=tokens[:k], prompt_scores=[], tables=[], num_computed=0)
         outputs = run(tiny_engine(net, max_batch_tokens=budget), [again])[request.request_id]
         check_prompt(net, again, outputs)
         check_tokens(net, again, outputs, received=k)
