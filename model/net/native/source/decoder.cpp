@@ -57,7 +57,7 @@ struct Kernels {
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME, ATTEND, sum_##NAME, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
-VARIANT(avx2, OF(AVX2), multiply_avx2, tile_avx2)
+VARIANT(avx2, OF(AVX2), multiply_halves, tile_avx2)
 VARIANT(avx512, OF(AVX512), multiply_avx512, tile_avx512)
 VARIANT(bf16_512, OF(AVX512), multiply_pairs, tile_bf16_512)
 VARIANT(amx, OF(AMX), multiply_tiles, attend_tile_amx)

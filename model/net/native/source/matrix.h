@@ -281,6 +281,44 @@ INLINE void multiply_vectors(const Product& p, i64 number) {
     }
 }
 
+// The same with AVX2: of vectors that it does not have GCC keeps the sums in memory.
+template <int HEIGHT>
+OF(AVX2) INLINE void rows_by_panel_avx2(const bf16* x, i64 stride, const uint32_t* weights, i64 K, float* block) {
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    __m256 left[HEIGHT], right[HEIGHT];
+    for (int t = 0; t < HEIGHT; t++) left[t] = right[t] = _mm256_setzero_ps();
+    for (i64 k = 0; k < K; k += 2, weights += PANEL) {
+        __m256i a = _mm256_loadu_si256((const __m256i*)weights), b = _mm256_loadu_si256((const __m256i*)weights + 1);
+        __m256 even_a = (__m256)_mm256_slli_epi32(a, 16), even_b = (__m256)_mm256_slli_epi32(b, 16);
+        __m256 odd_a = (__m256)_mm256_and_si256(a, upper), odd_b = (__m256)_mm256_and_si256(b, upper);
+        for (int t = 0; t < HEIGHT; t++) {
+            __m256 even = _mm256_set1_ps(wide(x[t * stride + k])), odd = _mm256_set1_ps(wide(x[t * stride + k + 1]));
+            left[t] = _mm256_fmadd_ps(odd_a, odd, _mm256_fmadd_ps(even_a, even, left[t]));
+            right[t] = _mm256_fmadd_ps(odd_b, odd, _mm256_fmadd_ps(even_b, even, right[t]));
+        }
+    }
+    for (int t = 0; t < HEIGHT; t++) _mm256_storeu_ps(block + t * PITCH, left[t]), _mm256_storeu_ps(block + t * PITCH + 8, right[t]);
+}
+
+OF(AVX2) static void multiply_halves(const Product& p, i64 number) {
+    alignas(64) float block[4 * PITCH];
+    Item item = item_of(p, number);
+    const Matrix& m = *p.matrix;
+    for (i64 t = item.first; t < item.end; t += 4) {
+        const bf16* x = p.x + t * p.stride;
+        for (i64 n = 0; n < item.panels; n += 2) {
+            for (i64 side = 0; side < 2; side++) {
+                const uint32_t* weights = panel_of(m, item.panel + n + side);
+                if (item.end - t == 1)
+                    rows_by_panel_avx2<1>(x, p.stride, weights, m.K, block + side * PANEL);
+                else
+                    rows_by_panel_avx2<4>(x, p.stride, weights, m.K, block + side * PANEL);
+            }
+            keep(p, block, t, std::min<i64>(4, item.end - t), item.panel + n, 2);
+        }
+    }
+}
+
 // The same where a CPU multiplies pairs of bfloat16.
 template <int HEIGHT>
 OF(AVX512_BF16) INLINE void rows_by_panel_bf16(const bf16* x, i64 stride, const uint32_t* weights, i64 K, float* block) {
