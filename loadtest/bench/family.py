@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "gemma2": _WINDOW | {"query_pre_attn_scalar": 64},
     "gemma3_text": _WINDOW | {"query_pre_attn_scalar": 64},
     "glm4": {},
-    "gpt2": {"n_positions": POSITIONS} | {theirs: SIZES[ours] for theirs, ours in _GPT2.items()},
+    "gpt2": {"n_positions": POSITIONS},
     "gpt_neox": {},
     "gpt_oss": _WINDOW
     | {"num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 288, "rope_parameters": _YARN},
@@ -68,9 +68,14 @@ SWITCHES: dict[str, dict[str, Any]] = {
 """Keys of config.json, beside the sizes of shape M."""
 
 
-def config_of(name: str) -> ModelConfig:
-    """A family's model of shape M."""
-    return FAMILIES[name].read(SIZES | SWITCHES[name] | {"model_type": name})
+BUSY = {"num_hidden_layers": 2, "vocab_size": 2048}
+"""Sizes of --busy."""
+
+
+def config_of(name: str, *, busy: bool = False) -> ModelConfig:
+    """A family's model of shape M, or of a small part of it."""
+    raw = SIZES | (BUSY if busy else {}) | SWITCHES[name] | {"model_type": name}
+    return FAMILIES[name].read(raw | {theirs: raw[ours] for theirs, ours in _GPT2.items()} if name == "gpt2" else raw)
 
 
 def llama_beside(config: ModelConfig, tokens: int) -> ModelConfig:
@@ -103,8 +108,8 @@ def random_decoder(config: ModelConfig) -> NativeDecoder:
 class Contestant:
     """A decoder with a cache, and a step of each work that can be repeated."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.net = random_decoder(config)
+    def __init__(self, config: ModelConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.net, self.clock = random_decoder(config), clock
         self.backend = NativeBackend(config.attention_variants)
         blocks = -(-CONTEXT // BLOCK)
         self.cache = KVCache.allocate(config, max(AT_ONCE * blocks, LONG // BLOCK), BLOCK, torch.bfloat16, "cpu")
@@ -118,21 +123,21 @@ class Contestant:
     async def step(self, work: str) -> float:
         """Tokens/s of one step; scores are computed for the last token of each request."""
         count = WORKS[work][0]
-        tokens = torch.randint(8192, (count,), generator=torch.Generator().manual_seed(1))
+        tokens = torch.randint(2048, (count,), generator=torch.Generator().manual_seed(1))
         layout = BatchLayout.build(self.rows[work], BLOCK, "cpu")
-        started = time.perf_counter()
+        started = self.clock()
         hidden = self.net(tokens, layout.positions_T, Paged(self.backend, self.cache, layout))
         self.net.logits(hidden[-len(self.rows[work]) :])
-        return count / (time.perf_counter() - started)
+        return count / (self.clock() - started)
 
 
-def measure(name: str, turns: Mapping[str, int]) -> Iterator[Comparison]:
+def measure(name: str, turns: Mapping[str, int], *, busy: bool = False) -> Iterator[Comparison]:
     """The family and the Llama of each work."""
-    config = config_of(name)
-    family, llamas = Contestant(config), {}
+    config, clock = config_of(name, busy=busy), time.thread_time if busy else time.perf_counter
+    family, llamas = Contestant(config, clock), {}
     for work, (_, tokens) in WORKS.items():
         plain = llama_beside(config, tokens)
-        llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain))
+        llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain, clock))
         steps = {name: partial(family.step, work), "llama": partial(llama.step, work)}
         warm_up = 0 if work == "W3" else 1  # a prompt takes so long that its first pages are nothing
         yield Comparison(f"{name} {work}", "tokens/s", asyncio.run(take_turns(steps, turns[work], warm_up)))
@@ -152,20 +157,23 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SWITCHES)}; default: all")
     parser.add_argument("--turns", type=int, default=25, help="of a decode step (default 25)")
     parser.add_argument("--prompts", type=int, default=3, help="turns of a prompt (default 3)")
+    parser.add_argument(
+        "--busy", action="store_true", help="where others are busy: two layers, one thread, by its own CPU time"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(words)
     if unknown := set(options.names) - set(SWITCHES):
         parser.error(f"there is no {unknown.pop()!r}")
-    torch.set_num_threads(threads())
+    torch.set_num_threads(1 if options.busy else threads())
     turns = {"W1": options.turns, "W2": options.turns, "W3": options.prompts}
     found = {}
     for name in options.names or SWITCHES:
-        found[name] = list(measure(name, turns))
+        found[name] = list(measure(name, turns, busy=options.busy))
         print(" · ".join(cells(name, found[name])), file=sys.stderr, flush=True)
     head = ["family", *(cell for work in WORKS for cell in (f"{work} tok/s", f"{work} / Llama"))]
     shown = table(head, (cells(name, comparisons) for name, comparisons in found.items()))
     figures: list[Figure] = [each for comparisons in found.values() for one in comparisons for each in one.figures()]
-    file(options.json, shown, figures, bench="family", goal=GOAL)
+    file(options.json, shown, figures, bench="family", goal=GOAL, busy=options.busy)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 import torch
 
-from loadtest.bench import family
 from loadtest.bench.family import SWITCHES, WORKS, Contestant, cells, config_of, llama_beside
 from loadtest.bench.figures import Comparison
 from loadtest.bench.limits import weights
@@ -36,8 +35,8 @@ def test_llama_reads_as_much_or_multiplies_as_often_and_has_no_switch(name):
 def test_a_step_of_each_work_is_that_of_the_decoder(monkeypatch):
     """Of so many tokens, with finite scores; tokens/s are those of the time that it took."""
     kept = []
-    monkeypatch.setattr(family.time, "perf_counter", iter([1.0, 1.5] * len(WORKS)).__next__)
-    contestant = Contestant(tiny_config(head_size=16, max_positions=2048, vocab_size=8192, num_experts=3))
+    clock = iter([1.0, 1.5] * len(WORKS)).__next__
+    contestant = Contestant(tiny_config(head_size=16, max_positions=2048, vocab_size=8192, num_experts=3), clock)
     logits = contestant.net.logits
     monkeypatch.setattr(contestant.net, "logits", lambda hidden: kept.append(logits(hidden)))
     for work, (tokens, _) in WORKS.items():
