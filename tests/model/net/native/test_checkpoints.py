@@ -32,7 +32,7 @@ def decided(whole: Decoder, texts: list[torch.Tensor]) -> torch.Tensor:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("qwen3_5", "qwen3_next"))])
 @torch.inference_mode()
 def test_a_checkpoint_is_computed_no_farther_from_float32_than_torch_computes_it(kind, tmp_path):
     """Of a mixture those tokens are compared that no router's luck reaches: a later one sees what the earlier ones became."""
