@@ -26,6 +26,7 @@ struct Kernels {
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*shrink)(const bf16* x, const LowRank&, float* inner);
+    void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
@@ -43,6 +44,9 @@ struct Kernels {
         write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
     }                                                                                                                            \
     TARGET static void shrink_##NAME(const bf16* x, const LowRank& low, float* inner) { shrink_row(x, low, inner); }             \
+    TARGET static void raise_##NAME(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) { \
+        raise_rows(more, block, pitch, first, rows, panel, panels);                                                              \
+    }                                                                                                                            \
     TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
         attend_tile(t, cache, K);                                                                                                \
@@ -54,7 +58,7 @@ struct Kernels {
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
     }                                                                                                                            \
-    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME, ATTEND, sum_##NAME, draw_##NAME};
+    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME, raise_##NAME, ATTEND, sum_##NAME, draw_##NAME};
 
 VARIANT(portable, , multiply_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), multiply_halves, tile_avx2)
@@ -486,7 +490,7 @@ int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try
     adapters.stride = ceiling(ranks, LANES) * LANES;
     adapters.of_row.resize(T);
     if ((i64)adapters.inner.size() < T * adapters.stride) adapters.inner.resize(T * adapters.stride);
-    adapters.additions = {adapters.of_row.data(), adapters.inner.data(), adapters.stride};
+    adapters.additions = {adapters.of_row.data(), adapters.inner.data(), adapters.stride, KERNELS[chosen]->raise};
     adapters.of_token.assign(of_token, of_token + T);
     return 0;
 } catch (const std::bad_alloc&) {

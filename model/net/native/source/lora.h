@@ -1,4 +1,4 @@
-// What adapters add to products, before anything becomes of the results: y = x Wᵀ + b + (x Aᵀ) Bᵀ, each row of x with an adapter
+// What adapters add to products, before anything becomes of the results: y = x Wᵀ + (x Aᵀ) Bᵀ + b, each row of x with an adapter
 // of its own or with none. Each value is one running sum in one order, as in matrix.h; a row without an adapter is not touched.
 //
 // Shapes: x [T, K], A [R, K], B [N, R].
@@ -20,6 +20,8 @@ struct Additions {
     const LowRank* const* of_row;
     float* inner;  // [T][stride]
     i64 stride;
+    // Adds to a block of results [rows][pitch], from row `first` and panel `panel` on. Called, so that the loops without are as they were.
+    void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
 };
 
 // x Aᵀ of one row.
@@ -32,9 +34,15 @@ INLINE void shrink_row(const bf16* x, const LowRank& low, float* inner) {
     }
 }
 
-// y and what the row adds to the results of a panel.
-INLINE floats raise_row(floats y, const LowRank& low, const float* inner, i64 panel) {
-    const bf16* up = low.up.data() + panel * low.R * LANES;
-    for (i64 r = low.first[panel]; r < low.last[panel]; r++) y += wide(load<halves>(up + r * LANES)) * inner[r];
-    return y;
+INLINE void raise_rows(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
+    for (i64 t = 0; t < rows; t++) {
+        const LowRank* low = more.of_row[first + t];
+        const float* inner = more.inner + (first + t) * more.stride;
+        for (i64 n = 0; low && n < panels; n++) {
+            const bf16* up = low->up.data() + (panel + n) * low->R * LANES;
+            floats y = load<floats>(block + t * pitch + n * LANES);
+            for (i64 r = low->first[panel + n]; r < low->last[panel + n]; r++) y += wide(load<halves>(up + r * LANES)) * inner[r];
+            store(block + t * pitch + n * LANES, y);
+        }
+    }
 }

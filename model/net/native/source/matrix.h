@@ -195,16 +195,12 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
     const Matrix& m = *p.matrix;
     const i64 step = KIND >= GATED ? 2 : 1;  // a panel of gates stands before its panel of values
     i64 width = m.N / step, begin = panel / step * PANEL, end = std::min(width, (panel + panels) / step * PANEL);
-    for (i64 t = 0; t < rows; t++) {
-        const LowRank* low = p.more ? p.more->of_row[first + t] : nullptr;
-        const float* inner = low ? p.more->inner + (first + t) * p.more->stride : nullptr;
+    for (i64 t = 0; t < rows; t++)
         for (i64 n = begin; n < end; n += PANEL) {
             const float *from = block + t * pitch + (n - begin) * step, *bias = m.bias.data() + n * step;
             floats y = load<floats>(from) + load<floats>(bias);
-            if (low) y = raise_row(y, *low, inner, n / PANEL * step);
             if (KIND >= GATED) {
                 floats value = load<floats>(from + PANEL) + load<floats>(bias + PANEL);
-                if (low) value = raise_row(value, *low, inner, n / PANEL * step + 1);
                 y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % 4>(y) * value;
             } else if (KIND >= ACTIVATED) {
                 y = activated<KIND % 4>(y);
@@ -226,12 +222,12 @@ INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first
                 memcpy(to, &kept, count * 2);
             }
         }
-    }
 }
 
 static const i64 PITCH = 4 * PANEL;  // columns of a block of results
 
-INLINE void keep(const Product& p, const float* block, i64 first, i64 rows, i64 panel, i64 panels) {
+INLINE void keep(const Product& p, float* block, i64 first, i64 rows, i64 panel, i64 panels) {
+    if (p.more) p.more->raise(*p.more, block, PITCH, first, rows, panel, panels);
     OF_KIND(p.kind, keep_rows, p, block, PITCH, first, rows, panel, panels)
 }
 
@@ -410,7 +406,7 @@ OF(AMX) INLINE void one_by_two(const bf16* x, i64 stride, const Matrix& m, i64 p
 }
 
 struct Rest {  // results of two panels that wait to be kept: while the matrix units work on the next, the vector units are idle
-    const float* block;
+    float* block;
     i64 first, rows, panel, kept;
 };
 
@@ -419,6 +415,7 @@ static const i64 PAIR = 2 * PANEL;  // columns of such a block
 template <int KIND>
 OF(AMX) INLINE void keep_some(const Product& p, Rest& rest, i64 rows) {
     rows = std::min(rows, rest.rows - rest.kept);
+    if (p.more) p.more->raise(*p.more, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
     keep_rows<KIND>(p, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
     rest.kept += rows;
 }
