@@ -39,6 +39,7 @@ ELSEWHERE = {
     "stops": "each of its rules, below",
     "n": "so many requests, which are the choices from 0 on, below",
     "grammar": "a matcher of the request's own, below",
+    "adapter": "the adapter of this name, as an object: test_adapters.py",
     "model": "refused where it is not the served one: test_generation.py",
     "request_id": "in the log and in headers; the engine's ids are unique: test_generation.py",
     "key": "what the caller may take: test_charging.py",
@@ -48,7 +49,7 @@ ELSEWHERE = {
 }
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
-    *("prompt_scores", "num_computed", "blocks", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
+    *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
     *("arrived_at", "scheduled_at", "first_token_at", "num_preemptions", "lack", "history", "_plan"),
 }
 
@@ -121,7 +122,7 @@ def test_every_field_that_the_caller_of_the_engine_fills_is_filled_by_something(
     """The rest is the scheduler's, and fresh."""
     filled = {name for _, expected in (*CARRIED.values(), *STOPS.values()) for name in expected}
     names = {field.name for field in fields(Request)}
-    assert names == filled | {"request_id", "answer_index", "grammar"} | OF_THE_SCHEDULER
+    assert names == filled | {"request_id", "answer_index", "grammar", "adapter"} | OF_THE_SCHEDULER
     (request,) = requests_of(PLAIN)
     for field in fields(Request):
         if field.name in OF_THE_SCHEDULER:
