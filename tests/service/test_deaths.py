@@ -271,6 +271,16 @@ def test_a_large_body_for_a_busy_event_loop_arrives(front):
         assert (connection.getresponse().status, busy.result()[0]) == (200, 200)
 
 
+def test_a_call_whose_every_replica_dies_is_refused_in_our_shape_also_where_calls_came_before_it(front):
+    """`front` has called both: their connections would be used again. HAProxy ends a call on such a one without an answer."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(front.ask, "/wait") for _ in range(4)]
+        time.sleep(0.5)  # they are under way, which nobody tells
+        for replica in front.replicas.values():
+            replica.kill()
+        assert all(is_refusal(call.result()) for call in calls)
+
+
 def test_a_call_is_never_tried_a_third_time(front):
     """Two replicas die of it; the caller gets an error to try again, and no other replica dies."""
     front.start_replicas("c")
