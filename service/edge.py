@@ -111,8 +111,8 @@ s/^\( *\)tcp-check expect binary 73756363657373$/\1tcp-check expect rbinary (737
 
 A replica that leaves says DRAINING (the last number) instead of success: it is alive, and its streams may end.
 
-Each HTTP call has a connection of its own to its replica. Where a replica dies under a call on a connection that was used before,
-HAProxy closes the caller's without an answer, since it takes the call for one that its client tries again.
+Each HTTP call has a connection of its own to its replica. Where a replica dies under a call on a connection that was used
+before, HAProxy closes the caller's without an answer, since it takes the call for one that its client tries again.
 """
 SERVERS = """\
 # A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so HTTP
