@@ -33,6 +33,10 @@ CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
 may be busy for three seconds and is not taken for dead."""
+CONNECT_MS = 300
+"""Then a call that reaches no replica is tried on another. One that is being connected to a replica when that is marked as dead
+is closed without an answer, so the less time that takes, the fewer they are. A busy event loop does not keep the kernel from
+it."""
 PROBES = ("option srvtcpka", "srvtcpka-idle 1s", "srvtcpka-intvl 1s")
 LOST_MS = 3500
 """A connection to a replica ends when that machine has acknowledged nothing for so long, idle or not. Health checks see that
@@ -104,6 +108,7 @@ s/^\( *\)tcp-check expect binary 73756363657373$/\1tcp-check expect rbinary (737
 /^frontend grpc_frontend$/r grpc.cfg
 /^backend default_backend$/r none.cfg
 /^backend default_grpc_backend$/r none-grpc.cfg
+s/^\( *timeout connect\) .*/\1 {connect}ms/
 /^backend grpc-/r down-grpc.cfg
 /^backend http-/,/^frontend /s/http-reuse always/http-reuse never/
 """
@@ -158,7 +163,7 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
         + _table(
             "attend_errors", f"type binary len 20 size 100k expire 60s store http_err_rate(1s),gpc0_rate({HOLD_SECONDS}s)"
         ),
-        "edge.sed": EDITS.format(check=CHECK),
+        "edge.sed": EDITS.format(check=CHECK, connect=CONNECT_MS),
         "servers.awk": SERVERS,
     }
     for name, text in parts.items():

@@ -67,7 +67,7 @@ async def slow_grammars_of_a_limited_key(a: Attacker) -> None:
 @attack
 async def rpcs_of_a_limited_key(a: Attacker) -> None:
     """322 gRPC calls at a time with a key that is at its limit"""
-    request = pb.GenerateRequest(prompt="a", max_tokens=4)
+    request = pb.GenerateRequest(text="a", max_tokens=4)
     await a.again(lambda: a.rpc("Generate", request, "limited"), 322)
 
 
