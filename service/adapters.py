@@ -117,8 +117,8 @@ class Shelf:
                 try:
                     found[name] = (seen, self._loaded(name, place))
                     log.info("the adapter %r is served", name)
-                except AttendError as error:
-                    bad[name] = (seen, str(error))
+                except (AttendError, MemoryError) as error:  # any other would end the thread that looks
+                    bad[name] = (seen, str(error) or "it does not fit into memory")
         for name in self._found.keys() - found.keys():
             log.info("the adapter %r is no longer served", name)
         self._found, self._bad = found, bad

@@ -38,6 +38,8 @@ class FakeReader:
         text = (folder / "content").read_text()
         if text.startswith("bad"):
             raise CheckpointError(f"{folder / 'content'}: tensor x is missing")
+        if text.startswith("large"):
+            raise MemoryError
         return FakeAdapter(text)
 
 
@@ -70,6 +72,15 @@ def test_a_folder_is_followed(tmp_path):
     (tmp_path / "b").rename(tmp_path / ".b")
     shelf.look()
     assert (shelf.names, shelf.get("b"), reader.reads) == (["a"], None, ["a", "b", "a"])
+
+
+def test_one_that_does_not_fit_into_memory_is_told_and_the_others_are_followed(tmp_path, caplog):
+    put(tmp_path, "a", "large")
+    shelf, _ = shelf_of(tmp_path)
+    assert "'a' is not loaded: it does not fit into memory" in caplog.text
+    put(tmp_path, "b", "two")
+    shelf.look()
+    assert shelf.names == ["b"]
 
 
 def test_a_bad_one_is_told_once_a_minute_harms_no_other_and_serves_once_it_is_good(tmp_path, caplog):
