@@ -135,8 +135,10 @@ class Calls:
             transport: next((c.ended - when for c in self._by_begin(transport, when) if c.result == "ok"), float("inf"))
             for transport in ("HTTP", "gRPC")
         }
+        longest = max(since, key=lambda call: call.seconds, default=Call(when, when, "none", "none"))
+        seen = f"{longest.transport}, {longest.result}, begun {longest.began - when:+.2f} s"
         return [
-            Measure("longest call", max((call.seconds for call in since), default=0.0), "s", fail),
+            Measure("longest call", longest.seconds, "s", fail, seen),
             Measure("calls that ended in no shape of ours", len(broken), "", None, ", ".join(sorted(set(broken)))),
             Measure("answering again", max(back.values()), "s", again),
         ]
