@@ -47,7 +47,10 @@ class Settings(BaseModel):
     port: Port = Field(8000, description="HTTP port")
     grpc_port: Port = Field(9000, description="gRPC port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if the cluster has one")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto is bfloat16 where it is native")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="auto is bfloat16 where a GPU, the native decoder or the CPU itself computes it fast; else float32",
+    )
     backend: Literal["auto", "native", "triton", "torch", "reference"] = Field(
         "auto", description="who computes attention; auto is the fastest that fits"
     )

@@ -25,6 +25,7 @@ from model.errors import EngineFailed, SettingError
 from model.net.backends import KVCache
 from model.net.checkpoint import load, read_config
 from model.net.native import decoder as native
+from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
 from model.params import SamplingParams
 from model.sampling import best_tokens, sample, sample_by_row
@@ -70,7 +71,7 @@ def build_engine(
     """
     config = read_config(folder)
     device = choose_device(options.device)
-    dtype = choose_dtype(options.dtype, device)
+    dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     net = load(folder, dtype, device, context=0, mapped=isinstance(backend, native.NativeBackend), report=report)
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
@@ -143,11 +144,17 @@ def choose_device(wanted: str) -> str:
     return "cuda" if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def choose_dtype(wanted: str, device: str) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and on CPUs that multiply it natively, else float32."""
+def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA, where the native decoder serves, and on CPUs that multiply it natively; else float32."""
     if wanted != "auto":
         return DTYPES[wanted]
-    return torch.bfloat16 if device == "cuda" or multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
+
+
+def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:
+    """Whether the native decoder would serve this model in bfloat16, with better than portable vectors."""
+    asked = options.backend in ("auto", "native") and native_variant() not in ("", "portable")
+    return asked and native.NativeBackend.supports(config, torch.bfloat16, device, options.block_size)
 
 
 def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:

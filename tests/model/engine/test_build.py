@@ -17,6 +17,7 @@ from model.engine.build import (
     build_engine,
     choose_device,
     choose_dtype,
+    decodes_natively,
     fingerprint,
     processor,
     size_engine,
@@ -80,12 +81,36 @@ def test_auto_takes_the_gpu_that_is_there(monkeypatch, there, wanted, chosen):
 
 
 @pytest.mark.parametrize(
-    ("native", "device", "dtype"),
-    [(True, "cpu", torch.bfloat16), (False, "cpu", torch.float32), (False, "cuda", torch.bfloat16)],
+    ("multiplied", "natively", "device", "dtype"),
+    [
+        (True, False, "cpu", torch.bfloat16),
+        (False, True, "cpu", torch.bfloat16),
+        (False, False, "cpu", torch.float32),
+        (False, False, "cuda", torch.bfloat16),
+    ],
 )
-def test_auto_is_bfloat16_where_it_is_native(monkeypatch, native, device, dtype):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
-    assert dtype == choose_dtype("auto", device)
+def test_auto_is_bfloat16_where_it_is_fast(monkeypatch, multiplied, natively, device, dtype):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: multiplied)
+    assert dtype == choose_dtype("auto", device, natively=natively)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "options", "natively"),
+    [
+        ("avx2", {}, {}, True),
+        ("avx2", {}, {"backend": "native"}, True),
+        ("portable", {}, {}, False),
+        ("", {}, {}, False),
+        ("avx2", {}, {"backend": "torch"}, False),
+        ("avx2", {}, {"block_size": 16}, False),
+        ("avx2", {"head_size": 512}, {}, False),
+    ],
+)
+def test_the_native_decoder_serves_what_it_computes_with_the_vectors_of_a_cpu(monkeypatch, variant, changes, options, natively):
+    monkeypatch.setattr(model.engine.build, "native_variant", lambda: variant)
+    config = tiny_config(**changes)
+    assert decodes_natively(config, EngineOptions(**options), "cpu") is natively
+    assert not decodes_natively(config, EngineOptions(**options), "cuda")
 
 
 def no_such_operator():
@@ -96,12 +121,12 @@ def test_auto_is_float32_where_torch_comes_without_onednn(monkeypatch):
     """As on Apple's CPUs, where the operator that is asked does not exist."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", no_such_operator)
-    assert torch.float32 == choose_dtype("auto", "cpu")
+    assert torch.float32 == choose_dtype("auto", "cpu", natively=False)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_a_dtype_that_was_asked_for_is_taken(name):
-    assert getattr(torch, name) == choose_dtype(name, "cpu")
+    assert getattr(torch, name) == choose_dtype(name, "cpu", natively=True)
 
 
 def test_the_context_is_the_models_where_the_cache_holds_it():

@@ -11,12 +11,14 @@
 
 #include <memory>
 
-#include "attention.h"
+#include "attention_tiles.h"
+#include "attention_vectors.h"
 #include "drawing.h"
 #include "experts.h"
-#include "matrix.h"
 #include "threads.h"
+#include "tiles.h"
 #include "tokens.h"
+#include "vectors.h"
 
 // --- every loop once for each instruction set
 
@@ -32,7 +34,7 @@ struct Kernels {
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
 };
 
-#define VARIANT(NAME, TARGET, MULTIPLY, ATTEND)                                                                                  \
+#define VARIANT(NAME, TARGET, VECTOR, MULTIPLY, ATTEND)                                                                                  \
     TARGET static void embed_##NAME(const bf16* token, const float* position, float scale, bf16* to, i64 E) {                    \
         embed_token(token, position, scale, to, E);                                                                              \
     }                                                                                                                            \
@@ -47,9 +49,8 @@ struct Kernels {
     TARGET static void raise_##NAME(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) { \
         raise_rows(more, block, pitch, first, rows, panel, panels);                                                              \
     }                                                                                                                            \
-    TARGET __attribute__((unused)) static void multiply_##NAME(const Product& p, i64 item) { multiply_vectors(p, item); }        \
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
-        attend_tile(t, cache, K);                                                                                                \
+        attend_tile<VECTOR>(t, cache, K);                                                                                        \
     }                                                                                                                            \
     TARGET static void sum_##NAME(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls,            \
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
@@ -60,11 +61,11 @@ struct Kernels {
     }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME, raise_##NAME, ATTEND, sum_##NAME, draw_##NAME};
 
-VARIANT(portable, , multiply_portable, tile_portable)
-VARIANT(avx2, OF(AVX2), multiply_halves, tile_avx2)
-VARIANT(avx512, OF(AVX512), multiply_avx512, tile_avx512)
-VARIANT(bf16_512, OF(AVX512), multiply_pairs, tile_bf16_512)
-VARIANT(amx, OF(AMX), multiply_tiles, attend_tile_amx)
+VARIANT(portable, , fours, multiply_portable, tile_portable)
+VARIANT(avx2, OF(AVX2), eights, multiply_avx2, tile_avx2)
+VARIANT(avx512, OF(AVX512), floats, multiply_avx512, tile_avx512)
+VARIANT(bf16_512, OF(AVX512), floats, multiply_bf16, tile_bf16_512)
+VARIANT(amx, OF(AMX), floats, multiply_tiles, attend_tile_amx)
 
 static const Kernels* const KERNELS[] = {&portable, &avx2, &avx512, &bf16_512, &amx};
 enum { PORTABLE, WITH_AVX2, WITH_AVX512, WITH_AVX512_BF16, WITH_AMX };

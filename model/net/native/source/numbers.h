@@ -16,11 +16,30 @@ typedef uint16_t bf16;
 typedef int64_t i64;
 
 static const i64 LANES = 16;
+typedef float fours __attribute__((vector_size(16)));
+typedef float eights __attribute__((vector_size(32)));
 typedef float floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
 typedef bf16 halves __attribute__((vector_size(LANES * 2)));
 static const ints COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Of pairs of bfloat16, the first in the low halves: the first ones, the second ones.
+#define HALVES(VECTOR)                                                                  \
+    typedef uint32_t VECTOR##_bits __attribute__((vector_size(sizeof(VECTOR))));         \
+    INLINE VECTOR first_of(VECTOR pairs) { return (VECTOR)((VECTOR##_bits)pairs << 16); } \
+    INLINE VECTOR second_of(VECTOR pairs) { return (VECTOR)((VECTOR##_bits)pairs & 0xffff0000u); }
+HALVES(fours)
+HALVES(eights)
+HALVES(floats)
+
+INLINE fours add_product(fours sum, fours w, fours x) { return sum + w * x; }
+INLINE floats add_product(floats sum, floats w, floats x) { return sum + w * x; }
+// GCC 12 puts some of these sums into the registers of weights and then has too few.
+INLINE eights add_product(eights sum, eights w, eights x) {
+    __asm__("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(w), "x"(x));
+    return sum;
+}
 
 template <class Number>
 using Numbers __attribute__((vector_size(LANES * sizeof(Number)))) = Number;

@@ -1,0 +1,158 @@
+// Attention with the vectors of a target: a vector holds columns of a head, and in the softmax keys.
+//
+// Lanes take turns, a few at a time, at keys and values that have become float32. A score is a sum for each place in a vector, and then the
+// sum of those: its bits depend on nobody else.
+#pragma once
+#include "attention.h"
+
+static const int AT_ONCE = 3;  // lanes whose sums stay in registers
+static const int SOME = 4;     // keys at a time, and vectors of columns
+
+typedef int32_t eight_places __attribute__((vector_size(32)));
+
+INLINE eights folded(fours x) { return eights{x[0], x[1], x[2], x[3]}; }
+INLINE eights folded(eights x) { return x; }
+INLINE eights folded(floats x) {
+    eights halves[2];
+    memcpy(halves, &x, sizeof x);
+    return halves[0] + halves[1];
+}
+
+// The sums of two neighbours each, of a and of b.
+INLINE eights sums_of_pairs(eights a, eights b) {
+    const eight_places even = {0, 2, 8, 10, 4, 6, 12, 14}, odd = {1, 3, 9, 11, 5, 7, 13, 15};
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+}
+
+// The sums of four vectors' numbers.
+template <class Vector>
+INLINE fours sums_of(const Vector* x) {
+    eights sums = sums_of_pairs(sums_of_pairs(folded(x[0]), folded(x[1])), sums_of_pairs(folded(x[2]), folded(x[3])));
+    fours halves[2];
+    memcpy(halves, &sums, sizeof sums);
+    return halves[0] + halves[1];
+}
+
+INLINE float highest_of(floats x) {
+    float highest = x[0];
+    for (int j = 1; j < LANES; j++) highest = x[j] > highest ? x[j] : highest;
+    return highest;
+}
+
+struct Room {  // of a tile; rows of a head's columns are P apart
+    alignas(64) float q[LANES * MAX_HEAD], sums[LANES * MAX_HEAD], keys[KEYS * MAX_HEAD], values[KEYS * MAX_HEAD];
+    alignas(64) float scores[LANES * KEYS], highest[LANES], factor[LANES];
+    floats totals[LANES];  // of the weights, by their keys' places in a vector
+};
+
+// Keys and values in float32. Whole groups of keys: of those that nobody knows the scores are not used.
+INLINE void widen_past(const Past& past, i64 D, i64 P, Room& room) {
+    for (i64 n = 0; n < ceiling(past.known, SOME) * SOME; n++)
+        for (i64 i = 0; i < D; i += LANES) store(room.keys + n * P + i, get(past.keys + n * D + i, D - i));
+    for (i64 n = 0; n < past.known; n += 2)
+        for (i64 i = 0; i < D; i += LANES) {
+            const bf16* from = past.values + n * D + 2 * i;
+            floats pairs = {};
+            if (D - i >= LANES) pairs = load<floats>(from);
+            else memcpy(&pairs, from, (D - i) * 4);
+            store(room.values + n * P + i, first_of(pairs)), store(room.values + (n + 1) * P + i, second_of(pairs));
+        }
+}
+
+// Products of COUNT lanes' queries, from `lane` on, with the keys.
+template <class Vector, int COUNT>
+INLINE void score_lanes(Room& room, i64 lane, i64 known, i64 P) {
+    const i64 WIDTH = sizeof(Vector) / 4;
+    const float* q = room.q + lane * P;
+    for (i64 n = 0; n < known; n += SOME) {
+        Vector sums[COUNT][SOME] = {};
+        const float* keys = room.keys + n * P;
+        for (i64 i = 0; i < P; i += WIDTH)
+            for (int key = 0; key < SOME; key++) {
+                Vector k = load<Vector>(keys + key * P + i);
+                for (int j = 0; j < COUNT; j++) sums[j][key] = add_product(sums[j][key], k, load<Vector>(q + j * P + i));
+            }
+        for (int j = 0; j < COUNT; j++) store(room.scores + (lane + j) * KEYS + n, sums_of(sums[j]));
+    }
+}
+
+// Adds COUNT lanes' weighted values to their sums, which become smaller by `factor` before.
+template <class Vector, int COUNT>
+INLINE void sum_lanes(Room& room, i64 lane, i64 known, i64 P) {
+    const i64 WIDTH = sizeof(Vector) / 4;
+    const float* weights = room.scores + lane * KEYS;
+    for (i64 i = 0; i < P; i += SOME * WIDTH) {
+        Vector sums[COUNT][SOME];
+        for (int j = 0; j < COUNT; j++)
+            for (int v = 0; v < SOME; v++) sums[j][v] = load<Vector>(room.sums + (lane + j) * P + i + v * WIDTH) * room.factor[lane + j];
+        for (i64 n = 0; n < known; n++)
+            for (int v = 0; v < SOME; v++) {
+                Vector value = load<Vector>(room.values + n * P + i + v * WIDTH);
+                for (int j = 0; j < COUNT; j++) sums[j][v] = add_product(sums[j][v], value, weights[j * KEYS + n] - Vector{});
+            }
+        for (int j = 0; j < COUNT; j++)
+            for (int v = 0; v < SOME; v++) store(room.sums + (lane + j) * P + i + v * WIDTH, sums[j][v]);
+    }
+}
+
+// Scores become weights.
+INLINE void weigh(const Tile& t, i64 from, Room& room) {
+    floats before = load<floats>(room.highest);
+    for (i64 j = 0; j < t.lanes; j++) {
+        float* scores = room.scores + j * KEYS;
+        for (int part = 0; part < KEYS / LANES; part++) {
+            ints place = COUNT + (int32_t)(from + part * LANES);
+            store(scores + part * LANES, scored(load<floats>(scores + part * LANES), t.variant, (t.from[j] <= place) & (place < t.to[j])));
+        }
+        room.highest[j] = std::max(room.highest[j], highest_of(larger(load<floats>(scores), load<floats>(scores + LANES))));
+    }
+    floats factor = exponential(before - load<floats>(room.highest));
+    store(room.factor, factor);
+    for (i64 j = 0; j < t.lanes; j++) {
+        room.totals[j] *= factor[j];
+        for (int part = 0; part < KEYS / LANES; part++) {
+            float* scores = room.scores + j * KEYS + part * LANES;
+            floats weights = weight(load<floats>(scores), all(room.highest[j]));
+            room.totals[j] += weights;
+            store(scores, weights);
+        }
+    }
+}
+
+// How many of the lanes that are left come next.
+INLINE i64 next_lanes(i64 left) { return left == AT_ONCE + 1 ? 2 : std::min<i64>(left, AT_ONCE); }
+
+template <class Vector>
+INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
+    Room room;
+    const i64 UNIT = SOME * sizeof(Vector) / 4, P = ceiling(t.D, UNIT) * UNIT;
+    memset(room.sums, 0, t.lanes * P * 4);
+    memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
+    memset(room.scores, 0, sizeof room.scores);
+    for (i64 j = 0; j < t.lanes; j++) {
+        for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(query(t, j) + i, t.D - i) : floats{});
+        room.totals[j] = floats{first_sum(t)};
+    }
+    store(room.highest, first_score(t));
+    for (i64 from = t.begin; from < t.end; from += KEYS) {
+        Past past = past_of(t, cache, K, from);
+        widen_past(past, t.D, P, room);
+        for (i64 j = 0, count; j < t.lanes; j += count) {
+            count = next_lanes(t.lanes - j);
+            if (count == 1) score_lanes<Vector, 1>(room, j, past.known, P);
+            else if (count == 2) score_lanes<Vector, 2>(room, j, past.known, P);
+            else score_lanes<Vector, AT_ONCE>(room, j, past.known, P);
+        }
+        weigh(t, from, room);
+        for (i64 j = 0, count; j < t.lanes; j += count) {
+            count = next_lanes(t.lanes - j);
+            if (count == 1) sum_lanes<Vector, 1>(room, j, past.known, P);
+            else if (count == 2) sum_lanes<Vector, 2>(room, j, past.known, P);
+            else sum_lanes<Vector, AT_ONCE>(room, j, past.known, P);
+        }
+    }
+    for (i64 j = 0; j < t.lanes; j++) {
+        float total = sum_of(room.totals[j]);
+        for (i64 i = 0; i < t.D; i += LANES) put(output(t, j) + i, load<floats>(room.sums + j * P + i) / total, t.D - i);
+    }
+}

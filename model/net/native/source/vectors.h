@@ -1,0 +1,124 @@
+// Products with the vectors of a target: blocks of rows of x by panels, whose sums stay in registers.
+//
+// A block's sums go through `depth` columns, then rest in memory while other blocks use the same weights: those come from the first
+// level of the cache for all blocks but the first. The order of each sum stays the same.
+#pragma once
+#include "matrix.h"
+
+static const i64 NEAR_ROWS = 96;  // of x, whose columns of a turn stay in the second level of the cache
+static const i64 DEPTH = 384;     // columns of a turn, at most
+
+struct Near {
+    alignas(64) float x[NEAR_ROWS * DEPTH];
+    alignas(64) float sums[NEAR_ROWS * MOST_PANELS * PANEL];
+};
+static thread_local Near near;
+
+// A block of rows of x, DEPTH apart, by one panel or by two, which are `between` apart: adds to `sums`.
+typedef void MultiplyBlock(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch);
+
+struct Blocks {
+    i64 height, few;            // most rows of a block; most rows that are multiplied by two panels at once
+    MultiplyBlock* const* one;  // by rows, from 1 on
+    MultiplyBlock* const* two;
+};
+
+template <class Vector, int HEIGHT, int PANELS>
+INLINE void multiply_block(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
+    const int WIDTH = sizeof(Vector) / 4, SIDE = PANEL / WIDTH, VECTORS = PANELS * SIDE;
+    Vector total[HEIGHT][VECTORS];
+    for (int t = 0; t < HEIGHT; t++)
+        for (int v = 0; v < VECTORS; v++) total[t][v] = load<Vector>(sums + t * pitch + v * WIDTH);
+    for (i64 k = 0; k < columns; k += 2, weights += PANEL) {
+        Vector first[VECTORS], second[VECTORS];
+        for (int v = 0; v < VECTORS; v++) first[v] = first_of(load<Vector>(weights + v / SIDE * between + v % SIDE * WIDTH));
+        for (int t = 0; t < HEIGHT; t++)
+            for (int v = 0; v < VECTORS; v++) total[t][v] = add_product(total[t][v], first[v], x[t * DEPTH + k] - Vector{});
+        __asm__("" : "+r"(weights), "+r"(x));  // read again: no register is left to keep them in
+        for (int v = 0; v < VECTORS; v++) second[v] = second_of(load<Vector>(weights + v / SIDE * between + v % SIDE * WIDTH));
+        for (int t = 0; t < HEIGHT; t++)
+            for (int v = 0; v < VECTORS; v++) total[t][v] = add_product(total[t][v], second[v], x[t * DEPTH + k + 1] - Vector{});
+    }
+    for (int t = 0; t < HEIGHT; t++)
+        for (int v = 0; v < VECTORS; v++) store(sums + t * pitch + v * WIDTH, total[t][v]);
+}
+
+template <int HEIGHT, int PANELS>
+static void block_portable(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
+    multiply_block<fours, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
+}
+
+template <int HEIGHT, int PANELS>
+OF(AVX2) static void block_avx2(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
+    multiply_block<eights, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
+}
+
+template <int HEIGHT, int PANELS>
+OF(AVX512) static void block_avx512(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
+    multiply_block<floats, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
+}
+
+// Where a CPU multiplies pairs of bfloat16: x is made of pairs, DEPTH of them apart.
+template <int HEIGHT, int PANELS>
+OF(AVX512_BF16) static void block_bf16(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
+    __m512 total[HEIGHT][PANELS];
+    for (int t = 0; t < HEIGHT; t++)
+        for (int n = 0; n < PANELS; n++) total[t][n] = _mm512_loadu_ps(sums + t * pitch + n * PANEL);
+    for (i64 k = 0; k < columns / 2; k++, weights += PANEL)
+        for (int t = 0; t < HEIGHT; t++) {
+            __m512bh pair = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(x[t * DEPTH + k]));
+            for (int n = 0; n < PANELS; n++)
+                total[t][n] = _mm512_dpbf16_ps(total[t][n], (__m512bh)_mm512_load_si512(weights + n * between), pair);
+        }
+    for (int t = 0; t < HEIGHT; t++)
+        for (int n = 0; n < PANELS; n++) _mm512_storeu_ps(sums + t * pitch + n * PANEL, total[t][n]);
+}
+
+#define TO_6(OF, PANELS) OF<1, PANELS>, OF<2, PANELS>, OF<3, PANELS>, OF<4, PANELS>, OF<5, PANELS>, OF<6, PANELS>
+#define TO_12(OF, PANELS) TO_6(OF, PANELS), OF<7, PANELS>, OF<8, PANELS>, OF<9, PANELS>, OF<10, PANELS>, OF<11, PANELS>, OF<12, PANELS>
+static MultiplyBlock* const PORTABLE_ONE[] = {block_portable<1, 1>, block_portable<2, 1>};
+static MultiplyBlock* const AVX2_ONE[] = {TO_6(block_avx2, 1)};
+static MultiplyBlock* const AVX2_TWO[] = {block_avx2<1, 2>, block_avx2<2, 2>, block_avx2<3, 2>};
+static MultiplyBlock* const AVX512_TWO[] = {TO_12(block_avx512, 2)};
+static MultiplyBlock* const BF16_TWO[] = {TO_12(block_bf16, 2)};
+static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr}, BLOCKS_AVX2 = {6, 3, AVX2_ONE, AVX2_TWO};
+static const Blocks BLOCKS_AVX512 = {12, 12, nullptr, AVX512_TWO}, BLOCKS_BF16 = {12, 12, nullptr, BF16_TWO};
+
+// Rows first .. first + rows - 1 of x by the panels of an item.
+template <bool PAIRS>
+INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 rows, const Blocks& with) {
+    const Matrix& m = *p.matrix;
+    i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, between = m.K / 2 * PANEL;
+    i64 depth = ceiling(ceiling(m.K, ceiling(m.K, DEPTH)), PAD) * PAD, panels = rows <= with.few || !with.one ? 2 : 1;
+    MultiplyBlock* const* multiply = panels == 2 ? with.two : with.one;
+    memset(near.sums, 0, rows * pitch * 4);
+    for (i64 k = 0; k < m.K; k += depth) {
+        i64 columns = std::min(depth, m.K - k);
+        for (i64 t = 0; t < rows; t++) {
+            const bf16* x = p.x + (first + t) * p.stride + k;
+            if (PAIRS) memcpy(near.x + t * DEPTH, x, columns * 2);
+            else for (i64 i = 0; i < columns; i += LANES) store(near.x + t * DEPTH + i, wide(load<halves>(x + i)));
+        }
+        for (i64 n = 0; n < item.panels; n += panels) {
+            const uint32_t* weights = panel_of(m, item.panel + n) + k / 2 * PANEL;
+            for (i64 block = 0; block < count; block++) {
+                i64 t = block * rows / count, height = (block + 1) * rows / count - t;
+                multiply[height - 1](near.x + t * DEPTH, weights, between, columns, near.sums + t * pitch + n * PANEL, pitch);
+            }
+        }
+    }
+    keep(p, near.sums, pitch, first, rows, item.panel, item.panels);
+}
+
+template <bool PAIRS>
+INLINE void multiply_blocks(const Product& p, i64 number, const Blocks& with) {
+    Item item = item_of(p, number);
+    i64 count = ceiling(item.end - item.first, NEAR_ROWS), rows = ceiling(ceiling(item.end - item.first, count), with.height) * with.height;
+    for (i64 first = item.first; first < item.end; first += rows)
+        multiply_rows<PAIRS>(p, item, first, std::min(rows, item.end - first), with);
+}
+
+static void multiply_portable(const Product& p, i64 item) { multiply_blocks<false>(p, item, BLOCKS_PORTABLE); }
+OF(AVX2) static void multiply_avx2(const Product& p, i64 item) { multiply_blocks<false>(p, item, BLOCKS_AVX2); }
+OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_blocks<false>(p, item, BLOCKS_AVX512); }
+OF(AVX512_BF16) static void multiply_bf16(const Product& p, i64 item) { multiply_blocks<true>(p, item, BLOCKS_BF16); }
