@@ -8,7 +8,8 @@ import torch
 from safetensors import safe_open
 
 from model.chat import ChatTemplate
-from model.config import ModelConfig
+from model.config import MemoryGroup, ModelConfig
+from model.engine.build import DTYPES, EngineOptions, size_engine
 from model.errors import CheckpointError
 from model.net.checkpoint import STORED, inspect
 from model.net.transformer import Decoder
@@ -17,8 +18,7 @@ from service import hub
 from service.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What a server may compute in."""
+GIB = 1 << 30
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def facts(folder: Path) -> dict[str, Any]:
         **_shape(config),
         "parameters": parameters,
         **_on_disk(folder),
-        "memory": {name: _memory(config, parameters, dtype.itemsize) for name, dtype in DTYPES.items()},
+        "memory": {name: _memory(config, parameters, dtype) for name, dtype in DTYPES.items()},
         "tokenizer": _tokenizer(folder, config),
         "chat_template": ChatTemplate.load(folder) is not None,
     }
@@ -80,10 +80,21 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
     for name, memory in found["memory"].items():
-        cache = f"KV cache {_size(memory['kv_bytes_per_token'])} a token, {memory['kv_tokens_per_gib']:,} tokens a GiB"
-        states = f"; states {_size(memory['state_bytes'])} a request" if memory["state_bytes"] else ""
-        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {cache}{states}"))
+        rows.append((f"in {name}", _in_words(memory)))
     return rows
+
+
+def _in_words(memory: dict[str, int]) -> str:
+    each, past = memory["kv_bytes_per_token"], memory["kv_bytes_per_token_past_windows"]
+    parts = [f"weights {_size(memory['weights_bytes'])}", f"KV cache {_size(each)} a token"]
+    if past < each:
+        parts[-1] += f", {_size(past)} once it is out of the windows' sight"
+    if memory["state_bytes"]:
+        parts.append(f"states {_size(memory['state_bytes'])} a request")
+    parts.append(
+        f"a cache of 1 GiB holds {memory['kv_tokens_in_gib']:,} tokens, of {memory['requests_in_gib']} requests at most"
+    )
+    return "; ".join(parts)
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:
@@ -107,10 +118,24 @@ def _on_disk(folder: Path) -> dict[str, Any]:
     return {"weights": {"files": len(paths), "bytes": size, "dtypes": sorted(dtypes)}}
 
 
-def _memory(config: ModelConfig, parameters: int, itemsize: int) -> dict[str, int]:
-    token = config.kv_bytes_per_token(itemsize)
-    sizes = {"weights_bytes": parameters * itemsize, "kv_bytes_per_token": token, "kv_tokens_per_gib": (1 << 30) // token}
-    return sizes | {"state_bytes": config.state_bytes}
+def _memory(config: ModelConfig, parameters: int, dtype: torch.dtype) -> dict[str, int]:
+    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB."""
+    size = dtype.itemsize
+    sized = size_engine(config, dtype, "cpu", EngineOptions(kv_cache_memory=GIB))
+    return {
+        "weights_bytes": parameters * size,
+        "kv_bytes_per_token": config.kv_bytes_per_token(size),
+        "kv_bytes_per_token_past_windows": sum(config.block_bytes(group, 1, size) for group in _keeping_all(config)),
+        "state_bytes": config.state_bytes,
+        "kv_tokens_in_gib": sized.num_blocks * sized.block_size,
+        "requests_in_gib": sized.max_batch_requests,
+    }
+
+
+def _keeping_all(config: ModelConfig) -> list[MemoryGroup]:
+    """The groups of layers that keep the keys and values of every token."""
+    context = config.default_context
+    return [group for group in config.memory_groups if not group.has_state and (group.window or context) >= context]
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> dict[str, Any]:

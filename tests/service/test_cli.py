@@ -8,8 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.engine.build import EngineOptions, build_engine
-from service import cli
+from model.engine.build import EngineOptions, build_engine, size_engine
+from model.engine.request import Request
+from model.engine.tables import BlockTables
+from model.net.checkpoint import read_config
+from model.params import SamplingParams
+from service import cli, inspect_cli
 from service.settings import PREFIX, Settings
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 
@@ -225,7 +229,7 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
     assert {name: memory["kv_bytes_per_token"] for name, memory in found["memory"].items()} == {
         "float32": 256, "bfloat16": 128, "float16": 128
     }  # fmt: skip
-    assert found["memory"]["bfloat16"]["kv_tokens_per_gib"] == 2**30 // 128
+    assert found["memory"]["bfloat16"]["kv_tokens_in_gib"] == 64 * 128, "64 requests of 128 tokens need less than a GiB"
     assert found["memory"]["float32"]["weights_bytes"] == 4 * info.num_parameters
     assert found["tokenizer"]["size"] == VOCAB
     assert (found["chat_template"], found["supported"]) == (False, True)
@@ -234,7 +238,8 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
 def test_inspect_tells_a_person_the_same(attend, folder):
     status, out, err = attend("inspect", folder)
     assert (status, err) == (0, "")
-    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token", "/v1/chat/completions"):
+    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;",
+                 "a cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
         assert told in out
 
 
@@ -245,6 +250,39 @@ def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
     memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
     assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
     assert f"; states {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5_text"])
+def test_inspect_tells_how_many_tokens_a_cache_of_a_gib_holds(attend, monkeypatch, tmp_path, kind):
+    """So many find room, of one request or of all together, and not one more, also where layers have windows or states."""
+    memory = 1 << 24
+    monkeypatch.setattr(inspect_cli, "GIB", memory)
+    folder = write_letters(write_checkpoint(kind, tmp_path / "tiny"))
+    edit_config(folder, max_position_embeddings=1 << 16)
+    told = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    tokens, requests = told["kv_tokens_in_gib"], told["requests_in_gib"]
+    model = read_config(folder)
+    config = size_engine(model, torch.bfloat16, "cpu", EngineOptions(kv_cache_memory=memory))
+    blocks = [
+        model.block_bytes(group, config.block_size, 2) * (size.num_blocks + 1)  # and the reserved one
+        for group, size in zip(model.memory_groups, config.groups, strict=True)
+    ]
+    assert 0 <= memory - sum(blocks) < told["kv_bytes_per_token"] * config.block_size, "the next block would not fit"
+    tables = BlockTables(config)
+    one, *several = (Request(str(at), [1], 1, SamplingParams()) for at in range(1 + requests))
+    for request in (one, *several):
+        request.tables = tables.new()
+    assert tables.grow(one, tokens) and not tables.grow(one, tokens + 1)
+    tables.give_back(one)
+    assert all(tables.grow(request, tokens // requests // config.block_size * config.block_size) for request in several)
+
+
+def test_inspect_tells_what_a_token_takes_that_no_window_sees_any_more(attend, tmp_path):
+    """One of four layers sees all tokens, with keys and values of two heads of 8."""
+    folder = write_letters(write_checkpoint("gemma3_text", tmp_path / "tiny"))
+    memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    assert (memory["kv_bytes_per_token"], memory["kv_bytes_per_token_past_windows"]) == (4 * 64, 64)
+    assert "256 bytes a token, 64 bytes once it is out of the windows' sight; " in attend("inspect", folder)[1]
 
 
 def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
