@@ -176,7 +176,7 @@ class _EngineCollector(Collector):
             ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
             (
                 "kv_cache_usage",
-                "Share of the KV blocks that requests hold, 0 to 1",
+                "Share of the KV blocks that requests hold, 0 to 1, in the group of layers where it is highest",
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
             ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
@@ -185,7 +185,8 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
             gauge.add_metric([self._model], value)
             yield gauge
-        facts = GaugeMetricFamily("attend_cache_config_info", "The KV cache", labels=["model", "block_size", "num_blocks"])
+        about = "The KV cache: tokens in a block, and the blocks of the first group of layers"
+        facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
         facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
         yield facts
         counters = (

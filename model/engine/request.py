@@ -212,6 +212,7 @@ class EngineInfo:
     max_queued_requests: int
     block_size: int
     num_blocks: int
+    """Of the first group of layers."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     fingerprint: str

@@ -343,9 +343,9 @@ class Capacity(Shape):
     replicas: Replicas
     """Whose load this is."""
     free_blocks: int
-    """Blocks of the KV cache that hold nothing."""
+    """The share of the KV cache that is free in the fullest group of layers, in blocks of the first group."""
     num_blocks: int
-    """All blocks of the KV cache."""
+    """Blocks of the first group of layers, that of full attention where there is one."""
     block_size: int | None
     """Tokens of a block."""
     running: int

@@ -2,12 +2,15 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from model.engine.request import FinishReason
+from model.config import EngineConfig, GroupSize
+from model.engine.request import EngineStats, FinishReason, Request
+from model.engine.tables import BlockTables
 from model.errors import (
     CheckpointError,
     ContextTooLong,
@@ -21,6 +24,7 @@ from model.errors import (
     RateLimited,
     Unavailable,
 )
+from model.params import SamplingParams
 from service import logs
 from service.keys import KeyRing
 from service.metrics import OUTCOMES, REASONS, ROUTES, Metrics, outcome_of
@@ -28,6 +32,8 @@ from service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, says, until
 
 COMPLETIONS = ("http", "/v1/completions")
+GROUPS = (GroupSize(64), GroupSize(20, window=10))
+"""Full attention and a window: of its 20 blocks of 4 tokens a step fills one, and requests share the others."""
 KINDS = {
     "gauge": "requests_running requests_waiting requests_preparing kv_cache_usage engine_heartbeat_seconds cache_config_info",
     "counter": "prompt_tokens generation_tokens preemptions requests requests_rejected log_lines_dropped "
@@ -68,6 +74,26 @@ def test_the_cache_is_described_by_labels_and_its_usage_is_a_share():
     server.engine.open = dict.fromkeys(map(str, range(16)))
     assert server.value("attend_kv_cache_usage") == 0.25
     assert server.value("attend_requests_running") == 16
+
+
+def test_the_usage_of_the_cache_is_that_of_the_fullest_group_of_layers():
+    """Under a window a request takes few blocks, and there the cache may be full first; the share stays one of 0 to 1."""
+    config = EngineConfig(max_model_len=128, num_blocks=64, block_size=4, max_batch_tokens=4, groups=GROUPS)
+    tables, server = BlockTables(config), build_server()
+    server.engine.info = replace(server.engine.info, num_blocks=config.num_blocks)
+    server.engine.stats = lambda: EngineStats(num_free_blocks=tables.num_free)
+
+    def usage(num_tokens: int) -> float:
+        request = Request("a", [1], 1, SamplingParams(), tables=tables.new())
+        assert tables.grow(request, num_tokens)
+        shown = server.value("attend_kv_cache_usage")
+        tables.give_back(request)
+        return shown
+
+    assert usage(16) == pytest.approx(4 / 19, abs=1 / 64), "4 blocks of 64, and 4 of 19 under the window"
+    assert usage(128) == 0.5, "32 blocks of 64, and 5 of 19 under the window: no more tokens are seen"
+    metric = families(server)["attend_kv_cache_usage"]
+    assert metric.documentation.endswith("in the group of layers where it is highest")
 
 
 def test_a_key_file_that_became_bad_is_seen_in_the_metrics_without_a_call(tmp_path):
