@@ -109,6 +109,9 @@ def generate(
     echo: Annotated[bool, typer.Option(help="Show the prompt before the answer.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, with 0 to 5 alternatives.")] = None,
     return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
+    adapter: Annotated[
+        str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
@@ -137,7 +140,10 @@ def generate(
         logprobs=logprobs,
         return_token_ids=return_token_ids,
     )
-    offline.generate(read_settings({"model": model, "device": device, "dtype": dtype}), fields, as_json=json)
+    given = adapter if adapter and "=" in adapter else None
+    settings = read_settings({"model": model, "device": device, "dtype": dtype, "adapter": given})
+    fields["model"] = ",".join(settings.adapters) if given else adapter or None
+    offline.generate(settings, fields, as_json=json)
 
 
 @app.command()

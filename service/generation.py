@@ -26,6 +26,8 @@ log = logging.getLogger("attend.service")
 
 SHOWN = 8
 """Names that an error lists at most."""
+DIGITS = 16
+"""Of an adapter's SHA-256 in a fingerprint."""
 MOST_SCORES = 2 * MAX_PROMPT_SCORES
 """Log probabilities of prompt tokens in all calls at a time: a GB of memory, most of it their JSON."""
 
@@ -60,16 +62,16 @@ class GenerationService:
         self._scores = Places(MOST_SCORES, "log probabilities of prompt tokens are being computed")
 
     async def generate(
-        self, command: Command, record: RequestRecord, held: ExitStack | None = None
+        self, command: Command, record: RequestRecord, held: ExitStack | None = None, *, adapter: Adapter | None
     ) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of what came together. Closing the iterator aborts.
 
+        `adapter` is what `adapter_of` found: whoever tells of it, as in a fingerprint, tells of the one that computes.
         Log probabilities of prompts hold their places until the end, or until `held` is closed: who gathers chunks keeps them.
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), ExitStack() as stack:
-            adapter = self._adapter(command)
             seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
             deadline = asyncio.get_running_loop().time() + seconds
             lease = stack.enter_context(_admitted(command.key, command.num_answers, self._least(command)))
@@ -139,8 +141,10 @@ class GenerationService:
         if name:
             self.find(name)
 
-    def _adapter(self, command: Command) -> Adapter | None:
-        """The adapter that a call names, as its model or by itself. It has it to its end, whatever becomes of the name."""
+    def adapter_of(self, command: Command) -> Adapter | None:
+        """The adapter that a call names, as its model or by itself; None for the served model. The call has it to its end,
+        whatever becomes of the name. Raises ModelNotFound, or InvalidRequest where it names two.
+        """
         of_model = self.find(command.model) if command.model else None
         adapter = self.find(command.adapter) if command.adapter else of_model
         if command.adapter and adapter is None:
@@ -149,6 +153,11 @@ class GenerationService:
             names = f"{command.adapter[:128]!r} and {command.model[:128]!r}"
             raise InvalidRequest(f"adapter and model name two adapters: {names}", "adapter")
         return adapter
+
+    def fingerprint(self, adapter: Adapter | None) -> str:
+        """Tells weights apart: the engine's fingerprint, with the beginning of the adapter's SHA-256 where there is one."""
+        own = self.engine.info.fingerprint
+        return own if adapter is None else f"{own}-{adapter.digest[:DIGITS]}"
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, key: Key | None = None) -> list[int]:
         """Token ids of a text, made beside the event loop. Counts as an answer of `key` while it lasts."""

@@ -108,7 +108,7 @@ async def _read(service: GenerationService, metrics: Metrics, index: int, done: 
     gaps: list[float] = []
     while not done.is_set():
         last = 0.0
-        async with aclosing(service.generate(command, metrics.open("http", "/v1/completions"))) as batches:
+        async with aclosing(service.generate(command, metrics.open("http", "/v1/completions"), adapter=None)) as batches:
             async for _ in batches:
                 now = time.perf_counter()
                 gaps += [now - last] if last else []

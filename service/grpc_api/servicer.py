@@ -89,10 +89,10 @@ class GrpcMethods:
         try:
             with record.errors(), ExitStack() as held:
                 request, command = await self._asked(message, record, grpc_context)
-                gathered = Gathered()
-                async for batch in self.service.generate(command, record, held):
+                adapter, gathered = self.service.adapter_of(command), Gathered()
+                async for batch in self.service.generate(command, record, held, adapter=adapter):
                     gathered.add(batch)
-                return await to_response(gathered.answers(), request, self.service.engine.info.fingerprint)
+                return await to_response(gathered.answers(), request, self.service.fingerprint(adapter))
         except Exception as error:
             _refuse(error, record.request_id, grpc_context)
             return pb.GenerateResponse()
@@ -105,8 +105,9 @@ class GrpcMethods:
         try:
             with record.errors():
                 request, command = await self._asked(message, record, grpc_context)
-                responses = Responses(request, self.service.engine.info.fingerprint)
-                async with aclosing(self.service.generate(command, record)) as batches:
+                adapter = self.service.adapter_of(command)
+                responses = Responses(request, self.service.fingerprint(adapter))
+                async with aclosing(self.service.generate(command, record, adapter=adapter)) as batches:
                     async for chunks in batches:
                         yield await responses.of(chunks)
         except Exception as error:

@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
 from model.errors import NoChatTemplate
+from model.net.adapters import Adapter
 from service.capacity import Load, document, read_question
 from service.generation import GenerationService
 from service.http_api import chat
@@ -114,11 +115,12 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
-            usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
+            adapter, usage = service.adapter_of(command), Usage(command.n)
+            fingerprint = service.fingerprint(adapter)
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            return await _answer(service, command, writer, record, stream=bool(body.stream))
+            return await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -135,11 +137,12 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
-            usage, fingerprint = Usage(command.n), service.engine.info.fingerprint
+            adapter, usage = service.adapter_of(command), Usage(command.n)
+            fingerprint = service.fingerprint(adapter)
             writer = chat.ChatWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            return await _answer(service, command, writer, record, stream=bool(body.stream))
+            return await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
 
 
 def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
@@ -149,16 +152,22 @@ def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
 
 
 async def _answer(
-    service: GenerationService, command: Command, writer: Writer, record: RequestRecord, *, stream: bool
+    service: GenerationService,
+    command: Command,
+    adapter: Adapter | None,
+    writer: Writer,
+    record: RequestRecord,
+    *,
+    stream: bool,
 ) -> Response:
     """The whole answer, or a stream that begins with what the first step brought: an early failure has its own status."""
     record.at_once = not stream
     if stream:
-        batches = service.generate(command, record)
+        batches = service.generate(command, record, adapter=adapter)
         return EventStream(events(await anext(batches), batches, writer))
     gathered = Gathered()
     with ExitStack() as held:
-        async for batch in service.generate(command, record, held):
+        async for batch in service.generate(command, record, held, adapter=adapter):
             gathered.add(batch)
             writer.usage.add(batch)
         return json_response(writer.whole(gathered.answers()), held)

@@ -18,6 +18,7 @@ from service.cli import with_settings
 from service.settings import Settings, read_settings
 from tests.fakes import MODEL, FakeEngine, build_server, grpc_channel
 from tests.model.engine.machines import Clock
+from tests.service.bad_calls import whole_server
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +185,33 @@ def test_a_call_computes_with_the_adapter_that_it_names(shelf):
     assert asyncio.run(calls()) == ["tone", "code", MODEL, MODEL, "code", "tone"]
     named = [None if request.adapter is None else request.adapter.digest for request in engine.requests]
     assert named == ["1", "2", None, None, "1", "2", "2", None]
+
+
+def test_answers_of_other_weights_have_other_fingerprints(shelf, tmp_path):
+    """The same over both transports, streamed or not, for the weights that computed them: also where a name got others."""
+    server = whole_server()
+    server.service.shelf = shelf
+
+    async def prints(model: str) -> set[str]:
+        found = set()
+        async with server.http() as client, grpc_channel(server) as channel:
+            stub, ask = GenerationServiceStub(channel), {"prompt": "a", "max_tokens": 2, "model": model}
+            chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "model": model}
+            for path, body in (("/v1/completions", ask), ("/v1/chat/completions", chat)):
+                found.add((await client.post(path, json=body)).json()["system_fingerprint"])
+                text = (await client.post(path, json=body | {"stream": True})).text
+                events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+                found |= {event["system_fingerprint"] for event in events}
+            message = pb.GenerateRequest(text="a", max_tokens=2, model=model)
+            found.add((await stub.Generate(message)).system_fingerprint)
+            found |= {response.system_fingerprint async for response in stub.GenerateStream(message)}
+        return found
+
+    whole = "ab" * 32
+    assert [asyncio.run(prints(model)) for model in (MODEL, "tone", "code")] == [{"fp_fake"}, {"fp_fake-1"}, {"fp_fake-2"}]
+    put(tmp_path, "tone", whole)
+    shelf.look()
+    assert asyncio.run(prints("tone")) == {f"fp_fake-{whole[:16]}"}
 
 
 def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(shelf):

@@ -53,7 +53,7 @@ def command(key, *prompts, n: int = 1, grammar=None, **rules) -> Command:
 async def answered(server: Server, asked: Command, most: int = 1000) -> int:
     """Take so many deliveries of a call and leave; how many there were."""
     taken, record = 0, server.metrics.open("http", "/v1/completions")
-    async with asyncio.timeout(20), aclosing(server.service.generate(asked, record)) as batches:
+    async with asyncio.timeout(20), aclosing(server.service.generate(asked, record, adapter=None)) as batches:
         async for _ in batches:
             taken += 1
             if taken == most:

@@ -69,7 +69,8 @@ def requests_of(command: Command) -> list[Request]:
 
     async def run() -> None:
         server = build_server(engine)
-        async with aclosing(server.service.generate(command, server.metrics.open("http", "/v1/completions"))) as stream:
+        record = server.metrics.open("http", "/v1/completions")
+        async with aclosing(server.service.generate(command, record, adapter=server.service.adapter_of(command))) as stream:
             async for _ in stream:
                 pass
 

@@ -84,7 +84,8 @@ def command(keys: KeyRing, prompt: str = "a", n: int = 1, **rules) -> Command:
 async def take(server: Server, asked: Command, lists: int | None = None) -> FinishReason | None:
     """The answers of a call, or the first so many lists of it; why the last answer ended."""
     last = None
-    async with aclosing(server.service.generate(asked, server.metrics.open("http", "/v1/completions"))) as stream:
+    record = server.metrics.open("http", "/v1/completions")
+    async with aclosing(server.service.generate(asked, record, adapter=None)) as stream:
         async for chunks in stream:
             last = chunks[-1].finish_reason
             lists = None if lists is None else lists - 1

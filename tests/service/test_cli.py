@@ -15,6 +15,7 @@ from model.net.checkpoint import read_config
 from model.params import SamplingParams
 from service import cli, inspect_cli
 from service.settings import PREFIX, Settings
+from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 
 
@@ -127,6 +128,46 @@ def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
         assert len(choice["token_ids"]) == 5
         assert choice["text"] == "".join(chr(32 + token) for token in choice["token_ids"] if token < VOCAB - 1)
     assert json.loads(attend(*words)[1])["choices"] == document["choices"]
+
+
+def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, monkeypatch, folder, tmp_path):
+    """Its folder is given, or its name in a variable or in a folder; others are not loaded."""
+    modules = linears(folder, ["q_proj", "v_proj", "down_proj"])
+    adapter = write_adapter(tmp_path / "lora" / "tone", modules)
+    merged = merge(folder, adapter, tmp_path / "merged", dict.fromkeys(modules, 2.0))
+
+    def said(*words):
+        status, out, err = attend("generate", "hello", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32",
+                                  "--json", "--return-token-ids", *words)  # fmt: skip
+        assert status == 0, err
+        document = json.loads(out)
+        return document["choices"][0]["token_ids"], document["model"], document["system_fingerprint"]
+
+    wanted, plain = said("--model", merged)[0], said("--model", folder)
+    ways = [{}, {"ATTEND_ADAPTER": f"tone={adapter},other=/nowhere"}, {"ATTEND_ADAPTERS_FOLDER": str(tmp_path / "lora")}]
+    for way in ways:
+        with monkeypatch.context() as variables:
+            for name, value in way.items():
+                variables.setenv(name, value)
+            found = said("--model", folder, "--adapter", "tone" if way else f"tone={adapter}")
+        assert found[:2] == (wanted, "tone") != plain[:2]
+        assert found[2].startswith(f"{plain[2]}-"), "other weights have another fingerprint"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("tone", "--adapter must be one adapter, NAME=FOLDER or a known NAME; got 'tone', and known are: none"),
+        ("a=/x,b=/y", "got 'a,b', and known are: a, b"),
+        ("tone=", "adapter = 'tone=' cannot be used: "),
+        ("tone=/nowhere", "/nowhere is not a folder"),
+        ("tiny=/nowhere", "another has the name 'tiny'"),
+    ],
+)
+def test_generate_refuses_an_adapter_that_it_cannot_use(attend, folder, given, told):
+    status, out, err = attend("generate", "hello", "--model", folder, "--adapter", given)
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ") and told in err and "Traceback" not in err
 
 
 def test_generate_refuses_what_is_no_text(attend, folder):

@@ -43,7 +43,7 @@ def command(*prompts, n: int = 1, seed: int | None = None, model: str = "", dead
 
 async def batches(server: Server, asked: Command, seen: list[list[Chunk]]) -> None:
     record = server.metrics.open("http", "/v1/completions")
-    async with aclosing(server.service.generate(asked, record)) as stream:
+    async with aclosing(server.service.generate(asked, record, adapter=server.service.adapter_of(asked))) as stream:
         async for chunks in stream:
             seen.append(chunks)
 
@@ -402,7 +402,8 @@ def test_closing_the_stream_aborts_every_open_request():
 
     async def run() -> None:
         server = build_server(engine)
-        stream = server.service.generate(command("a", "b", n=2, max_tokens=50), server.metrics.open("grpc", "Generate"))
+        record = server.metrics.open("grpc", "Generate")
+        stream = server.service.generate(command("a", "b", n=2, max_tokens=50), record, adapter=None)
         engine.release()
         await anext(stream)
         assert len(engine.open) == 4
