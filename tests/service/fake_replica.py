@@ -1,9 +1,9 @@
 """A process that stands for a replica behind HAProxy: `python -m tests.service.fake_replica HTTP_PORT GRPC_PORT NAME`.
 
-One event loop serves both sides, as in a replica. Over HTTP the path says what happens: /now answers, /wait never does, /die
-ends the process, /stream sends a line every 50 ms, /block holds the event loop for three seconds, /leave begins what a replica
-does that Serve ends, /eat reads the body. Over gRPC a method's name says it: Now, Wait, Stream. On SIGUSR1 the kernel drops
-whatever comes for it, as if its machine were gone.
+One event loop serves both sides, as in a replica. Over HTTP the path says what happens: /now answers, /wait prints "waits" and
+never answers, /die ends the process, /stream sends a line every 50 ms, /block holds the event loop for three seconds, /leave
+begins what a replica does that Serve ends, /eat reads the body. Over gRPC a method's name says it: Now, Wait, Stream. On
+SIGUSR1 the kernel drops whatever comes for it, as if its machine were gone.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ class Replica:
             path = head.split()[1].decode()
             given = [line.split(b": ")[1].decode() for line in head.split(b"\r\n") if line.lower().startswith(b"x-request-id")]
             if path == "/wait":
+                print("waits", flush=True)
                 await asyncio.Event().wait()
             if path == "/die":
                 os._exit(1)

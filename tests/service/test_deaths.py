@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import queue
 import signal
 import socket
 import stat
@@ -273,11 +274,21 @@ def test_a_large_body_for_a_busy_event_loop_arrives(front):
 
 def test_a_call_whose_every_replica_dies_is_refused_in_our_shape_also_where_calls_came_before_it(front):
     """`front` has called both: their connections would be used again. HAProxy ends a call on such a one without an answer."""
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read(replica: "subprocess.Popen[str]") -> None:
+        for line in replica.stdout:
+            lines.put(line)
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
         calls = [pool.submit(front.ask, "/wait") for _ in range(4)]
-        time.sleep(0.5)  # they are under way, which nobody tells
         for replica in front.replicas.values():
-            replica.kill()
+            pool.submit(read, replica)
+        try:
+            assert [lines.get(timeout=30) for _ in calls] == ["waits\n"] * 4
+        finally:
+            for replica in front.replicas.values():
+                replica.kill()
         assert all(is_refusal(call.result()) for call in calls)
 
 
