@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,36 +30,32 @@ def read_rows(file):
     return {(row["method"], row["name"]): row for row in json.loads(file.read_text())}
 
 
+def load(server, folder, *arguments, seconds, users=2):
+    """Runs locust as the README does; gives the exit code, the summary, locust's own rows, and what was printed."""
+    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--stop-timeout", "5"]
+    command += ["-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--host", server.http, "--grpc-host", server.grpc]
+    command += ["--max-tokens", str(TOKENS), "--json-file", str(folder / "rows"), "--report", str(folder), "--only-summary"]
+    ended = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (folder / "rows.json").exists(), ended.stderr
+    return ended.returncode, json.loads((folder / "summary.json").read_text()), read_rows(folder / "rows.json"), ended.stdout
+
+
 @pytest.fixture
 def run(tmp_path, server):
-    """Runs locust as the README does; gives the exit code, the summary, locust's own rows, and what was printed.
+    return partial(load, server, tmp_path)
 
-    Without a report there is no summary.
-    """
 
-    def start(*arguments, seconds, users=2, report=True):
-        command = [
-            sys.executable,
-            "-m",
-            "locust",
-            "-f",
-            "loadtest/locustfile.py",
-            "--headless",
-            "-u",
-            str(users),
-            "-r",
-            str(users),
-        ]
-        command += ["-t", f"{seconds}s", "--host", server.http, "--grpc-host", server.grpc, "--stop-timeout", "5"]
-        command += ["--max-tokens", str(TOKENS), "--json-file", str(tmp_path / "rows")]
-        command += ["--report", str(tmp_path)] if report else []
-        ended = subprocess.run([*command, "--only-summary", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert (tmp_path / "rows.json").exists(), ended.stderr
-        rows = read_rows(tmp_path / "rows.json")
-        summary = json.loads((tmp_path / "summary.json").read_text()) if report else None
-        return ended.returncode, summary, rows, ended.stdout
-
-    return start
+@pytest.fixture(scope="module")
+def long_runs(tmp_path_factory):
+    """Runs whose length their laws need, on a server of their own, while shorter ones are made; each with its folder."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("open", "steps")}
+    steps = ("--loop", "open", "--shape", "steps", "--max-ttft-p95-ms", "5000", "--html", str(folders["steps"] / "locust.html"))
+    with paced() as server, ThreadPoolExecutor(1) as pool:
+        runs = {
+            "open": pool.submit(load, server, folders["open"], "--loop", "open", "--processes", "2", seconds=6, users=40),
+            "steps": pool.submit(load, server, folders["steps"], *steps, seconds=16, users=40),
+        }
+        yield {name: (run, folders[name]) for name, run in runs.items()}
 
 
 def test_every_row_holds_what_the_server_did(run):
@@ -79,6 +77,7 @@ def test_every_row_holds_what_the_server_did(run):
         assert measured["TOTAL"]["p50"] >= (FIRST + (TOKENS - 1) * PAUSE) * 1000
 
 
+@pytest.mark.usefixtures("long_runs")  # which begin now: the test before this one measures times
 def test_a_missed_objective_is_exit_code_3_and_a_sentence(run):
     code, summary, _, output = run("--max-itl-p95-ms", "1", "HttpStreamUser", seconds=1)
     assert code == 3
@@ -186,31 +185,6 @@ def test_being_refused_is_a_row_of_its_own_and_misses_its_own_objective(run, ser
     assert "SLO: no request was answered" in output
 
 
-def test_the_open_loop_keeps_its_rate_over_two_processes(run):
-    """40 a second for 6 seconds are 240 arrivals, standard deviation 15. 40 users in a closed loop would ask 600 times, and two
-    processes that do not share the users 480 times."""
-    code, summary, rows, output = run("--loop", "open", "--processes", "2", seconds=6, users=40)
-    assert code == 0, output
-    assert 140 <= summary["answers"] <= 300
-    for row in ("TTFT", "TPOT", "TOTAL"):
-        assert sum(each["num_requests"] for (name, _), each in rows.items() if name == row) == summary["answers"]
-    assert {name for _, name in rows} == {f"{each} {kind}" for each in BOTH for kind in ("short", "long", "shared")}
-
-
-def test_a_shape_of_steps_is_a_curve_of_one_point_a_step(run, tmp_path):
-    arguments = ("--loop", "open", "--shape", "steps", "--max-ttft-p95-ms", "5000", "--html", str(tmp_path / "locust.html"))
-    code, summary, _, output = run(*arguments, seconds=16, users=40)
-    assert code == 0, output
-    users = [phase["users"] for phase in summary["phases"]]
-    assert users[-4:] == [16, 24, 32, 40]  # of the first step a slow start may leave nothing
-    # 90 arrivals of the last step are counted against 36: fewer than 1.2 times as many come once in 10,000 runs
-    assert summary["phases"][-1]["answers_per_s"] > 1.2 * summary["phases"][-4]["answers_per_s"]
-    page = (tmp_path / "curve.html").read_text()
-    assert page.count("<tr>") == 1 + len(users)
-    assert "<svg" in page
-    assert (tmp_path / "locust.html").stat().st_size > 0
-
-
 def test_a_shape_without_an_end_is_refused(server):
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--shape", "ramp", "-u", "2"]
     ended = subprocess.run([*command, "--host", server.http], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -235,3 +209,28 @@ def test_the_capacity_is_the_highest_rate_that_keeps_the_objectives(server, tmp_
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert ended.stdout.splitlines()[-1] == answer
     assert len(ended.stdout.splitlines()) == 3
+
+
+def test_the_open_loop_keeps_its_rate_over_two_processes(long_runs):
+    """40 a second for 6 seconds are 240 arrivals, standard deviation 15. 40 users in a closed loop would ask 600 times, and two
+    processes that do not share the users 480 times."""
+    code, summary, rows, output = long_runs["open"][0].result()
+    assert code == 0, output
+    assert 140 <= summary["answers"] <= 300
+    for row in ("TTFT", "TPOT", "TOTAL"):
+        assert sum(each["num_requests"] for (name, _), each in rows.items() if name == row) == summary["answers"]
+    assert {name for _, name in rows} == {f"{each} {kind}" for each in BOTH for kind in ("short", "long", "shared")}
+
+
+def test_a_shape_of_steps_is_a_curve_of_one_point_a_step(long_runs):
+    run, folder = long_runs["steps"]
+    code, summary, _, output = run.result()
+    assert code == 0, output
+    users = [phase["users"] for phase in summary["phases"]]
+    assert users[-4:] == [16, 24, 32, 40]  # of the first step a slow start may leave nothing
+    # 90 arrivals of the last step are counted against 36: fewer than 1.2 times as many come once in 10,000 runs
+    assert summary["phases"][-1]["answers_per_s"] > 1.2 * summary["phases"][-4]["answers_per_s"]
+    page = (folder / "curve.html").read_text()
+    assert page.count("<tr>") == 1 + len(users)
+    assert "<svg" in page
+    assert (folder / "locust.html").stat().st_size > 0

@@ -23,13 +23,15 @@ from service.turns import in_turns, turn
 from tests.fakes import FakeEngine, Server, build_server, info
 from tests.service.http_api.described import ask
 
-LEAVES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+WORDS = st.text(max_size=8)
+LEAVES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | WORDS
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=6)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
-@given(st.dictionaries(st.text(), VALUES), st.lists(VALUES, max_size=40))
-def test_pieces_together_are_what_orjson_writes(document, items):
+@given(st.dictionaries(WORDS, VALUES, max_size=4), st.lists(LEAVES, max_size=40), st.lists(VALUES, max_size=4))
+def test_pieces_together_are_what_orjson_writes(document, leaves, nested):
+    items = leaves + nested
     plain = document | {"items": items, "none": [], "choices": [{"of": items}, {}]}
     lazy = document | {"items": iter(items), "none": iter(()), "choices": [{"of": iter(items)}, {}]}
     assert b"".join(pieces(lazy)) == orjson.dumps(plain)
