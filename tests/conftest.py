@@ -22,13 +22,11 @@ FIRST = [
     "service/test_hub.py",
     "deploy/test_container.py",
     "deploy/test_monitoring.py",
-    "service/test_autoscaling.py",
-    "service/test_ends.py",
     "service/test_replaced.py",
+    "service/test_adapters_served.py",
     "service/test_end_to_end.py",
     "service/test_contract.py",
     "service/test_edge.py",
-    "deploy/test_ray_standalone.py",
 ]
 """The files that take longest. Two workers take the next file when they are free, so that the last ones should be short."""
 

@@ -169,6 +169,7 @@ def test_max_replicas_turns_the_autoscaler_on():
 
 
 @pytest.mark.ray
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_replicas_come_and_go_with_the_load_and_no_call_fails():
     if not two_nodes.can_run():

@@ -24,7 +24,7 @@ from protos.attend.v1 import generation_pb2 as pb
 from tests.service.server import START_SECONDS, Server, free_ports, running, started, wait_for
 from tests.service.test_end_to_end import LONG, PROMPT, complete, post, stub
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.alone]
 
 SLOW = ("--dtype", "float32", "--num-threads", "1")
 """Of a server whose long streams outlive what is done to it."""
