@@ -77,14 +77,14 @@ def load_of(service: GenerationService) -> tuple[Job, Job]:
     return (lambda: service.tokenize(text)), compile_schema
 
 
-async def phase(service: GenerationService, metrics: Metrics, seconds: float, load: Sequence[Job]) -> Phase:
-    """Run the streams for so long, again and again, with the load beside them."""
+async def phase(service: GenerationService, metrics: Metrics, over: Job, load: Sequence[Job]) -> Phase:
+    """Run the streams again and again, with the load beside them, until `over` is done."""
     reports: list[StepReport] = []
     service.engine.on_step(reports.append)
     done = asyncio.Event()
     workers = [asyncio.create_task(_again(job, done)) for job in load]
     readers = [asyncio.create_task(_read(service, metrics, index, done)) for index in range(STREAMS)]
-    await asyncio.sleep(seconds)
+    await over()
     done.set()
     gaps = [gap for each in await asyncio.gather(*readers) for gap in each]
     steps = [report.seconds for report in reports if report.num_requests == report.num_tokens == STREAMS]
@@ -125,7 +125,8 @@ async def measure(turns: int, seconds: float) -> list[Figure]:
         load = load_of(service)
         for job in load:
             await job()  # the vocabulary is loaded at the first
-        phases = {name: partial(phase, service, metrics, seconds, jobs) for name, jobs in (("busy", load), ("quiet", ()))}
+        over = partial(asyncio.sleep, seconds)
+        phases = {name: partial(phase, service, metrics, over, jobs) for name, jobs in (("busy", load), ("quiet", ()))}
         found = await take_turns(phases, turns)
     return [
         *_compared("step", found, lambda p: p.steps, MOST_RATIO),
