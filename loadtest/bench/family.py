@@ -1,9 +1,9 @@
 """A family's switches beside plain Llama, on the native decoder: attend bench family gemma2 mixtral; with no name all
 
-Both have random weights and the sizes of shape M. Llama has the family's heads, and an MLP so wide that a step of both reads
-the same bytes (W1: one stream decodes; W2: 16 streams), or multiplies a token by as many numbers (W3: a prompt of 1024
-tokens). Of experts those count that a step is expected to need. Windows are wider than the texts. The two take turns, a step
-each; a ratio is the median of the quotients of neighbours.
+Both have random weights and the sizes of shape M. Llama has the family's heads, and an MLP so wide that a step of both moves
+the same bytes (W1: one stream decodes; W2: 16 streams), or a token of both needs as many operations (W3: a prompt of 1024
+tokens). Of experts those count that a step is expected to need; a state is read and written. Windows are wider than the
+texts. The two take turns, a step each; a ratio is the median of the quotients of neighbours.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
-from loadtest.bench.limits import CONTEXT, weights
+from loadtest.bench.limits import CONTEXT, decode_bytes, prompt_operations
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, LONG, SHAPES
 from model.config import ModelConfig
@@ -29,8 +29,8 @@ from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.transformer import Decoder
 
 POSITIONS, BLOCK, FILLING = 2048, 32, 1 << 20
-WORKS: dict[str, tuple[int, int]] = {"W1": (1, 1), "W2": (AT_ONCE, AT_ONCE), "W3": (LONG, 1)}
-"""Tokens of a step, and of the step by whose weights Llama is made equal: in a prompt too a token meets its own experts."""
+WORKS = {"W1": 1, "W2": AT_ONCE, "W3": LONG}
+"""Tokens of a step."""
 GOAL = 0.9
 SIZES = SHAPES["M"] | {"head_dim": 64, "max_position_embeddings": POSITIONS, "tie_word_embeddings": True}
 SIZES |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -42,6 +42,9 @@ _GPT2 = {
 }
 _WINDOW = {"sliding_window": POSITIONS}
 _YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64}
+_MIXTURE = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 192}
+_DELTA = {"linear_num_key_heads": 9, "linear_num_value_heads": 9}
+_SHARED = {"linear_num_key_heads": 3, "linear_num_value_heads": 9, "shared_expert_intermediate_size": 192}
 SWITCHES: dict[str, dict[str, Any]] = {
     "cohere2": _WINDOW,
     "gemma": {},
@@ -61,7 +64,10 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2_moe": {"num_experts": 16, "moe_intermediate_size": 192, "shared_expert_intermediate_size": 768},
     "qwen3": {},
-    "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 192, "norm_topk_prob": True},
+    "qwen3_5": _DELTA,
+    "qwen3_5_moe": _MIXTURE | _SHARED,
+    "qwen3_moe": _MIXTURE | {"norm_topk_prob": True},
+    "qwen3_next": _MIXTURE | _SHARED,
     "smollm3": {},
     "starcoder2": _WINDOW,
 }
@@ -69,21 +75,27 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 BUSY = {"num_hidden_layers": 2, "vocab_size": 2048}
-"""Sizes of --busy."""
+"""Sizes of --busy. Where three layers of four keep a state, four of them."""
 
 
 def config_of(name: str, *, busy: bool = False) -> ModelConfig:
     """A family's model of shape M, or of a small part of it."""
-    raw = SIZES | (BUSY if busy else {}) | SWITCHES[name] | {"model_type": name}
+    small = BUSY | ({"num_hidden_layers": 4} if "linear_num_key_heads" in SWITCHES[name] else {})
+    raw = SIZES | (small if busy else {}) | SWITCHES[name] | {"model_type": name}
     return FAMILIES[name].read(raw | {theirs: raw[ours] for theirs, ours in _GPT2.items()} if name == "gpt2" else raw)
 
 
-def llama_beside(config: ModelConfig, tokens: int) -> ModelConfig:
-    """Plain Llama of the same heads, of which a step of so many tokens reads as many bytes, up to 16 rows of an MLP."""
+def cost(config: ModelConfig, work: str) -> float:
+    """What the two are alike in: bytes of a decode step, operations of a prompt's token."""
+    return prompt_operations(config, LONG) if work == "W3" else decode_bytes(config, WORKS[work])
+
+
+def llama_beside(config: ModelConfig, work: str) -> ModelConfig:
+    """Plain Llama of the same heads and of the same cost, up to 16 rows of an MLP."""
     same = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "max_positions", "tied_head")
     plain = ModelConfig("llama", mlp_size=16, **{name: getattr(config, name) for name in same})
-    lacking = weights(config, tokens) - weights(plain)
-    wider = lacking / (3 * config.hidden_size * config.num_layers * 16)
+    lacking = cost(config, work) - cost(plain, work)
+    wider = lacking / (2 * 3 * config.hidden_size * config.num_layers * 16)  # two bytes, or two operations
     return replace(plain, mlp_size=16 * (1 + round(wider)))
 
 
@@ -101,7 +113,7 @@ def random_decoder(config: ModelConfig) -> NativeDecoder:
             for part in parameter.view(-1).split(FILLING):
                 part.copy_(numbers[: len(part)])
         else:
-            parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+            parameter.fill_(1.0 if ("norm" in name and name.endswith("weight")) or name.endswith("gain") else 0.0)
     return NativeDecoder(net, spend=True)
 
 
@@ -112,7 +124,8 @@ class Contestant:
         self.net, self.clock = random_decoder(config), clock
         self.backend = NativeBackend(config.attention_variants)
         blocks = -(-CONTEXT // BLOCK)
-        self.cache = KVCache.allocate(config, max(AT_ONCE * blocks, LONG // BLOCK), BLOCK, torch.bfloat16, "cpu")
+        counts = [AT_ONCE if group.has_state else max(AT_ONCE * blocks, LONG // BLOCK) for group in config.memory_groups]
+        self.cache = KVCache.allocate(config, counts, BLOCK, torch.bfloat16, "cpu")
         self.rows = {
             "W1": [Row(range(1, 1 + blocks), CONTEXT - 1, 1)],
             "W2": [Row(range(1 + at * blocks, 1 + (at + 1) * blocks), CONTEXT - 1, 1) for at in range(AT_ONCE)],
@@ -122,12 +135,12 @@ class Contestant:
     @torch.inference_mode()
     async def step(self, work: str) -> float:
         """Tokens/s of one step; scores are computed for the last token of each request."""
-        count = WORKS[work][0]
+        count, rows = WORKS[work], self.rows[work]
         tokens = torch.randint(2048, (count,), generator=torch.Generator().manual_seed(1))
-        layout = BatchLayout.build(self.rows[work], BLOCK, "cpu")
+        layout = BatchLayout.build(rows, BLOCK, "cpu", states=range(1, 1 + len(rows)))
         started = self.clock()
         hidden = self.net(tokens, layout.positions_T, Paged(self.backend, self.cache, layout))
-        self.net.logits(hidden[-len(self.rows[work]) :])
+        self.net.logits(hidden[-len(rows) :])
         return count / (self.clock() - started)
 
 
@@ -135,8 +148,8 @@ def measure(name: str, turns: Mapping[str, int], *, busy: bool = False) -> Itera
     """The family and the Llama of each work."""
     config, clock = config_of(name, busy=busy), time.thread_time if busy else time.perf_counter
     family, llamas = Contestant(config, clock), {}
-    for work, (_, tokens) in WORKS.items():
-        plain = llama_beside(config, tokens)
+    for work in WORKS:
+        plain = llama_beside(config, work)
         llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain, clock))
         steps = {name: partial(family.step, work), "llama": partial(llama.step, work)}
         warm_up = 0 if work == "W3" else 1  # a prompt takes so long that its first pages are nothing

@@ -1,11 +1,12 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
 Measures how fast weights can be read and how fast bfloat16 matrices are multiplied, and computes what no engine can beat:
-a decode step reads every weight once and every cached key and value once; a prompt multiplies every weight but the last
-layer's head by every token, and every token by the keys and values before it.
+a decode step reads every weight once and every cached key and value once, and reads and writes every state; a prompt
+multiplies every weight but the last layer's head by every token, and every token by the keys and values before it.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
 from model.config import ModelConfig
 from model.net.checkpoint import read_config
-from model.sublayers import MixtureSpec
+from model.sublayers import DeltaSpec, MixtureSpec
 
 TURNS = 7
 CONTEXT = PROMPT + OUTPUT // 2
@@ -59,9 +60,15 @@ def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
 
 def weights(config: ModelConfig, tokens: int = 1) -> float:
     """Parameters of the matrices that a step of so many tokens reads. For one token: those that it is multiplied by."""
-    attention = config.hidden_size * (2 * config.query_size + 2 * config.kv_size)
-    layers = sum(attention + _mlp_weights(config, layer.experts, tokens) for layer in config.layers)
+    layers = sum(_mixing_weights(config, layer.delta) + _mlp_weights(config, layer.experts, tokens) for layer in config.layers)
     return layers + config.hidden_size * config.vocab_size
+
+
+def _mixing_weights(config: ModelConfig, delta: DeltaSpec | None) -> int:
+    """Of one layer's attention, or of what it has in place of it."""
+    if delta is None:
+        return config.hidden_size * ((3 if config.attention_gate else 2) * config.query_size + 2 * config.kv_size)
+    return config.hidden_size * (delta.channels + 2 * delta.value_width + 2 * delta.value_heads)
 
 
 def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) -> float:
@@ -73,16 +80,31 @@ def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) 
     return config.hidden_size * (3 * (routed + shared) + rows)
 
 
+def decode_bytes(config: ModelConfig, batch: int) -> float:
+    """Bytes that a step of `batch` streams moves."""
+    states = sum(layer.state_bytes for layer in config.layers)
+    return 2 * weights(config, batch) + batch * (CONTEXT * config.kv_bytes_per_token(2) + 2 * states)
+
+
 def decode_limit(config: ModelConfig, batch: int, bandwidth: float, rate: float) -> float:
     """Tokens a second of `batch` streams."""
-    moved = 2 * weights(config, batch) + batch * CONTEXT * config.kv_bytes_per_token(2)
-    return batch / max(moved / bandwidth, 2 * batch * weights(config) / rate)
+    return batch / max(decode_bytes(config, batch) / bandwidth, 2 * batch * weights(config) / rate)
+
+
+def prompt_operations(config: ModelConfig, length: int) -> float:
+    """Of a token of a prompt: the head is computed for its last one alone; a token sees half the others on average.
+
+    A delta rule multiplies each number of a state four times, and adds three times.
+    """
+    matrices = weights(config) - config.hidden_size * config.vocab_size
+    deltas = [layer.delta for layer in config.layers if layer.delta is not None]
+    rules = sum(7 * math.prod(delta.state_shapes[1]) for delta in deltas)
+    return 2 * matrices + 4 * (config.num_layers - len(deltas)) * config.query_size * length / 2 + rules
 
 
 def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:
-    """Tokens a second of a prompt: the head is computed for its last token alone; a token sees half the others on average."""
-    matrices = weights(config) - config.hidden_size * config.vocab_size
-    return rate / (2 * matrices + 4 * config.num_layers * config.query_size * length / 2)
+    """Tokens a second of a prompt."""
+    return rate / prompt_operations(config, length)
 
 
 def measure(checkpoint: Path) -> list[Figure]:

@@ -26,7 +26,8 @@ FASTEST_FIRST = ("native", "triton", "torch")
 COMPUTED = {"native": NATIVE, "triton": TRITON}
 """Who does not compute all features that there are."""
 NEEDS = {
-    "native": "it needs bfloat16 on a CPU, heads of at most 256 numbers, at most 16 to a key/value head, and blocks of 32",
+    "native": "it needs bfloat16 on a CPU, heads of at most 256 numbers, at most 16 to a key/value head, blocks of 32, "
+    "and convolutions over at most 16 tokens",
     "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 32 of them to a key/value head",
 }
 OTHER_NEEDS = "this model asks for something that it does not compute"

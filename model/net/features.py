@@ -52,20 +52,19 @@ SWITCHES = {
 
 ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
-BOTH = ATTENTION | {
+ALL = ATTENTION | {
     *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
     *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
     *("norm_place=parallel", "norm_place=shared"),
     *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
-    *("experts", "shared_expert", "sinks", "clamped_swiglu"),
+    *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
 }
-"""What the native and the Triton decoder compute."""
-NATIVE = BOTH
-TRITON = BOTH
-ALL = BOTH | {"attention_gate", "gated_delta"}
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
+NATIVE = ALL
+TRITON = ALL - {"attention_gate", "gated_delta"}
+"""What the native and the Triton decoder compute."""
 
 
 def features(config: ModelConfig) -> frozenset[str]:

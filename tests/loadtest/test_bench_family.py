@@ -5,45 +5,52 @@ import asyncio
 import pytest
 import torch
 
-from loadtest.bench.family import SWITCHES, WORKS, Contestant, cells, config_of, llama_beside
+from loadtest.bench.family import SWITCHES, WORKS, Contestant, cells, config_of, cost, llama_beside
 from loadtest.bench.figures import Comparison
-from loadtest.bench.limits import weights
 from model.net.families.table import FAMILIES
 from model.net.features import NATIVE, features
 from model.net.native import library
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "vocab_size", "tied_head")
 
 
-def test_every_family_but_llama_and_our_own_spelling_is_compared_where_the_native_decoder_computes_it():
-    states = {
-        name for name, family in FAMILIES.items() if any("linear_attn" in names[0] for names in (family.weights or {}).values())
-    }
-    assert set(FAMILIES) - {"llama", "attend"} - states == set(SWITCHES)
-    assert len(states) == 5
+def test_every_family_but_llama_and_our_own_spelling_is_compared():
+    """Of two that differ in a name alone, one."""
+    assert set(FAMILIES) - {"llama", "attend", "qwen3_5_text", "qwen3_5_moe_text"} == set(SWITCHES)
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_llama_reads_as_much_or_multiplies_as_often_and_has_no_switch(name):
+def test_llama_moves_as_much_or_computes_as_often_and_has_no_switch(name):
     config = config_of(name)
     assert (config.hidden_size, config.num_layers, config.head_size, config.vocab_size) == (576, 30, 64, 49152)
-    for _, tokens in WORKS.values():
-        llama = llama_beside(config, tokens)
+    assert features(config) <= NATIVE
+    for work in WORKS:
+        llama = llama_beside(config, work)
         assert [getattr(config, each) for each in SIZES] == [getattr(llama, each) for each in SIZES]
-        assert weights(llama) == pytest.approx(weights(config, tokens), rel=0.005)
-        assert features(llama) == features(tiny_config()) <= NATIVE
+        assert cost(llama, work) == pytest.approx(cost(config, work), rel=0.005)
+        assert features(llama) == features(tiny_config())
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_of_a_small_part_one_layer_of_four_attends(name):
+    assert config_of(name, busy=True).delta_layers == (0, 1, 2)
+
+
+DELTA = {"delta": DeltaSpec(1, 2, 16, 16, 4), "delta_layers": (0,)}
 
 
 @pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
-def test_a_step_of_each_work_is_that_of_the_decoder(monkeypatch):
+@pytest.mark.parametrize("switches", [{"num_experts": 3}, DELTA], ids=["experts", "delta"])
+def test_a_step_of_each_work_is_that_of_the_decoder(monkeypatch, switches):
     """Of so many tokens, with finite scores; tokens/s are those of the time that it took."""
     kept = []
     clock = iter([1.0, 1.5] * len(WORKS)).__next__
-    contestant = Contestant(tiny_config(head_size=16, max_positions=2048, vocab_size=8192, num_experts=3), clock)
+    contestant = Contestant(tiny_config(head_size=16, max_positions=2048, vocab_size=8192, **switches), clock)
     logits = contestant.net.logits
     monkeypatch.setattr(contestant.net, "logits", lambda hidden: kept.append(logits(hidden)))
-    for work, (tokens, _) in WORKS.items():
+    for work, tokens in WORKS.items():
         assert asyncio.run(contestant.step(work)) == tokens / 0.5
     assert [len(scores_TV) for scores_TV in kept] == [1, 16, 1]
     assert all(torch.isfinite(scores_TV).all() for scores_TV in kept)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from loadtest.bench import scheduler
-from loadtest.bench.limits import decode_limit, distinct_experts, prompt_limit, weights
-from model.sublayers import MixtureSpec
+from loadtest.bench.limits import decode_bytes, decode_limit, distinct_experts, prompt_limit, prompt_operations, weights
+from model.sublayers import DeltaSpec, MixtureSpec
 from tests.model.checkpoints import tiny_config
 
 CONFIG = tiny_config()
@@ -38,6 +38,17 @@ def test_of_a_mixture_a_step_reads_the_experts_that_it_needs_and_a_token_is_mult
     assert decode_limit(mixture, 4, 1e30, 1e9) == pytest.approx(1e9 / (2 * weights(mixture)))
     read = 2 * weights(mixture, 4) + 4 * 192 * mixture.kv_bytes_per_token(2)
     assert decode_limit(mixture, 4, 1e9, 1e30) == pytest.approx(4 * 1e9 / read)
+
+
+def test_a_delta_rule_has_matrices_of_its_own_and_a_state_that_is_read_and_written():
+    spec = DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=6, kernel=4)
+    config = replace(CONFIG, delta=spec, delta_layers=(0,), attention_gate=True)
+    attention, rule = 32 * (3 * 32 + 2 * 16), 32 * (2 * 8 + 2 * 6) + 32 * 12 + 32 * 4 + 12 * 32
+    assert weights(config) == attention + rule + 2 * 3 * 32 * 48 + 32 * CONFIG.vocab_size
+    state = 4 * (28 * 3 + 2 * 8 * 6)
+    assert decode_bytes(config, 5) == 2 * weights(config) + 5 * (192 * config.kv_bytes_per_token(2) + 2 * state)
+    matrices = weights(config) - 32 * CONFIG.vocab_size
+    assert prompt_operations(config, 100) == 2 * matrices + 4 * 32 * 50 + 7 * 2 * 8 * 6
 
 
 def test_a_step_waits_for_memory_or_for_arithmetic_whichever_is_slower():

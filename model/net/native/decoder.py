@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
 from model.net.backends import BatchLayout, KVCache, Paged
+from model.net.delta import GatedDelta
 from model.net.experts import Mixture
 from model.net.features import NATIVE, features
 from model.net.linear import Linear
@@ -24,6 +25,8 @@ from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, fina
 
 MAX_GROUP = 16
 MAX_HEAD = 256
+MAX_KERNEL = 16
+"""Tokens that a convolution sees."""
 NO_ROOM = "the native decoder's copy of the matrices does not fit into memory"
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of `Activation` in matrix.h."""
@@ -47,7 +50,10 @@ class NativeBackend:
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
         """Whether the native decoder computes all that this model asks for. A block must be whole tiles."""
         heads = config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
-        fits = heads and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
+        delta = config.delta is None or (
+            max(config.delta.key_size, config.delta.value_size) <= MAX_HEAD and config.delta.kernel <= MAX_KERNEL
+        )
+        fits = heads and delta and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
         return fits and features(config) <= NATIVE
 
     def __init__(self, variants: Sequence[AttentionVariant]) -> None:
@@ -91,12 +97,11 @@ class NativeDecoder:
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
         assert net.embedding.tokens.weight.dtype == net.head.weight.dtype == torch.bfloat16
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in arrays]
         sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
         numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
         self._net = self._library.attend_new(
             (ctypes.c_int64 * len(sizes))(*sizes),
-            (ctypes.c_void_p * len(addresses))(*addresses),
+            _addresses(arrays),
             (ctypes.c_float * len(numbers))(*numbers),
             _numbers(config.attention_variants, config.head_size),
         )
@@ -106,7 +111,7 @@ class NativeDecoder:
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self._pack(net, spend)
         self.library, self.handle = self._library, self._net
-        self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())
+        self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())  # a cache, and what `_layers_of` says of it
 
     def _pack(self, net: Decoder, spend: bool) -> None:
         if spend and self.config.tied_head:
@@ -131,12 +136,14 @@ class NativeDecoder:
         layout = attention.layout
         residual_TE = torch.empty(len(tokens_T), self.config.hidden_size, dtype=torch.bfloat16)
         hidden_TE = torch.empty_like(residual_TE)
-        keys, values, groups = self._layers_of(attention.cache)
+        keys, values, groups, states = self._layers_of(attention.cache)
         layouts = [layout.of(group) for group in range(max(groups) + 1)]
         slots, tables = (_addresses(parts) for parts in zip(*((of.slots_T, of.block_table_RB) for of in layouts), strict=True))
         tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), slots, len(tokens_T))
         (starts, counts, num_rows, _, width), held = _rows(layout)
-        buffers = (residual_TE.data_ptr(), hidden_TE.data_ptr())
+        assert layout.states_R is not None or not attention.cache.states, "nobody said where the states lie"
+        places = None if layout.states_R is None else layout.states_R.data_ptr()
+        buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr())
         caches = (keys, values, attention.cache.block_size, groups)
         _check(self._library.attend_step(self._net, *tokens, *caches, starts, counts, num_rows, tables, width, *buffers))
         del held
@@ -150,11 +157,13 @@ class NativeDecoder:
         return final_scores(logits_TV, self.config)
 
     def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ...]:
-        """Addresses of the layers' keys and values, and the groups of the layers."""
+        """Addresses of the layers' keys and values, the groups of the layers, and the addresses of their states."""
         if self._caches[0] is not cache:
             groups = cache.group_of_layer or [0] * self.config.num_layers
+            groups = [0 if layer in cache.states else group for layer, group in enumerate(groups)]  # a state has no blocks
             of_layers = (ctypes.c_int64 * len(groups))(*groups)
-            self._caches = (cache, (_addresses(cache.keys), _addresses(cache.values), of_layers))
+            states = [part for layer in range(len(groups)) for part in cache.states.get(layer, (None, None))]
+            self._caches = (cache, (_addresses(cache.keys), _addresses(cache.values), of_layers, _addresses(states)))
         return self._caches[1]
 
 
@@ -167,8 +176,8 @@ def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence
     return tokens_R
 
 
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
 
 
 def _check(failed: int) -> None:
@@ -198,18 +207,25 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
     kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm != "rmsnorm", config.qk_norm == "all")
     place = PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0
-    return (*sizes, *heads, *kinds, place, *_mixture(config))
+    mixed, recurs = (
+        [part is not None for part in parts] for parts in zip(*((x.experts, x.delta) for x in config.layers), strict=True)
+    )
+    return (*sizes, *heads, *kinds, place, *_mixture(config), config.attention_gate, *_delta(config), *mixed, *recurs)
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:
-    """Sizes of the experts, which are alike in all layers that have some, and for each layer whether it has."""
-    specs = [layer.experts for layer in config.layers]
-    spec = next((each for each in specs if each is not None), None)
-    layers = [each is not None for each in specs]
+    """Sizes of the experts, which are alike in all layers that have some."""
+    spec = next((layer.experts for layer in config.layers if layer.experts is not None), None)
     if spec is None:
-        return (0, 0, 0, 0, 0, *layers)
+        return (0, 0, 0, 0, 0)
     widths = (spec.expert_size, spec.shared_expert_size or 0)
-    return (spec.num_experts, spec.experts_per_token, *widths, spec.routing == "all", *layers)
+    return (spec.num_experts, spec.experts_per_token, *widths, spec.routing == "all")
+
+
+def _delta(config: ModelConfig) -> tuple[int, ...]:
+    """Sizes of the delta rules."""
+    spec = config.delta if config.delta_layers else None
+    return (0, 0, 0, 0, 0) if spec is None else (spec.key_heads, spec.value_heads, spec.key_size, spec.value_size, spec.kernel)
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
@@ -220,9 +236,22 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         for norm in _norms(block):
             arrays += _norm(norm)
         arrays += (None, None) if rope is None else (table.float().contiguous() for table in net.rope_tables[rope])
-        sinks = block.attention.sinks
+        sinks = getattr(block.attention, "sinks", None)
         arrays.append(None if sinks is None else sinks.detach().float())
+        arrays += _rule(block.attention) if isinstance(block.attention, GatedDelta) else (None, None, None, None)
     return arrays
+
+
+def _rule(delta: GatedDelta) -> Iterator[Tensor]:
+    """What a delta rule has beside its matrices, float32: its convolution [W, C], and what belongs to heads."""
+    convolution_CW = delta.convolution.detach().float().flatten(1)
+    parts = (
+        convolution_CW.T,
+        delta.log_speed.detach().float().exp(),
+        delta.step_bias.detach().float(),
+        delta.gain.detach().float(),
+    )
+    return (part.contiguous() for part in parts)
 
 
 def _added(embedding: Embedding) -> Tensor | None:
@@ -239,7 +268,8 @@ def _norms(block: Block) -> list[nn.Module]:
     of_mlp = [block.mlp_norm, block.mlp_post_norm, nothing]
     if isinstance(block, PostNormBlock):
         of_attention, of_mlp = of_attention[::-1], of_mlp[::-1]
-    return [*of_attention, attention.q_norm, attention.k_norm, *of_mlp]
+    of_heads = [getattr(attention, name, nothing) for name in ("q_norm", "k_norm")]
+    return [*of_attention, *of_heads, *of_mlp]
 
 
 def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
@@ -253,7 +283,8 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
     """The matrices that adapters may change, by our names, as `attend_pack` numbers them."""
     numbers, next_number = {}, 1  # behind the head
     for layer, spec in enumerate(config.layers):
-        names = ["attention.qkv", "attention.out"]
+        parts = ("qkv", "out") if spec.delta is None else ("inputs", "gates", "merge")
+        names = [f"attention.{part}" for part in parts]
         if spec.experts is None:
             names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
         numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names)}
@@ -267,8 +298,11 @@ def _matrices(net: Decoder) -> Iterator[Linear]:
     """In the order in which `attend_pack` numbers them; those of all experts are one module."""
     yield net.head
     for block in net.blocks:
-        yield from (block.attention.qkv, block.attention.out)
-        mlp = block.mlp
+        attention, mlp = block.attention, block.mlp
+        if isinstance(attention, GatedDelta):
+            yield from (attention.inputs, attention.gates, attention.merge)
+        else:
+            yield from (attention.qkv, attention.out)
         if isinstance(mlp, Mixture):
             yield from (_router(mlp), mlp.experts.gate_up, mlp.experts.down)
             mlp = mlp.shared

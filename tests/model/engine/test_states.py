@@ -16,6 +16,7 @@ from model.engine.build import EngineOptions, build_engine, size_engine
 from model.engine.engine import Engine
 from model.engine.request import FinishReason, Request
 from model.errors import SettingError
+from model.net.native.library import load
 from model.params import SamplingParams
 from model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, their_logits, their_model, tiny_config, write_checkpoint
@@ -23,6 +24,7 @@ from tests.model.engine.machines import ask, run, told
 from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, engine
 from tests.model.net.laws.ways import Way
 
+needs_library = pytest.mark.skipif(load() is None, reason="the native decoder is not built here: python -m model.net.native")
 CONFIG = tiny_config(
     num_layers=3,
     max_positions=256,
@@ -43,11 +45,11 @@ COMINGS = {
 }
 
 
-def stateful(backend: str = "torch", *, num_blocks: int = 64, **changes) -> Engine:
+def stateful(backend: str = "torch", *, num_blocks: int = 64, dtype: torch.dtype = torch.float32, **changes) -> Engine:
     """An engine of CONFIG with NaN in every state."""
     settings = {"max_batch_requests": 4, "max_model_len": 160} | changes
     groups = GroupSize(num_blocks), GroupSize(settings["max_batch_requests"], has_state=True)
-    machine = engine(Way(backend, torch.float32), CONFIG, num_blocks=num_blocks, groups=groups, **settings)
+    machine = engine(Way(backend, dtype), CONFIG, num_blocks=num_blocks, groups=groups, **settings)
     for state in machine.runner.cache.states.values():
         for part in state:
             part.fill_(torch.nan)
@@ -79,6 +81,23 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(coming):
     found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}
     assert_near(Way(backend, torch.float32), CONFIG, crowd(), found)
     assert {name: tokens for name, (tokens, _) in alone().items()} == {name: tokens for name, (tokens, _) in found.items()}
+    assert ("preempted" in coming) == (machine.stats().num_preemptions > 0)
+
+
+NATIVE = {"backend": "native", "dtype": torch.bfloat16}
+
+
+@cache
+def bits_alone() -> dict[str, Answer]:
+    """The same on the native backend."""
+    return {name: answer(outputs) for each in crowd() for name, outputs in run(stateful(**NATIVE), [each]).items()}
+
+
+@needs_library
+@pytest.mark.parametrize("coming", COMINGS)
+def test_on_the_native_backend_its_scores_have_the_same_bits_however_it_comes(coming):
+    machine = stateful(**NATIVE, **COMINGS[coming])
+    assert {name: answer(outputs) for name, outputs in run(machine, crowd()).items()} == bits_alone()
     assert ("preempted" in coming) == (machine.stats().num_preemptions > 0)
 
 
@@ -130,6 +149,12 @@ def test_a_built_engine_answers_as_transformers_and_says_that_prefixes_are_not_c
         served.close()
     theirs = their_logits(their_model(folder), prompt + tokens)
     assert theirs.argmax(-1).tolist()[len(prompt) - 1 : -1] == tokens
+
+
+@needs_library
+def test_in_bfloat16_the_native_backend_serves_it_and_may_be_deterministic(folder):
+    served = build_engine(folder, replace(OPTIONS, dtype="bfloat16", deterministic=True, block_size=32))
+    assert served.info.backend.startswith("native-")
 
 
 def test_guesses_are_refused(folder):

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from model.errors import CheckpointError
 from model.net.checkpoint import inspect, load, read_config
-from model.net.native.decoder import NativeBackend
 from model.net.transformer import Decoder
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
 
@@ -113,8 +112,3 @@ def test_a_published_interval_says_which_layers_attend(folder):
     edit_config(folder, text_config={key: value for key, value in text.items() if key != "layer_types"})
     assert read_config(folder) == expected
     assert expected.delta_layers == (0, 1, 2)
-
-
-def test_the_native_decoder_refuses_it(folder):
-    config = read_config(folder)
-    assert not NativeBackend.supports(config, torch.bfloat16, "cpu", 32)

@@ -13,6 +13,7 @@
 
 #include "attention_tiles.h"
 #include "attention_vectors.h"
+#include "delta.h"
 #include "drawing.h"
 #include "experts.h"
 #include "threads.h"
@@ -32,8 +33,13 @@ struct Kernels {
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
     i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
+    void (*gate)(const Tile&, i64 distance);
+    void (*convolve)(const Recurrence&, const Sequence&, i64 head);
+    void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
+    void (*finish)(const Recurrence&, i64 t);
 };
 
+// VECTOR: what the target has.
 #define VARIANT(NAME, TARGET, VECTOR, MULTIPLY, ATTEND)                                                                                  \
     TARGET static void embed_##NAME(const bf16* token, const float* position, float scale, bf16* to, i64 E) {                    \
         embed_token(token, position, scale, to, E);                                                                              \
@@ -59,7 +65,14 @@ struct Kernels {
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
     }                                                                                                                            \
-    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME, raise_##NAME, ATTEND, sum_##NAME, draw_##NAME};
+    TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile(t, distance); }                                      \
+    TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve(r, row, head); }           \
+    TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
+        advance_columns<sizeof(VECTOR) / 4>(r, row, head, part);                                                                 \
+    }                                                                                                                            \
+    TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token(r, t); }                                         \
+    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME,   raise_##NAME,   ATTEND,     \
+                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
 
 VARIANT(portable, , fours, multiply_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, tile_avx2)
@@ -141,7 +154,26 @@ static void attend(Team::Member& team, const Kernels& kernels, const Input& in, 
             tile = later;
             if (!last) later = tile_at(n + 1);
             kernels.attend(tile, last ? nullptr : &later, a.cache, K);
+            if (a.heads.gated) kernels.gate(tile, a.heads.H * a.heads.D);
         }
+    });
+}
+
+// A layer's delta rule: each head's convolution, then each part of its state, of long rows first; then each token by itself.
+static void recur(Team::Member& team, const Kernels& kernels, const Recurrence& r, const std::vector<Sequence>& rows) {
+    const DeltaSizes& s = r.sizes;
+    auto share = [&](i64 grain, i64 pieces, auto work) {  // of each row
+        team.share(pieces * (i64)rows.size(), grain, [&](i64 begin, i64 end) {
+            for (i64 n = begin; n < end; n++) work(rows[rows.size() - 1 - n / pieces], n % pieces);
+        });
+    };
+    share(1, s.heads(), [&](const Sequence& row, i64 head) { kernels.convolve(r, row, head); });
+    i64 parts = s.parts(), all = s.H * parts * (i64)rows.size();
+    share(std::clamp<i64>(all / (8 * omp_get_num_threads()), 1, parts), s.H * parts, [&](const Sequence& row, i64 n) {
+        kernels.advance(r, row, n / parts, n % parts);
+    });
+    team.share(r.T, TOKENS, [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++) kernels.finish(r, t);
     });
 }
 
@@ -161,6 +193,9 @@ struct Layer {
     Norms of_attention, of_mlp;
     Turns turns;
     Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row
+    bool recurs = false;      // a delta rule, else attention
+    Matrix inputs, gates, merge;
+    Delta delta;
     bool mixed = false;       // experts, else one MLP
     std::vector<MLP> mlps;    // the shared expert is the last
     Variant variant;
@@ -179,11 +214,12 @@ struct Net {
     Heads heads;
     i64 E, M, V;
     Mixture mixture;
+    DeltaSizes delta;
     Place place;
     bool gated;
-    int kind;  // of the products that end in an activation
+    int activation, kind;  // kind: of the products that end in an activation
     Clamp clamp;
-    float embedding_scale, residual_scale;
+    float eps, embedding_scale, residual_scale;
     const bf16* embedding;
     const float* positions;  // null where they are not added
     Norm last;
@@ -196,10 +232,13 @@ struct Net {
     i64 room = 0;  // tokens that fit into the buffers
     bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
     bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
-    std::vector<bf16**> buffers() { return {&normed, &qkv, &mixed, &active, &pairs, &inner, &shared}; }
+    bf16 *inputs = nullptr, *recurred = nullptr;  // of delta rules: [T, width], and what is merged
+    std::vector<float> gates, delta_heads;        // see Recurrence
+    std::vector<bf16**> buffers() { return {&normed, &qkv, &mixed, &active, &pairs, &inner, &shared, &inputs, &recurred}; }
     i64 normed_stride() const { return stride_of(E); }
     i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
     i64 active_stride() const { return stride_of(M); }
+    i64 recurred_stride() const { return stride_of(delta.H * delta.V); }
     ~Net() {
         for (bf16** buffer : buffers()) free(*buffer);
     }
@@ -225,6 +264,10 @@ static void make_room(Net& net, i64 T) {
         net.inner = zeros(room * m.C * stride_of(m.F));
         net.shared = zeros(room * stride_of(m.S));
         net.routing.make_room(m, room);
+    }
+    if (const DeltaSizes& s = net.delta; s.H) {
+        net.inputs = zeros(room * s.width()), net.recurred = zeros(room * net.recurred_stride());
+        net.gates.resize(room * 2 * s.H), net.delta_heads.resize(room * s.channels());
     }
     net.room = room;
 }
@@ -338,17 +381,50 @@ static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     });
 }
 
-static const i64 PHASES_OF_LAYER = 13, PHASES_OF_ADAPTERS = 4;  // at most
+static const i64 PHASES_OF_LAYER = 15, PHASES_OF_ADAPTERS = 5;  // at most
 
-static void layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Cache& cache,
-                     const Input& in, const Step& step, const std::vector<Work>& work, bf16* residual) {
-    i64 T = in.T, width = net.heads.width(), stride = net.normed_stride();
+struct Rows {  // of a step, as attention and as delta rules go through them
+    std::vector<Work> work;
+    std::vector<Sequence> sequences;
+};
+
+struct Memory {  // of one layer: keys and values, or states in all slots, see Recurrence
+    Cache cache;
+    float *before, *state;
+};
+
+// The products that attention begins with, or a delta rule.
+static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
+    i64 stride = net.normed_stride();
+    if (!layer.recurs) return adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
+    adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.delta.width()});
+    adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
+}
+
+// What comes between, and the last product.
+static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Memory& memory, const Input& in,
+                    const Step& step, const Rows& rows, bf16* residual) {
+    if (!layer.recurs) {
+        i64 stride = net.mixed_stride();
+        attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride});
+        return adapted(team, kernels, net.adapters, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
+    }
+    i64 stride = net.recurred_stride();
+    recur(team, kernels,
+          {net.delta, layer.delta, net.activation, net.eps, in.T, net.inputs, net.gates.data(), net.delta_heads.data(), memory.before,
+           memory.state, net.recurred, stride},
+          rows.sequences);
+    adapted(team, kernels, net.adapters, update(net, layer.of_attention, net.recurred, stride, in.T, layer.merge, residual));
+}
+
+static void layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Memory& memory,
+                     const Input& in, const Step& step, const Rows& rows, bf16* residual) {
+    i64 T = in.T, stride = net.normed_stride();
     join(team, kernels, net, last, layer.of_attention.input, residual, net.normed, stride, T);
-    adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, width});
+    mix_in(team, kernels, net, layer, T);
     if (net.place == PARALLEL) join(team, kernels, net, nullptr, layer.of_mlp.input, residual, net.normed, stride, T);
     if (net.place != IN_TURN) mlp_in(team, kernels, net, layer, T);
-    attend(team, kernels, in, step, work, layer.turns, {net.heads, cache, layer.variant, net.qkv, net.mixed, net.mixed_stride()});
-    adapted(team, kernels, net.adapters, update(net, layer.of_attention, net.mixed, net.mixed_stride(), T, layer.out, residual));
+    mix_out(team, kernels, net, layer, memory, in, step, rows, residual);
     if (net.place == IN_TURN) {
         join(team, kernels, net, &layer.of_attention, layer.of_mlp.input, residual, net.normed, stride, T);
         mlp_in(team, kernels, net, layer, T);
@@ -363,7 +439,11 @@ static void list_matrices(Net& net) {
     add(net.head, net.V, net.E);
     for (Layer& layer : net.layers) {
         i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : net.M, sides = net.gated ? 2 : 1;
-        add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
+        const DeltaSizes& s = net.delta;
+        if (layer.recurs)
+            add(layer.inputs, s.width(), net.E), add(layer.gates, 2 * s.H, net.E), add(layer.merge, net.E, s.H * s.V);
+        else
+            add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
         if (layer.mixed) add(layer.router, m.experts(), net.E);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
@@ -393,23 +473,27 @@ void attend_choose(int number) { chosen = number; }
 
 // A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
 // queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether experts weigh their part of the softmax over all,
-// then for each layer whether it has experts}; without experts X is 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual,
+// whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each whether it has a delta rule};
+// what there is not has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual,
 // limit and slope of gpt-oss' gates, whose limit is 0 elsewhere}.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
-// and the sinks [H] or null. The embedding is bfloat16, all others float32. All of them must outlive it.
+// the sinks [H] or null, and of a delta rule {its convolution [W, C], exp(log speed) [H], the bias of its steps [H], its gain [V]} or nulls. The
+// embedding is bfloat16, all others float32. All of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
     auto net = std::make_unique<Net>();
     i64 layers = sizes[0];
     net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
-    net->heads = {sizes[4], sizes[5], sizes[6]};
+    net->heads = {sizes[4], sizes[5], sizes[6], sizes[18] != 0};
     net->gated = sizes[9], net->place = (Place)sizes[12];
     net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0};
-    net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
+    net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
+    net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
     net->clamp = {numbers[3], numbers[4]};
-    net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + (int)sizes[8];
+    net->activation = (int)sizes[8];
+    net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + net->activation;
     auto next = [&] { return (const float*)*arrays++; };
     auto norm = [&] {
         Norm norm = {next(), nullptr, sizes[10] != 0, numbers[0]};
@@ -432,7 +516,8 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
         layer.turns.cos = next(), layer.turns.sin = next();
         layer.turns.R = layer.turns.cos ? sizes[7] : 0;
         layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
-        layer.mixed = sizes[18 + n];
+        layer.delta.convolution = next(), layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
+        layer.mixed = sizes[24 + n], layer.recurs = sizes[24 + layers + n];
         layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
         net->layers.push_back(std::move(layer));
     }
@@ -442,7 +527,8 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     return nullptr;
 }
 
-// Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E] and out [E, H D]; gate and up
+// Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], where attention
+// is gated with H D rows for that behind the queries, and out [E, H D], or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; gate and up
 // [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The bias may be null. 1 where the memory does not suffice, else 0.
 int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
@@ -501,13 +587,14 @@ int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try
 void attend_free(Net* net) { delete net; }
 
 // One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches. Layers belong to groups:
-// slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. residual [T, E] is for use in between;
-// hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
+// slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
+// see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
 int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
                  i64 block_size, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
-                 bf16* residual, bf16* hidden) try {
+                 float* const* states, const i64* places, bf16* residual, bf16* hidden) try {
     make_room(*net, T);
-    std::vector<Work> work = work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K));
+    Rows all = {work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K)), {}};
+    for (i64 row = 0, first = 0; places && row < rows; first += counts[row++]) all.sequences.push_back({first, counts[row], starts[row], places[row]});
     i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
     compute(phases * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {
@@ -522,7 +609,8 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
             const Layer& layer = net->layers[n];
             Input in = {tokens, positions, slots[groups[n]], T};
             Step step = {starts, counts, blocks[groups[n]], rows, width};
-            layer_of(team, kernels, *net, layer, last, {keys[n], values[n], block_size}, in, step, work, residual);
+            Memory memory = {{keys[n], values[n], block_size}, states[2 * n], states[2 * n + 1]};
+            layer_of(team, kernels, *net, layer, last, memory, in, step, all, residual);
             last = &layer.of_mlp;
         }
         join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);

@@ -125,7 +125,9 @@ INLINE void turn_head(const bf16* x, bf16* to, const Norm& norm, const Moments& 
 
 struct Heads {
     i64 H, K, D;
-    i64 width() const { return (H + 2 * K) * D; }  // of a token's queries, keys and values, side by side
+    bool gated = false;                                // whether numbers that gate the outputs come after the queries
+    i64 keys() const { return (gated ? 2 : 1) * H * D; }  // where a token's keys begin
+    i64 width() const { return keys() + 2 * K * D; }   // of a token's queries, keys and values, side by side
 };
 
 struct Cache {  // of one layer
@@ -172,12 +174,12 @@ INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, cons
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
         turn_heads(q, H, q, D, turns.q, turns, positions[t], D);
-        turn_heads(q + H * D, K, keys, B * D, turns.k, turns, positions[t], D);
+        turn_heads(q + heads.keys(), K, keys, B * D, turns.k, turns, positions[t], D);
     }
     for (i64 t = 0, count; t < T; t += count) {
         i64 at = slots[t] % B;
         count = at % 2 == 0 && t + 1 < T && slots[t + 1] == slots[t] + 1 ? 2 : 1;
-        const bf16* v = qkv + t * heads.width() + (H + K) * D;
+        const bf16* v = qkv + t * heads.width() + heads.keys() + K * D;
         for (i64 k = 0; k < K; k++) {
             bf16* block = cache.values + (slots[t] / B * K + k) * B * D;
             if (count == 2)

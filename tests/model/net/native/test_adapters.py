@@ -13,6 +13,7 @@ from model.net.native import library
 from model.net.native.adapters import NativeAdapters
 from model.net.native.decoder import NativeBackend, NativeDecoder, numbers_of_matrices
 from model.net.transformer import Decoder
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_decoder
 from tests.model.net.native.test_native import distance, random_text, shaped
 
@@ -27,6 +28,7 @@ SWITCHES = {
     "cohere": {"norm": "layernorm_without_bias", "norm_place": "shared"},
     "clamped": {"swiglu_limit": 7.0, "mlp_bias": True},
     "mixture": {"num_experts": 4, "experts_per_token": 2, "shared_expert_size": 40},
+    "delta": {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,), "qk_norm": "head"},
 }
 
 
@@ -66,7 +68,7 @@ def run(net, backend, adapters=None, of_text=(), *, chunk: int, texts, dtype=tor
         turns = [(i, done[i], min(chunk, len(text) - done[i])) for i, text in enumerate(texts) if done[i] < len(text)]
         turns.sort(key=lambda turn: turn[2] != 1)
         rows = [Row(range(4 * i + 1, 4 * i + 5), start, count) for i, start, count in turns]
-        layout = BatchLayout.build(rows, 32, "cpu")
+        layout = BatchLayout.build(rows, 32, "cpu", states=[1 + i for i, *_ in turns])
         tokens = torch.cat([texts[i][start : start + count] for i, start, count in turns])
         if adapters is not None:
             owners = [of_text[i] for i, _, count in turns for _ in range(count)]

@@ -17,6 +17,7 @@ from model.net.native import library
 from model.net.native.__main__ import main
 from model.net.native.decoder import NativeBackend, NativeDecoder, best_tokens
 from model.net.transformer import Decoder
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
@@ -45,22 +46,29 @@ def random_text(length: int, seed: int) -> torch.Tensor:
     return torch.randint(8, VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
 
 
+def dirty_cache(config, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+    """NaN wherever a request could have left something."""
+    cache = KVCache.allocate(config, num_blocks, block_size, dtype, "cpu")
+    for tensor in (*cache.keys, *cache.values, *(part for state in cache.states.values() for part in state)):
+        tensor.fill_(torch.nan)
+    return cache
+
+
 def run(net, backend, chunk: int, block_size: int, dtype: torch.dtype, texts=None) -> torch.Tensor:
-    """Hidden states of several texts, computed side by side in chunks, in blocks that hold NaN from before."""
+    """Hidden states of several texts, computed side by side in chunks, in blocks and states that hold NaN from before."""
     generator = torch.Generator().manual_seed(5)
     texts = [random_text(length, at) for at, length in enumerate(LENGTHS)] if texts is None else texts
     lengths = [len(text) for text in texts]
     needed = [-(-length // block_size) for length in lengths]
-    cache = KVCache.allocate(net.config, sum(needed), block_size, dtype, "cpu")
-    for tensor in (*cache.keys, *cache.values):
-        tensor.fill_(torch.nan)
+    cache = dirty_cache(net.config, sum(needed), block_size, dtype)
     order = iter((torch.randperm(sum(needed), generator=generator) + 1).tolist())
     tables = [[next(order) for _ in range(count)] for count in needed]
     done, found = [0] * len(lengths), [[] for _ in lengths]
     while any(at < length for at, length in zip(done, lengths, strict=True)):
         turns = [(i, done[i], min(chunk, lengths[i] - done[i])) for i in range(len(lengths)) if done[i] < lengths[i]]
         turns.sort(key=lambda turn: turn[2] != 1)
-        layout = BatchLayout.build([Row(tables[i], start, count) for i, start, count in turns], block_size, "cpu")
+        rows, states = [Row(tables[i], start, count) for i, start, count in turns], [tables[i][0] for i, *_ in turns]
+        layout = BatchLayout.build(rows, block_size, "cpu", states=states)
         tokens = torch.cat([texts[i][start : start + count] for i, start, count in turns])
         hidden = net(tokens, layout.positions_T, Paged(backend, cache, layout)).float().split([count for *_, count in turns])
         for (i, start, count), part in zip(turns, hidden, strict=True):
@@ -197,7 +205,13 @@ def test_attention_by_itself_has_sinks_too(variant):
 
 @needs_library
 @pytest.mark.parametrize(
-    "more", [{}, {"num_experts": 5, "experts_per_token": 2, "shared_expert_size": 24, "sinks": True}], ids=str
+    "more",
+    [
+        {},
+        {"num_experts": 5, "experts_per_token": 2, "shared_expert_size": 24, "sinks": True},
+        {"attention_gate": True, "delta": DeltaSpec(2, 4, 8, 12, 4), "delta_layers": (0,)},
+    ],
+    ids=str,
 )
 @torch.inference_mode()
 def test_what_is_not_a_number_stays_in_its_own_request(variant, more):
@@ -215,6 +229,9 @@ def test_what_is_not_a_number_stays_in_its_own_request(variant, more):
     [
         {"head_size": 288},
         {"num_heads": 34},
+        {"delta": DeltaSpec(1, 1, 257, 8, 4), "delta_layers": (0,)},
+        {"delta": DeltaSpec(1, 1, 8, 257, 4), "delta_layers": (0,)},
+        {"delta": DeltaSpec(1, 1, 8, 8, 17), "delta_layers": (0,)},
     ],
     ids=str,
 )

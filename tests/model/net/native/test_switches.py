@@ -9,11 +9,13 @@ from torch import nn
 
 from model.config import NormPlace
 from model.net.backends import ReferenceBackend, TorchBackend
+from model.net.delta import GatedDelta
 from model.net.experts import Mixture
 from model.net.layers import ACTIVATIONS
 from model.net.native.decoder import NativeBackend
 from model.net.transformer import Decoder
 from model.rope import LongScaling, YarnScaling
+from model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import distance, needs_library, pair, random_text, run, run_native, shaped
 
 TEXTS = [random_text(length, at) for at, length in enumerate((70, 3, 33))]
@@ -23,6 +25,7 @@ ODD = {"hidden_size": 40, "mlp_size": 72}
 """No whole vectors."""
 EXPERTS = {"num_experts": 5, "experts_per_token": 2, "expert_size": 24}
 SHARED = {"shared_expert_size": 72}
+DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=16, value_size=32, kernel=4), "delta_layers": (0,)}
 CLAMPED = {"swiglu_limit": 0.9, "swiglu_slope": 1.2}
 ALONE = {
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "relu")},
@@ -51,6 +54,13 @@ ALONE = {
     "experts-many": EXPERTS | {"num_experts": 20, "experts_per_token": 6, "expert_size": 16},
     "experts-of-one-layer": EXPERTS | {"expert_layers": (1,)},
     "shared_expert": EXPERTS | SHARED,
+    "attention_gate": {"attention_gate": True},
+    "attention_gate-10": {"attention_gate": True, "head_size": 10},
+    "gated_delta": DELTA,
+    "gated_delta-odd": {"delta": DeltaSpec(3, 9, 10, 37, 2), "delta_layers": (0,)},
+    "gated_delta-wide": {"delta": DeltaSpec(1, 2, 130, 70, 8), "delta_layers": (1,)},
+    "gated_delta-alone": {"delta": DeltaSpec(3, 3, 12, 20, 1), "delta_layers": (0,), "activation": "gelu"},
+    "gated_delta-twice": DELTA | {"delta_layers": (0, 1), "num_layers": 3},
 }
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 TOGETHER = {
@@ -85,6 +95,11 @@ TOGETHER = {
     "gpt_oss": EXPERTS
     | CLAMPED
     | {"sinks": True, "routing": "chosen", "rope_scaling": YarnScaling(4.0, 32, truncate=False), **WINDOW, **BIASED},
+    "qwen3_5": DELTA | {"attention_gate": True, "qk_norm": "head", "rope_size": 8},
+    "qwen3_next": EXPERTS | SHARED | DELTA | {"attention_gate": True, "qk_norm": "head", "rope_size": 8, "routing": "chosen"},
+    "delta-beside-experts": EXPERTS | BIASED | DELTA | {"norm_place": "parallel", "activation": "gelu_tanh", **WINDOW},
+    "delta-normed": DELTA | {"norm": "layernorm", "norm_place": "sandwich", "residual_scale": 0.4, "delta_layers": (1,)},
+    "delta-normed-after": DELTA | {"norm": "layernorm", "norm_place": "post", "activation": "relu", "gated_mlp": False},
     "experts-beside-attention": EXPERTS | SHARED | BIASED | {"norm_place": "parallel", "activation": "gelu"},
     "experts-normed": EXPERTS | SHARED | {"norm_place": "sandwich", "residual_scale": 0.4, "qk_norm": "all"},
     "experts-normed-after": EXPERTS | BIASED | {"norm": "layernorm", "norm_place": "post", "residual_scale": 0.4},
@@ -116,7 +131,7 @@ def decide_by_kind(*nets: Decoder) -> None:
         tokens = net.embedding.tokens.weight
         tokens[:, :KINDS] = 24.0 * torch.eye(KINDS)[torch.arange(len(tokens)) % KINDS]
         for name, module in net.named_modules():
-            if name.endswith((".out", ".down")):
+            if name.endswith((".out", ".merge", ".down")):
                 module.weight[..., :KINDS, :] = 0
                 if module.bias is not None:
                     module.bias[..., :KINDS] = 0
@@ -142,12 +157,26 @@ def margin_and_noise(whole: Decoder, half: Decoder) -> tuple[float, float]:
     return float((ordered[:, count - 1] - ordered[:, count]).min()) if count < whole.config.num_experts else 1e9, noise
 
 
+def settle(delta: GatedDelta) -> None:
+    """Heads that forget within a few tokens, and some that remember all of the text. Keys are like queries: where they are
+    orthogonal, an output is 0 but for rounding, and its norm makes noise of it.
+    """
+    delta.log_speed.copy_(torch.linspace(-6, 0, len(delta.log_speed)))
+    for rows in (delta.inputs.weight, delta.convolution):
+        queries, keys = rows[: 2 * delta.spec.query_width].chunk(2)
+        keys.mul_(0.3).add_(queries)
+
+
 def nets_of(switches: dict) -> tuple[Decoder, Decoder]:
     """In float32 and in bfloat16, the same weights; gains of Gemma's kind where a family has them."""
     whole, half = pair(shaped(4, 2, **({"head_size": 32} | ODD | switches)))
     half.reach(half.config.max_positions)  # tables are not rounded
-    for block in (*whole.blocks, *half.blocks):
-        block.attention.qkv.weight *= 0.5  # attention to one token alone would make noise of rounding a matter of luck
+    for block in half.blocks:
+        if isinstance(block.attention, GatedDelta):
+            settle(block.attention)
+        else:
+            block.attention.qkv.weight *= 0.5  # attention to one token alone would make noise of rounding a matter of luck
+    whole.load_state_dict(half.state_dict())
     if switches.get("activation") == "gelu_tanh" and half.config.norm == "rmsnorm":
         exact_gains(whole, half)
     if half.config.num_experts is not None:

@@ -1,0 +1,192 @@
+// A gated delta rule in place of attention: what happens between the products of such a layer. The equations are those of delta.py.
+//
+// A head goes from token to token, in one order, and each column of its state by itself. So an output has the same bits whatever is
+// computed beside it, and however a prompt is cut.
+//
+// Shapes: T tokens of a step, J heads of queries and of keys, H of values, K columns of a query and of a key, V of a value, W tokens that the
+// convolution sees, C columns that pass it.
+#pragma once
+#include <vector>
+
+#include "matrix.h"
+#include "tokens.h"
+
+static const i64 MAX_DELTA = 256;  // columns of a head
+static const i64 MAX_SEEN = 16;    // tokens that a convolution sees
+static const i64 COLUMNS = 32;     // of a state that move on together
+static const float UNIT_EPS = 1e-6f;
+
+struct DeltaSizes {
+    i64 J = 0, H = 0, K = 0, V = 0, W = 0;
+    i64 channels() const { return 2 * J * K + H * V; }
+    i64 width() const { return channels() + H * V; }  // with what gates the outputs
+    i64 heads() const { return 2 * J + H; }           // queries, keys, values
+    i64 parts() const { return ceiling(V, COLUMNS); }
+    i64 column(i64 head) const { return head < 2 * J ? head * K : 2 * J * K + (head - 2 * J) * V; }
+};
+
+struct Delta {  // of one layer
+    const float *convolution = nullptr, *speed = nullptr, *step_bias = nullptr, *gain = nullptr;  // [W, C], [H], [H], [V]
+};
+
+struct Sequence {  // of a step: its tokens first .. first + count - 1, of which the first is number `start` of its request
+    i64 first, count, start, slot;
+};
+
+struct Recurrence {  // of one layer in one step
+    DeltaSizes sizes;
+    Delta delta;
+    int activation;
+    float eps;
+    i64 T;
+    const bf16* inputs;     // [T, C + H V]: queries, keys, values, and what gates the outputs
+    float* gates;           // [T, 2 H]: rates and steps, which become b and a
+    float* heads;           // each head's [T, K or V], after the convolution; a head's outputs take the place of its values
+    float *before, *state;  // of all slots: [C, W - 1] and [H, K, V]
+    bf16* y;                // [T, H V]
+    i64 y_stride;
+    const float* queries(i64 head) const { return heads + head / (sizes.H / sizes.J) * sizes.K * T; }
+    const float* keys(i64 head) const { return queries(head) + sizes.J * sizes.K * T; }
+    float* values(i64 head) const { return heads + (2 * sizes.J * sizes.K + head * sizes.V) * T; }
+};
+
+INLINE void put(float* to, floats x, i64 count) {
+    if (count >= LANES) return store(to, x);
+    memcpy(to, &x, count * 4);
+}
+
+// The last W tokens of a head's inputs, the oldest first, in float32.
+struct Seen {
+    alignas(64) float room[MAX_SEEN * MAX_DELTA];
+    float* tokens[MAX_SEEN];
+
+    // `before`: [columns, W - 1], which is not read where a request begins.
+    Seen(i64 W, const float* before, i64 columns, bool begins) {
+        memset(room, 0, W * MAX_DELTA * 4);
+        for (i64 w = 0; w < W; w++) tokens[w] = room + w * MAX_DELTA;
+        for (i64 w = 0; !begins && w < W - 1; w++)
+            for (i64 i = 0; i < columns; i++) tokens[w][i] = before[i * (W - 1) + w];
+    }
+    void turn(i64 W) { std::rotate(tokens, tokens + 1, tokens + W); }  // the oldest makes room
+    void keep(i64 W, float* before, i64 columns) const {
+        for (i64 w = 0; w < W - 1; w++)
+            for (i64 i = 0; i < columns; i++) before[i * (W - 1) + w] = tokens[w][i];
+    }
+};
+
+// b = sigmoid(rate) and a = exp(-speed * softplus(step + bias)), where they were. Not by `exponential`: what a head remembers after a thousand
+// tokens is a to the power of a thousand.
+INLINE void gate_head(const Recurrence& r, const Sequence& row, i64 head) {
+    for (i64 t = row.first; t < row.first + row.count; t++) {
+        float *rate = r.gates + t * 2 * r.sizes.H + head, *step = rate + r.sizes.H, x = *step + r.delta.step_bias[head];
+        float soft = x > 20 ? x : std::log1p(std::exp(x));
+        *rate = 1 / (1 + std::exp(-*rate)), *step = std::exp(-r.delta.speed[head] * soft);
+    }
+}
+
+// One head of queries, keys or values: each column's weighted sum over the last W tokens, and its activation. Queries and keys get length 1,
+// queries divided by sqrt(K).
+template <int ACTIVATION>
+INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
+    const DeltaSizes& s = r.sizes;
+    i64 column = s.column(head), columns = head < 2 * s.J ? s.K : s.V, C = s.channels();
+    float *before = r.before + (row.slot * C + column) * (s.W - 1), *to = r.heads + column * r.T + row.first * columns;
+    const bf16* x = r.inputs + row.first * s.width() + column;
+    Seen seen(s.W, before, columns, row.start == 0);
+    for (i64 t = 0; t < row.count; t++, x += s.width(), to += columns) {
+        floats squares = {};
+        for (i64 i = 0; i < columns; i += LANES) {
+            floats sum = {};
+            store(seen.tokens[s.W - 1] + i, get(x + i, columns - i));
+            const float* weight = r.delta.convolution + column + i;
+            for (i64 w = 0; w < s.W; w++, weight += C) sum += load<floats>(seen.tokens[w] + i) * get(weight, columns - i);
+            sum = activated<ACTIVATION>(sum);
+            squares += sum * sum;
+            put(to + i, sum, columns - i);
+        }
+        seen.turn(s.W);
+        if (head >= 2 * s.J) continue;
+        float scale = 1 / std::sqrt(sum_of(squares) + UNIT_EPS) * (head < s.J ? 1 / std::sqrt((float)s.K) : 1.0f);
+        for (i64 i = 0; i < columns; i += LANES) put(to + i, get(to + i, columns - i) * scale, columns - i);
+    }
+    seen.keep(s.W, before, columns);
+    if (head >= 2 * s.J) gate_head(r, row, head - 2 * s.J);
+}
+
+INLINE void convolve(const Recurrence& r, const Sequence& row, i64 head) {
+    switch (r.activation) {
+        case SILU: return convolve_head<SILU>(r, row, head);
+        case GELU: return convolve_head<GELU>(r, row, head);
+        case GELU_TANH: return convolve_head<GELU_TANH>(r, row, head);
+        case RELU: return convolve_head<RELU>(r, row, head);
+    }
+}
+
+// Some columns of K rows from one place to another.
+INLINE void copy_columns(const float* from, i64 stride, float* to, i64 to_stride, i64 K, i64 columns) {
+    if (columns == COLUMNS)
+        for (i64 i = 0; i < K; i++) memcpy(to + i * to_stride, from + i * stride, COLUMNS * 4);
+    else
+        for (i64 i = 0; i < K; i++) memcpy(to + i * to_stride, from + i * stride, columns * 4);
+}
+
+template <int WIDTH>
+struct Vectors {
+    typedef float one __attribute__((vector_size(WIDTH * 4)));
+};
+
+// The rule for a part of a head's columns, with vectors of WIDTH numbers, token after token: what the decayed state says of the key,
+// the correction u = b (v - a Sᵀk), S = a S + k uᵀ, and the output Sᵀq. One pass writes a token's state and asks it of the next key.
+template <int WIDTH>
+INLINE void advance_columns(const Recurrence& r, const Sequence& row, i64 head, i64 part) {
+    typedef typename Vectors<WIDTH>::one vector;
+    const int N = COLUMNS / WIDTH;
+    i64 H = r.sizes.H, K = r.sizes.K, V = r.sizes.V, first = part * COLUMNS, columns = std::min(COLUMNS, V - first);
+    const float *q = r.queries(head) + row.first * K, *k = r.keys(head) + row.first * K, *gates = r.gates + row.first * 2 * H + head;
+    float *v = r.values(head) + row.first * V + first, *state = r.state + (row.slot * H + head) * K * V + first;
+    alignas(64) float near[MAX_DELTA * COLUMNS];
+    if (row.start == 0 || columns < COLUMNS) memset(near, 0, K * COLUMNS * 4);
+    if (row.start > 0) copy_columns(state, V, near, COLUMNS, K, columns);
+    vector said[N] = {};
+    for (i64 t = -1; t < row.count; t++) {  // the first pass changes nothing: the same loop, so that its sums have the same bits
+        i64 now = std::max<i64>(t, 0), next = std::min(t + 1, row.count - 1);
+        const float *key = k + now * K, *query = q + now * K, *next_key = k + next * K;
+        float decay = t < 0 ? 1.0f : gates[t * 2 * H + H], rate = t < 0 ? 0.0f : gates[t * 2 * H];
+        alignas(64) float values[COLUMNS] = {};
+        memcpy(values, v + now * V, columns * 4);
+        vector update[N], out[N] = {};
+        for (int n = 0; n < N; n++) update[n] = (load<vector>(values + n * WIDTH) - said[n] * decay) * rate, said[n] = vector{};
+        float* row_of_state = near;
+        for (i64 i = 0; i < K; i++, row_of_state += COLUMNS)
+            for (int n = 0; n < N; n++) {
+                vector x = load<vector>(row_of_state + n * WIDTH) * decay + update[n] * key[i];
+                store(row_of_state + n * WIDTH, x);
+                out[n] += x * query[i];
+                said[n] += x * next_key[i];
+            }
+        if (t < 0) continue;
+        for (int n = 0; n < N; n++) store(values + n * WIDTH, out[n]);
+        memcpy(v + t * V, values, columns * 4);
+    }
+    copy_columns(near, COLUMNS, state, V, K, columns);
+}
+
+// A token's outputs, each head's normed, times silu of what gates them.
+INLINE void finish_token(const Recurrence& r, i64 t) {
+    const DeltaSizes& s = r.sizes;
+    for (i64 head = 0; head < s.H; head++) {
+        const float* x = r.values(head) + t * s.V;
+        const bf16* gate = r.inputs + t * s.width() + s.channels() + head * s.V;
+        floats squares = {};
+        for (i64 i = 0; i < s.V; i += LANES) {
+            floats part = get(x + i, s.V - i);
+            squares += part * part;
+        }
+        float scale = 1 / std::sqrt(sum_of(squares) / s.V + r.eps);
+        for (i64 i = 0; i < s.V; i += LANES) {
+            i64 count = s.V - i;
+            floats normed = get(x + i, count) * scale * get(r.delta.gain + i, count);
+            put(r.y + t * r.y_stride + head * s.V + i, normed * silu(get(gate + i, count)), count);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+"""The gated delta rule in the native decoder: where its states lie, and how far they go."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model.net.backends import BatchLayout, Paged, ReferenceBackend, Row, TorchBackend
+from model.net.native.decoder import NativeBackend, NativeDecoder
+from model.sublayers import DeltaSpec
+from tests.model.net.native.test_native import dirty_cache, distance, needs_library, random_text, run, run_native
+from tests.model.net.native.test_switches import DELTA, nets_of
+
+pytestmark = needs_library
+SPEC = DELTA["delta"]
+
+
+def states_after(net, backend, dtype: torch.dtype, chunks: list[tuple[int, int]], slots: list[int]):
+    """What lies in the states of a dirty cache after two texts, so many tokens of each in a step."""
+    cache, done = dirty_cache(net.config, 8, 32, dtype), [0, 0]
+    for counts in chunks:
+        turns = sorted((count != 1, at, count) for at, count in enumerate(counts) if count)
+        rows = [Row(range(1 + 4 * at, 5 + 4 * at), done[at], count) for _, at, count in turns]
+        layout = BatchLayout.build(rows, 32, "cpu", states=[slots[at] for _, at, _ in turns])
+        tokens = torch.cat([random_text(70, at)[done[at] : done[at] + count] for _, at, count in turns])
+        net(tokens, layout.positions_T, Paged(backend, cache, layout))
+        done = [before + count for before, count in zip(done, counts, strict=True)]
+    return cache.states[0]
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 4, 8])
+@pytest.mark.parametrize("chunks", [[(70, 3)], [(1, 2), (2, 1), (67, 0)]], ids=str)
+@torch.inference_mode()
+def test_states_lie_where_they_were_told_and_nowhere_else(variant, chunks, kernel):
+    """As the `torch` backend leaves them. A text shorter than what the convolution sees leaves zeros before it."""
+    whole, half = nets_of(DELTA | {"delta": replace(SPEC, kernel=kernel)})
+    wanted = states_after(whole, ReferenceBackend(whole.config.attention_variants), torch.float32, [(70, 3)], [3, 1])
+    found = states_after(NativeDecoder(half), NativeBackend(half.config.attention_variants), torch.bfloat16, chunks, [3, 1])
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours[[0, 2, 4, 5, 6, 7, 8]].isnan().all()
+        assert not ours.numel() or distance(ours[[1, 3]], theirs[[1, 3]]) < 0.02
+    if kernel == 8:
+        assert (found[0][1, :, :4] == 0).all() and (found[0][1, :, 4:] != 0).all()
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (1, 3, 40, 20)], ids=str)
+@torch.inference_mode()
+def test_after_many_tokens_it_is_no_farther_from_float32_than_torch_is(variant, sizes):
+    """With heads that remember all of them."""
+    whole, half = nets_of(DELTA | {"delta": DeltaSpec(*sizes, kernel=4), "max_positions": 1024})
+    texts, variants = [random_text(900, 1)], half.config.attention_variants
+    wanted = run(whole, ReferenceBackend(variants), 1000, 32, torch.float32, texts)[-200:]
+    theirs = distance(run(half, TorchBackend(variants), 1000, 32, torch.bfloat16, texts)[-200:], wanted)
+    for chunk in (1000, 1):
+        assert distance(run_native(half, chunk, 32, texts=texts)[-200:], wanted) <= min(theirs, 0.02)
