@@ -58,11 +58,13 @@ INLINE float first_sum(const Tile& t) { return t.variant.sinks ? 1.0f : 0.0f; }
 INLINE bf16* output(const Tile& t, i64 lane) { return t.out + lane / t.G * t.out_stride + lane % t.G * t.D; }
 
 // The outputs of a tile times the sigmoid of what gates them, which lies `distance` behind their queries.
+template <class Vector>
 INLINE void gate_tile(const Tile& t, i64 distance) {
     for (i64 j = 0; j < t.lanes; j++) {
         bf16* out = output(t, j);
         const bf16* gate = query(t, j) + distance;
-        for (i64 i = 0; i < t.D; i += LANES) put(out + i, gated_by(get(out + i, t.D - i), get(gate + i, t.D - i)), t.D - i);
+        for (i64 i = 0; i < t.D; i += sizeof(Vector) / 4)
+            keep_numbers(out + i, gated_by(numbers<Vector>(out + i, t.D - i), numbers<Vector>(gate + i, t.D - i)), t.D - i);
     }
 }
 

@@ -65,12 +65,12 @@ struct Kernels {
     TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
         return draw_token(scores, V, temperature, key);                                                                          \
     }                                                                                                                            \
-    TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile(t, distance); }                                      \
-    TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve(r, row, head); }           \
+    TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
+    TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
-        advance_columns<sizeof(VECTOR) / 4>(r, row, head, part);                                                                 \
+        advance_columns<VECTOR>(r, row, head, part);                                                                             \
     }                                                                                                                            \
-    TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token(r, t); }                                         \
+    TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token<VECTOR>(r, t); }                                 \
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME,   raise_##NAME,   ATTEND,     \
                                  sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
 
@@ -474,8 +474,8 @@ void attend_choose(int number) { chosen = number; }
 // A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
 // queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether experts weigh their part of the softmax over all,
 // whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each whether it has a delta rule};
-// what there is not has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual,
-// limit and slope of gpt-oss' gates, whose limit is 0 elsewhere}.
+// what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope of gpt-oss' gates,
+// whose limit is 0 elsewhere}.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
@@ -527,8 +527,8 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     return nullptr;
 }
 
-// Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], where attention
-// is gated with H D rows for that behind the queries, and out [E, H D], or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; gate and up
+// Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
+// queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; then gate and up
 // [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The bias may be null. 1 where the memory does not suffice, else 0.
 int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
@@ -588,7 +588,8 @@ void attend_free(Net* net) { delete net; }
 
 // One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches. Layers belong to groups:
 // slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
-// see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result. Not for two threads at once. 1 where the memory does not suffice, else 0.
+// see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result.
+// Not for two threads at once. 1 where the memory does not suffice, else 0.
 int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
                  i64 block_size, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
                  float* const* states, const i64* places, bf16* residual, bf16* hidden) try {

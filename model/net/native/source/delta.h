@@ -50,9 +50,9 @@ struct Recurrence {  // of one layer in one step
     float* values(i64 head) const { return heads + (2 * sizes.J * sizes.K + head * sizes.V) * T; }
 };
 
-INLINE void put(float* to, floats x, i64 count) {
-    if (count >= LANES) return store(to, x);
-    memcpy(to, &x, count * 4);
+template <int ACTIVATION, class Vector>
+INLINE Vector bent(Vector x) {
+    return ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
 }
 
 // The last W tokens of a head's inputs, the oldest first, in float32.
@@ -86,39 +86,41 @@ INLINE void gate_head(const Recurrence& r, const Sequence& row, i64 head) {
 
 // One head of queries, keys or values: each column's weighted sum over the last W tokens, and its activation. Queries and keys get length 1,
 // queries divided by sqrt(K).
-template <int ACTIVATION>
+template <class Vector, int ACTIVATION>
 INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
+    const i64 step = sizeof(Vector) / 4;
     const DeltaSizes& s = r.sizes;
-    i64 column = s.column(head), columns = head < 2 * s.J ? s.K : s.V, C = s.channels();
-    float *before = r.before + (row.slot * C + column) * (s.W - 1), *to = r.heads + column * r.T + row.first * columns;
+    i64 column = s.column(head), columns = head < 2 * s.J ? s.K : s.V, C = s.channels(), W = s.W;
+    float *before = r.before + (row.slot * C + column) * (W - 1), *to = r.heads + column * r.T + row.first * columns;
     const bf16* x = r.inputs + row.first * s.width() + column;
-    Seen seen(s.W, before, columns, row.start == 0);
+    Seen seen(W, before, columns, row.start == 0);
     for (i64 t = 0; t < row.count; t++, x += s.width(), to += columns) {
-        floats squares = {};
-        for (i64 i = 0; i < columns; i += LANES) {
-            floats sum = {};
-            store(seen.tokens[s.W - 1] + i, get(x + i, columns - i));
+        Vector squares = {};
+        for (i64 i = 0; i < columns; i += step) {
+            Vector sum = {};
+            store(seen.tokens[W - 1] + i, numbers<Vector>(x + i, columns - i));
             const float* weight = r.delta.convolution + column + i;
-            for (i64 w = 0; w < s.W; w++, weight += C) sum += load<floats>(seen.tokens[w] + i) * get(weight, columns - i);
-            sum = activated<ACTIVATION>(sum);
+            for (i64 w = 0; w < W; w++, weight += C) sum += load<Vector>(seen.tokens[w] + i) * numbers<Vector>(weight, columns - i);
+            sum = bent<ACTIVATION>(sum);
             squares += sum * sum;
-            put(to + i, sum, columns - i);
+            keep_numbers(to + i, sum, columns - i);
         }
-        seen.turn(s.W);
+        seen.turn(W);
         if (head >= 2 * s.J) continue;
-        float scale = 1 / std::sqrt(sum_of(squares) + UNIT_EPS) * (head < s.J ? 1 / std::sqrt((float)s.K) : 1.0f);
-        for (i64 i = 0; i < columns; i += LANES) put(to + i, get(to + i, columns - i) * scale, columns - i);
+        float scale = 1 / std::sqrt(total(squares) + UNIT_EPS) * (head < s.J ? 1 / std::sqrt((float)s.K) : 1.0f);
+        for (i64 i = 0; i < columns; i += step) keep_numbers(to + i, numbers<Vector>(to + i, columns - i) * scale, columns - i);
     }
-    seen.keep(s.W, before, columns);
+    seen.keep(W, before, columns);
     if (head >= 2 * s.J) gate_head(r, row, head - 2 * s.J);
 }
 
+template <class Vector>
 INLINE void convolve(const Recurrence& r, const Sequence& row, i64 head) {
     switch (r.activation) {
-        case SILU: return convolve_head<SILU>(r, row, head);
-        case GELU: return convolve_head<GELU>(r, row, head);
-        case GELU_TANH: return convolve_head<GELU_TANH>(r, row, head);
-        case RELU: return convolve_head<RELU>(r, row, head);
+        case SILU: return convolve_head<Vector, SILU>(r, row, head);
+        case GELU: return convolve_head<Vector, GELU>(r, row, head);
+        case GELU_TANH: return convolve_head<Vector, GELU_TANH>(r, row, head);
+        case RELU: return convolve_head<Vector, RELU>(r, row, head);
     }
 }
 
@@ -130,63 +132,60 @@ INLINE void copy_columns(const float* from, i64 stride, float* to, i64 to_stride
         for (i64 i = 0; i < K; i++) memcpy(to + i * to_stride, from + i * stride, columns * 4);
 }
 
-template <int WIDTH>
-struct Vectors {
-    typedef float one __attribute__((vector_size(WIDTH * 4)));
-};
-
-// The rule for a part of a head's columns, with vectors of WIDTH numbers, token after token: what the decayed state says of the key,
+// The rule for a part of a head's columns, token after token: what the decayed state says of the key,
 // the correction u = b (v - a Sᵀk), S = a S + k uᵀ, and the output Sᵀq. One pass writes a token's state and asks it of the next key.
-template <int WIDTH>
+template <class Vector>
 INLINE void advance_columns(const Recurrence& r, const Sequence& row, i64 head, i64 part) {
-    typedef typename Vectors<WIDTH>::one vector;
-    const int N = COLUMNS / WIDTH;
+    const int width = sizeof(Vector) / 4, N = COLUMNS / width;
     i64 H = r.sizes.H, K = r.sizes.K, V = r.sizes.V, first = part * COLUMNS, columns = std::min(COLUMNS, V - first);
     const float *q = r.queries(head) + row.first * K, *k = r.keys(head) + row.first * K, *gates = r.gates + row.first * 2 * H + head;
     float *v = r.values(head) + row.first * V + first, *state = r.state + (row.slot * H + head) * K * V + first;
     alignas(64) float near[MAX_DELTA * COLUMNS];
     if (row.start == 0 || columns < COLUMNS) memset(near, 0, K * COLUMNS * 4);
     if (row.start > 0) copy_columns(state, V, near, COLUMNS, K, columns);
-    vector said[N] = {};
+    Vector said[N] = {};
     for (i64 t = -1; t < row.count; t++) {  // the first pass changes nothing: the same loop, so that its sums have the same bits
         i64 now = std::max<i64>(t, 0), next = std::min(t + 1, row.count - 1);
         const float *key = k + now * K, *query = q + now * K, *next_key = k + next * K;
         float decay = t < 0 ? 1.0f : gates[t * 2 * H + H], rate = t < 0 ? 0.0f : gates[t * 2 * H];
         alignas(64) float values[COLUMNS] = {};
         memcpy(values, v + now * V, columns * 4);
-        vector update[N], out[N] = {};
-        for (int n = 0; n < N; n++) update[n] = (load<vector>(values + n * WIDTH) - said[n] * decay) * rate, said[n] = vector{};
+        Vector update[N], out[N] = {};
+        for (int n = 0; n < N; n++) update[n] = (load<Vector>(values + n * width) - said[n] * decay) * rate, said[n] = Vector{};
         float* row_of_state = near;
         for (i64 i = 0; i < K; i++, row_of_state += COLUMNS)
             for (int n = 0; n < N; n++) {
-                vector x = load<vector>(row_of_state + n * WIDTH) * decay + update[n] * key[i];
-                store(row_of_state + n * WIDTH, x);
+                Vector x = load<Vector>(row_of_state + n * width) * decay + update[n] * key[i];
+                store(row_of_state + n * width, x);
                 out[n] += x * query[i];
                 said[n] += x * next_key[i];
             }
         if (t < 0) continue;
-        for (int n = 0; n < N; n++) store(values + n * WIDTH, out[n]);
+        for (int n = 0; n < N; n++) store(values + n * width, out[n]);
         memcpy(v + t * V, values, columns * 4);
     }
     copy_columns(near, COLUMNS, state, V, K, columns);
 }
 
 // A token's outputs, each head's normed, times silu of what gates them.
+template <class Vector>
 INLINE void finish_token(const Recurrence& r, i64 t) {
+    const i64 step = sizeof(Vector) / 4;
     const DeltaSizes& s = r.sizes;
     for (i64 head = 0; head < s.H; head++) {
         const float* x = r.values(head) + t * s.V;
         const bf16* gate = r.inputs + t * s.width() + s.channels() + head * s.V;
-        floats squares = {};
-        for (i64 i = 0; i < s.V; i += LANES) {
-            floats part = get(x + i, s.V - i);
+        bf16* y = r.y + t * r.y_stride + head * s.V;
+        Vector squares = {};
+        for (i64 i = 0; i < s.V; i += step) {
+            Vector part = numbers<Vector>(x + i, s.V - i);
             squares += part * part;
         }
-        float scale = 1 / std::sqrt(sum_of(squares) / s.V + r.eps);
-        for (i64 i = 0; i < s.V; i += LANES) {
+        float scale = 1 / std::sqrt(total(squares) / s.V + r.eps);
+        for (i64 i = 0; i < s.V; i += step) {
             i64 count = s.V - i;
-            floats normed = get(x + i, count) * scale * get(r.delta.gain + i, count);
-            put(r.y + t * r.y_stride + head * s.V + i, normed * silu(get(gate + i, count)), count);
+            Vector normed = numbers<Vector>(x + i, count) * scale * numbers<Vector>(r.delta.gain + i, count);
+            keep_numbers(y + i, normed * silu(numbers<Vector>(gate + i, count)), count);
         }
     }
 }

@@ -26,6 +26,46 @@ INLINE void put(bf16* to, floats x, i64 count) {
     memcpy(to, &y, count * 2);
 }
 
+// The same with vectors of any length: the numbers from `from` on, or the first `count` of them and zeros.
+template <class Vector>
+INLINE Vector numbers(const float* from, i64 count) {
+    if (count * 4 >= (i64)sizeof(Vector)) return load<Vector>(from);
+    Vector x = {};
+    memcpy(&x, from, count * 4);
+    return x;
+}
+
+template <class Vector>
+INLINE Vector numbers(const bf16* from, i64 count) {
+    typename Like<Vector>::halves x = {};
+    if (count * 4 >= (i64)sizeof(Vector))
+        x = load<typename Like<Vector>::halves>(from);
+    else
+        memcpy(&x, from, count * 2);
+    return (Vector)(__builtin_convertvector(x, typename Like<Vector>::words) << 16);
+}
+
+template <class Vector>
+INLINE void keep_numbers(float* to, Vector x, i64 count) {
+    if (count * 4 >= (i64)sizeof x) return store(to, x);
+    memcpy(to, &x, count * 4);
+}
+
+template <class Vector>
+INLINE void keep_numbers(bf16* to, Vector x, i64 count) {  // rounded as `narrow` does
+    typename Like<Vector>::words bits = (typename Like<Vector>::words)x;
+    auto y = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, typename Like<Vector>::halves);
+    if (count * 4 >= (i64)sizeof x) return store(to, y);
+    memcpy(to, &y, count * 2);
+}
+
+template <class Vector>
+INLINE float total(Vector x) {
+    float sum = 0;
+    for (size_t j = 0; j < sizeof x / 4; j++) sum += x[j];
+    return sum;
+}
+
 struct Norm {  // without gains nothing is normed
     const float *gain = nullptr, *bias = nullptr;
     bool centred = false;  // layer norm; else RMS norm
