@@ -32,19 +32,24 @@ struct Tile {  // lane j is query head j % G of token first + j / G
 INLINE const bf16* query(const Tile& t, i64 lane) { return t.q + lane / t.G * t.q_stride + lane % t.G * t.D; }
 
 // From products of queries and keys to scores.
-INLINE floats scaled(floats x, const Variant& variant) {
+template <class Vector>
+INLINE Vector scaled(Vector x, const Variant& variant) {
     x *= variant.scale;
     if (variant.softcap > 0) {
-        floats e = exponential(magnitude(x / variant.softcap) * -2.0f), tanh = (1.0f - e) / (1.0f + e);
+        Vector e = exponential(magnitude(x / variant.softcap) * -2.0f), tanh = (1.0f - e) / (1.0f + e);
         x = variant.softcap * choose(x < 0.0f, -tanh, tanh);
     }
     return x;
 }
 
-INLINE floats scored(floats x, const Variant& variant, ints seen) { return choose(seen, scaled(x, variant), all(-INFINITY)); }
+template <class Vector, class Bits>
+INLINE Vector scored(Vector x, const Variant& variant, Bits seen) {
+    return choose(seen, scaled(x, variant), all<Vector>(-INFINITY));
+}
 
-INLINE floats weight(floats score, floats highest) {
-    return choose(score != -INFINITY, exponential(score - highest), floats{});
+template <class Vector>
+INLINE Vector weight(Vector score, Vector highest) {
+    return choose(score != -INFINITY, exponential(score - highest), Vector{});
 }
 
 // What a query's softmax begins with: its highest score so far, and the sum of the weights.

@@ -33,16 +33,17 @@ INLINE fours sums_of(const Vector* x) {
     return halves[0] + halves[1];
 }
 
-INLINE float highest_of(floats x) {
+template <class Vector>
+INLINE float highest_of(Vector x) {
     float highest = x[0];
-    for (int j = 1; j < LANES; j++) highest = x[j] > highest ? x[j] : highest;
+    for (size_t j = 1; j < sizeof x / 4; j++) highest = x[j] > highest ? x[j] : highest;
     return highest;
 }
 
 struct Room {  // of a tile; rows of a head's columns are P apart
     alignas(64) float q[LANES * MAX_HEAD], sums[LANES * MAX_HEAD], keys[KEYS * MAX_HEAD], values[KEYS * MAX_HEAD];
     alignas(64) float scores[LANES * KEYS], highest[LANES], factor[LANES];
-    floats totals[LANES];  // of the weights, by their keys' places in a vector
+    alignas(64) float totals[LANES * LANES];  // of the weights, by their keys' places in a vector
 };
 
 // Keys and values in float32. Whole groups of keys: of those that nobody knows the scores are not used.
@@ -96,26 +97,33 @@ INLINE void sum_lanes(Room& room, i64 lane, i64 known, i64 P) {
 }
 
 // Scores become weights.
+template <class Vector>
 INLINE void weigh(const Tile& t, i64 from, Room& room) {
-    floats before = load<floats>(room.highest);
+    typedef typename Like<Vector>::ints Places;
+    const int WIDTH = sizeof(Vector) / 4;
+    float before[LANES];
+    memcpy(before, room.highest, sizeof before);
     for (i64 j = 0; j < t.lanes; j++) {
-        float* scores = room.scores + j * KEYS;
-        for (int part = 0; part < KEYS / LANES; part++) {
-            ints place = COUNT + (int32_t)(from + part * LANES);
-            store(scores + part * LANES, scored(load<floats>(scores + part * LANES), t.variant, (t.from[j] <= place) & (place < t.to[j])));
+        Vector highest = all<Vector>(before[j]);
+        Places places = load<Places>(&COUNT) + (int32_t)from;
+        for (int n = 0; n < KEYS; n += WIDTH, places += WIDTH) {
+            float* scores = room.scores + j * KEYS + n;
+            Vector x = scored(load<Vector>(scores), t.variant, (t.from[j] <= places) & (places < t.to[j]));
+            highest = larger(highest, x);
+            store(scores, x);
         }
-        room.highest[j] = std::max(room.highest[j], highest_of(larger(load<floats>(scores), load<floats>(scores + LANES))));
+        room.highest[j] = highest_of(highest);
     }
-    floats factor = exponential(before - load<floats>(room.highest));
-    store(room.factor, factor);
+    for (i64 j = 0; j < LANES; j += WIDTH)
+        store(room.factor + j, exponential(load<Vector>(before + j) - load<Vector>(room.highest + j)));
     for (i64 j = 0; j < t.lanes; j++) {
-        room.totals[j] *= factor[j];
-        for (int part = 0; part < KEYS / LANES; part++) {
-            float* scores = room.scores + j * KEYS + part * LANES;
-            floats weights = weight(load<floats>(scores), all(room.highest[j]));
-            room.totals[j] += weights;
-            store(scores, weights);
+        Vector total = load<Vector>(room.totals + j * LANES) * room.factor[j], highest = all<Vector>(room.highest[j]);
+        for (int n = 0; n < KEYS; n += WIDTH) {
+            Vector weights = weight(load<Vector>(room.scores + j * KEYS + n), highest);
+            total += weights;
+            store(room.scores + j * KEYS + n, weights);
         }
+        store(room.totals + j * LANES, total);
     }
 }
 
@@ -128,10 +136,10 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     const i64 UNIT = SOME * sizeof(Vector) / 4, P = ceiling(t.D, UNIT) * UNIT;
     memset(room.sums, 0, t.lanes * P * 4);
     memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
-    memset(room.scores, 0, sizeof room.scores);
+    memset(room.scores, 0, sizeof room.scores), memset(room.totals, 0, sizeof room.totals);
     for (i64 j = 0; j < t.lanes; j++) {
         for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(query(t, j) + i, t.D - i) : floats{});
-        room.totals[j] = floats{first_sum(t)};
+        room.totals[j * LANES] = first_sum(t);
     }
     store(room.highest, first_score(t));
     for (i64 from = t.begin; from < t.end; from += KEYS) {
@@ -143,7 +151,7 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
             else if (count == 2) score_lanes<Vector, 2>(room, j, past.known, P);
             else score_lanes<Vector, AT_ONCE>(room, j, past.known, P);
         }
-        weigh(t, from, room);
+        weigh<Vector>(t, from, room);
         for (i64 j = 0, count; j < t.lanes; j += count) {
             count = next_lanes(t.lanes - j);
             if (count == 1) sum_lanes<Vector, 1>(room, j, past.known, P);
@@ -152,7 +160,7 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
         }
     }
     for (i64 j = 0; j < t.lanes; j++) {
-        float total = sum_of(room.totals[j]);
+        float total = sum_of(load<floats>(room.totals + j * LANES));
         for (i64 i = 0; i < t.D; i += LANES) put(output(t, j) + i, load<floats>(room.sums + j * P + i) / total, t.D - i);
     }
 }

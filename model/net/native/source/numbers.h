@@ -72,6 +72,7 @@ INLINE bf16 narrow(float x) {
 template <int WIDTH>
 struct Lanes {
     typedef float floats __attribute__((vector_size(WIDTH * 4)));
+    typedef int32_t ints __attribute__((vector_size(WIDTH * 4)));
     typedef uint32_t words __attribute__((vector_size(WIDTH * 4)));
     typedef bf16 halves __attribute__((vector_size(WIDTH * 2)));
 };
