@@ -2,7 +2,7 @@
 
 A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes; what a step brings is copied
 into the same buffers each time; and a batch between two sizes is filled up with rows of padding, which write to the
-reserved block 0 and whose results nobody reads.
+reserved block 0, and to slot 0 of states, and whose results nobody reads.
 
 Not yet run on a GPU: everything but `CudaRecorder` is tested on the CPU, by calling what would be recorded.
 
@@ -84,7 +84,9 @@ class DecodeGraphs:
         max_batch_requests: int,
         record: Recorder,
     ) -> None:
-        """`backend` must read positions and pages from the layout's tensors alone, and wait for nothing."""
+        """`net` and `backend` must read positions, pages and places of states from the layout's tensors alone, and wait for
+        nothing.
+        """
         self._net = net
         self._backend = backend
         self._cache = cache
@@ -92,10 +94,13 @@ class DecodeGraphs:
         self._sizes = batch_sizes(max_batch_requests)
         most, device = self._sizes[-1], cache.keys[0].device
         width = -(-max_model_len // cache.block_size)
-        num_groups = max(cache.group_of_layer, default=0) + 1
+        num_groups = (
+            max((group for layer, group in enumerate(cache.group_of_layer) if layer not in cache.states), default=0) + 1
+        )
         self._tokens_T, self._positions_T = torch.zeros(2, most, dtype=torch.int64, device=device)
         self._slots_GT = torch.zeros(num_groups, most, dtype=torch.int64, device=device)
         self._tables_GTB = torch.zeros(num_groups, most, width, dtype=torch.int64, device=device)
+        self._states_T = torch.zeros(most, dtype=torch.int64, device=device)
         self._hidden_TE, self._logits_TV = self._outputs(most)
         self._greedy_T = torch.zeros_like(self._tokens_T)
         # the largest first: the others then find their memory in the pool
@@ -117,7 +122,7 @@ class DecodeGraphs:
                 BatchLayout(rows, slots_T[:size], positions_T, table_TB[:size], self._cache.block_size, size)
                 for slots_T, table_TB in zip(self._slots_GT, self._tables_GTB, strict=True)
             )
-            layout = replace(layout, others=tuple(others))
+            layout = replace(layout, others=tuple(others), states_R=self._states_T[:size])
             hidden_TE = self._net(self._tokens_T[:size], layout.positions_T, Paged(self._backend, self._cache, layout))
             logits_TV = self._net.logits(hidden_TE)
             self._hidden_TE[:size].copy_(hidden_TE)
@@ -139,17 +144,18 @@ class DecodeGraphs:
         states: Sequence[int] | None = None,
     ) -> Decoded:
         """Compute a step that `fits`; the tokens are the rows' own. Waits for nothing. The other arguments as for `hidden`."""
-        assert states is None, "a step with states is not recorded"
         size = next(size for size in self._sizes if size >= len(rows))
-        layout = BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device, others)
+        layout = BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device, others, states)
         self._fill(layout, tokens_T, size)
         self._replays[size]()
         return Decoded(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
 
     def _fill(self, layout: BatchLayout, tokens_T: Tensor, size: int) -> None:
-        """Copy a step into the input buffers. Padding is token 0 at position 0 of block 0."""
+        """Copy a step into the input buffers. Padding is token 0 at position 0 of block 0, with its state in slot 0."""
         given, width = layout.block_table_RB.shape
         pairs = [(self._tokens_T, tokens_T), (self._positions_T, layout.positions_T)]
+        if layout.states_R is not None:
+            pairs.append((self._states_T, layout.states_R))
         for group, (slots_T, table_TB) in enumerate(zip(self._slots_GT, self._tables_GTB, strict=True)):
             mine = layout.of(group)
             pairs += [(slots_T, mine.slots_T), (table_TB[:, :width], mine.block_table_RB)]

@@ -62,8 +62,7 @@ ALL = ATTENTION | {
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
-NATIVE = ALL
-TRITON = ALL - {"attention_gate", "gated_delta"}
+NATIVE = TRITON = ALL
 """What the native and the Triton decoder compute."""
 
 

@@ -7,6 +7,7 @@ Shapes: T tokens of this step · R requests · H query heads · K key/value head
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -84,8 +85,19 @@ class StepPlan:
     layout: BatchLayout
     decodes: dict[int, Shares] = field(default_factory=dict)
     """By window, 0 for none."""
-    prefills: dict[int, tuple[Tensor, Shares]] = field(default_factory=dict)
-    """By queries in a tile: starts, last tokens and places in T of the longer rows, int64 [3, R], and their tiles."""
+    prefills: dict[int, Shares] = field(default_factory=dict)
+    """By queries in a tile."""
+
+    @cached_property
+    def longer(self) -> Tensor:
+        """Starts, tokens less one, and places in T of the longer rows, int64 [3, R]; without any, what nobody reads."""
+        rows, begin, places = self.layout.rows[self.layout.num_single :], self.layout.num_single, []
+        if not rows:
+            return self.layout.positions_T.expand(3, -1)
+        for row in rows:
+            places += [row.start, row.count - 1, begin]
+            begin += row.count
+        return integers(places, self.layout.positions_T.device).view(-1, 3).T.contiguous()
 
     def decode(self, window: int) -> Shares:
         """The splits of the rows of one token. Their number on the host is that of `rows`, which may be more than there are."""
@@ -96,16 +108,11 @@ class StepPlan:
             self.decodes[window] = Shares.cut(layout.positions_T[: len(single)], SPLIT, window, at_most)
         return self.decodes[window]
 
-    def prefill(self, queries: int) -> tuple[Tensor, Shares]:
+    def prefill(self, queries: int) -> Shares:
         """The longer rows in tiles of so many queries."""
         if queries not in self.prefills:
-            longer, begin, places = self.layout.rows[self.layout.num_single :], self.layout.num_single, []
-            for row in longer:
-                places += [row.start, row.count - 1, begin]
-                begin += row.count
-            places_3R = integers(places, self.layout.positions_T.device).view(-1, 3).T.contiguous()
-            at_most = sum(cdiv(row.count, queries) for row in longer)
-            self.prefills[queries] = places_3R, Shares.cut(places_3R[1], queries, 0, at_most)
+            at_most = sum(cdiv(row.count, queries) for row in self.layout.rows[self.layout.num_single :])
+            self.prefills[queries] = Shares.cut(self.longer[1], queries, 0, at_most)
         return self.prefills[queries]
 
 
@@ -253,17 +260,20 @@ class TritonBackend:
 
     def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout, sinks_H: Tensor | None = None) -> Tensor:
         """The heads' outputs [T, H, D], where the cache already holds this step's keys and values of `layer`."""
-        if self._plan is None or self._plan.layout.positions_T is not layout.positions_T:  # one for all groups of layers
-            self._plan = StepPlan(layout)
-        variant = variant_of(self.variants, layer)
+        plan, variant = self.plan(layout), variant_of(self.variants, layer)
         q_THD = q_THD.flatten(1).unflatten(1, q_THD.shape[1:])  # heads side by side; a copy only if they are not
         at = _Layer.of(variant, q_THD, cache.keys[layer], cache.values[layer], sinks_H, cache.block_size)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         single, table_RB = layout.num_single, layout.block_table_RB
         if single:
-            shares = self._plan.decode(variant.window or 0)
+            shares = plan.decode(variant.window or 0)
             at.decode(q_THD[:single], table_RB[:single], layout.positions_T[:single], shares, out_THD[:single])
         if single < len(layout.rows):
-            places_3R, shares = self._plan.prefill(at.queries)
-            at.prefill(q_THD, table_RB[single:], places_3R, shares, out_THD)
+            at.prefill(q_THD, table_RB[single:], plan.longer, plan.prefill(at.queries), out_THD)
         return out_THD
+
+    def plan(self, layout: BatchLayout) -> StepPlan:
+        """What the layers of a step share, of whichever group they are."""
+        if self._plan is None or self._plan.layout.positions_T is not layout.positions_T:
+            self._plan = StepPlan(layout)
+        return self._plan

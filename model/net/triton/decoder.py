@@ -7,14 +7,15 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 
 import torch
 from torch import Tensor, nn
-from triton import next_power_of_2
+from triton import cdiv, next_power_of_2
 
 from model.net.attention import MultiHeadAttention
 from model.net.backends import Paged
+from model.net.delta import GatedDelta
 from model.net.transformer import Decoder
-from model.net.triton import fused
+from model.net.triton import delta, fused
 from model.net.triton.backend import TritonBackend
-from model.net.triton.mlp import feed_forward
+from model.net.triton.mlp import AT_ONCE, feed_forward
 
 WIDE = 4096
 """Numbers of a token's queries above which a program has eight warps: with four its registers spill."""
@@ -82,12 +83,20 @@ class TritonDecoder:
         )
         return normed_TE
 
-    def _attend(self, module: MultiHeadAttention, normed_TE: Tensor, layer: int, attention: Paged) -> Tensor:
-        """Attention's output [T, E]; the step's keys and values are in the cache then."""
+    def _attend(self, module: MultiHeadAttention | GatedDelta, normed_TE: Tensor, layer: int, attention: Paged) -> Tensor:
+        """Attention's output [T, E], or the delta rule's; the step's keys and values are in the cache then."""
+        if isinstance(module, GatedDelta):
+            return delta.recur(module, normed_TE, layer, attention, self.config.activation)
         backend, cache, layout = attention.backend, attention.cache, attention.layout_of(layer)
         assert isinstance(backend, TritonBackend)
-        q_THD = self._turn(module, module.qkv(normed_TE), layer, attention)
-        return module.out(backend.attend(layer, q_THD, cache, layout, module.sinks).flatten(1))
+        qkv = module.qkv(normed_TE)
+        q_THD = self._turn(module, qkv, layer, attention)
+        heads_TQ = backend.attend(layer, q_THD, cache, layout, module.sinks).flatten(1)
+        if self.config.attention_gate:
+            width = heads_TQ.shape[1]
+            size = min(AT_ONCE, next_power_of_2(width))
+            fused.gate_kernel[(len(qkv), cdiv(width, size))](heads_TQ, qkv, Q=width, P=qkv.shape[1], SIZE=size)
+        return module.out(heads_TQ)
 
     def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: Paged) -> Tensor:
         """The step's queries, normed and rotated, [T, H, D]; its keys and values go to the cache."""
@@ -108,6 +117,7 @@ class TritonDecoder:
             D=size,
             D_P=size_p,
             R=0 if rope is None else cos.shape[1],
+            BEGIN=sum(module.qkv.parts[:-2]),
             NORM=config.qk_norm,
             **self._norm_kind,
             num_warps=4 if heads_p * size_p <= WIDE else 8,

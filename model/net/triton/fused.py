@@ -1,11 +1,12 @@
 """The small parts of a decoder between its matrices, each one pass over memory: norms, rotation with the cache's write,
-activations.
+activations, the gate of heads.
 
 All arithmetic is float32, whatever the tensors hold. In Triton's interpreter these run on the CPU, and they compile for an
 H200; no GPU has run them yet.
 
 Shapes: T tokens · E model width · H query heads · K key/value heads · D head size · R rotated columns of a head · M width of
-the MLP. A name that ends in _P is rounded up to a power of two, as tl.arange needs.
+the MLP · Q columns of all heads · P of attention's first product. A name that ends in _P is rounded up to a power of two, as
+tl.arange needs.
 """
 
 import triton
@@ -133,7 +134,7 @@ def _turned(
 
 @triton.jit(do_not_specialize_on_alignment=PLACES)
 def turn_kernel(
-    qkv_ptr: tl.tensor,  # [T, (H + 2 K) D]
+    qkv_ptr: tl.tensor,  # [T, BEGIN + 2 K D]: queries, what gates them if anything does, keys from column BEGIN on, values
     q_ptr: tl.tensor,  # [T, H, D]
     keys_ptr: tl.tensor,  # [slots, K, D]
     values_ptr: tl.tensor,
@@ -153,6 +154,7 @@ def turn_kernel(
     D: tl.constexpr,
     D_P: tl.constexpr,
     R: tl.constexpr,
+    BEGIN: tl.constexpr,
     NORM: tl.constexpr,
     CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
@@ -160,7 +162,7 @@ def turn_kernel(
     """Norm and rotate a token's queries and, on their way to the cache, its keys; copy its values there. Grid (T,)."""
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots_ptr + token), tl.load(positions_ptr + token)
-    qkv_ptr += token * ((H + 2 * K) * D)
+    qkv_ptr += token * (BEGIN + 2 * K * D)
     cos_ptr += position * R
     sin_ptr += position * R
     column = tl.arange(0, D_P)[None, :]
@@ -170,14 +172,14 @@ def turn_kernel(
 
     head = tl.arange(0, K_P)[:, None]
     inside, cached = (head < K) & (column < D), (slot * K + head) * D + column
-    qkv_ptr += H * D
+    qkv_ptr += BEGIN
     k = _turned(qkv_ptr, head, k_gain_ptr, k_bias_ptr, cos_ptr, sin_ptr, eps, K, D, D_P, R, NORM, CENTRED, BIASED)
     tl.store(keys_ptr + cached, k, mask=inside)
     tl.store(values_ptr + cached, tl.load(qkv_ptr + (K + head) * D + column, mask=inside), mask=inside)
 
 
 @triton.jit
-def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """One of `layers.ACTIVATIONS`. NaN stays NaN."""
     if ACTIVATION == "silu":
         x = x / (1.0 + tl.exp(-x))
@@ -194,7 +196,7 @@ def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
 def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SLOPE: tl.constexpr) -> tl.tensor:
     """What `layers.make_gated` makes, with `swiglu_limit` and `swiglu_slope`."""
     if LIMIT is None:
-        gate = _activated(gate, ACTIVATION) * up
+        gate = activated(gate, ACTIVATION) * up
     else:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
@@ -221,5 +223,21 @@ def activation_kernel(
     if GATED:
         x = gated(x, tl.load(x_ptr + M + at, mask=at < M, other=0.0).to(tl.float32), ACTIVATION, LIMIT, SLOPE)
     else:
-        x = _activated(x, ACTIVATION)
+        x = activated(x, ACTIVATION)
     tl.store(out_ptr + token * M + at, x, mask=at < M)
+
+
+@triton.jit
+def gate_kernel(
+    heads_ptr: tl.tensor,  # [T, Q]
+    qkv_ptr: tl.tensor,  # [T, P], whose columns from Q on are the gate
+    Q: tl.constexpr,
+    P: tl.constexpr,
+    SIZE: tl.constexpr,
+) -> None:
+    """heads *= sigmoid(gate). Grid (T, Q / SIZE rounded up)."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    heads = tl.load(heads_ptr + token * Q + at, mask=at < Q, other=0.0).to(tl.float32)
+    gate = tl.load(qkv_ptr + token * P + Q + at, mask=at < Q, other=0.0).to(tl.float32)
+    tl.store(heads_ptr + token * Q + at, heads / (1.0 + tl.exp(-gate)), mask=at < Q)

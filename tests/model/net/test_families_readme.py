@@ -89,9 +89,8 @@ def test_a_family_is_compared_unless_its_spelling_is_our_own():
     assert set(FAMILIES) - {"attend"} == set(configs())
 
 
-def test_every_checkpoint_without_a_state_is_computed_by_triton_on_a_gpu():
+def test_every_checkpoint_is_computed_by_triton_on_a_gpu():
     pytest.importorskip("triton")
     for kind, known in configs().items():
         for each in known:
-            wanted = "triton" if each.delta is None else "torch"
-            assert (kind, choose_backend("auto", each, torch.bfloat16, "cuda", 32).name) == (kind, wanted)
+            assert (kind, choose_backend("auto", each, torch.bfloat16, "cuda", 32).name) == (kind, "triton")

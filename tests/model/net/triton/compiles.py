@@ -20,9 +20,10 @@ from triton.compiler import ASTSource
 from model.config import AttentionVariant
 from model.net.backends import BatchLayout, KVCache, Paged, Row
 from model.net.transformer import Decoder
-from model.net.triton import fused, grouped, kernels
+from model.net.triton import delta, fused, grouped, kernels
 from model.net.triton.backend import TritonBackend
 from model.net.triton.decoder import TritonDecoder
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -53,8 +54,18 @@ LAYERS = {
     "gpt-oss-120b": {"num_heads": 64, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2880, "sinks": True, **BIASED}
     | {"num_experts": 128, "experts_per_token": 4, "expert_size": 2880, "swiglu_limit": 7.0}
     | {"shared_expert_size": 64, "norm_place": "sandwich", "qk_norm": "all"},
+    "Qwen3.5-27B": {
+        "num_heads": 24,
+        "num_kv_heads": 4,
+        "head_size": 256,
+        "hidden_size": 5120,
+        "mlp_size": 17408,
+        "rope_size": 64,
+    }
+    | {"delta": DeltaSpec(key_heads=16, value_heads=48, key_size=128, value_size=128, kernel=4), "delta_layers": (0,)}
+    | {"num_layers": 2, "attention_gate": True, "qk_norm": "head"},
 }
-"""What differs from `tiny_config`; the last beside what is its own with what makes its kernels larger."""
+"""What differs from `tiny_config`; gpt-oss beside what is its own with what makes its kernels larger."""
 
 
 class Compiled:
@@ -124,14 +135,14 @@ def launch_layer(changes, dtype):
     cache = KVCache.allocate(config, 4, 32, dtype, "meta")
     with torch.device("meta"):
         net, numbers_T = Decoder(config).to(dtype), torch.zeros(1, dtype=torch.int64)
-    layout = BatchLayout([Row([1], 9, 1)], numbers_T, numbers_T, numbers_T[None], 32, 1)
+    layout = BatchLayout([Row([1], 9, 1)], numbers_T, numbers_T, numbers_T[None], 32, 1, states_R=numbers_T)
     TritonDecoder(net)(numbers_T, numbers_T, Paged(NoAttention(), cache, layout))
 
 
 @torch.inference_mode()
 def main():
     stands = []
-    for module in (kernels, fused, grouped):
+    for module in (kernels, fused, grouped, delta):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             stands.append(Compiled(getattr(module, name)))
             setattr(module, name, stands[-1])

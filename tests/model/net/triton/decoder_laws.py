@@ -1,5 +1,6 @@
 """The laws of the Triton decoder: norms, rotation, MLPs and experts. Run as those of its attention are, see `laws.py`."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from model.net.triton.backend import INTERPRETED, TritonBackend
 from model.net.triton.decoder import TritonDecoder
 from model.params import SamplingParams
 from model.rope import YarnScaling
+from model.sublayers import DeltaSpec
 from model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import answers, ask
@@ -24,6 +26,10 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 WINDOW = {"sliding_window": 3, "window_layers": (1,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 3, "expert_size": 20}
+MIXTURE = {"shared_expert_size": 20, **EXPERTS}
+DELTA = DeltaSpec(key_heads=2, value_heads=4, key_size=6, value_size=12, kernel=4)
+QWEN = {"delta": DELTA, "delta_layers": (0,), "attention_gate": True, "qk_norm": "head", "rope_size": 2, "qkv_bias": True}
+QWEN |= {"num_kv_heads": 1, "head_size": 12}
 MODELS = {
     "llama": {"num_heads": 6, "mlp_size": 70},
     "qwen3": {"qk_norm": "head", "num_heads": 6, "head_size": 24, "qkv_bias": True},
@@ -46,7 +52,10 @@ MODELS = {
     | {"head_size": 10, "qk_norm": "head", "residual_scale": 0.5, **BIASED},
     "cohere2": {"norm": "layernorm_without_bias", "norm_place": "shared", "rope_layers": (1,), "qk_norm": "all", **WINDOW},
     "gpt_oss": {"sinks": True, "swiglu_limit": 0.9, "swiglu_slope": 1.2, **EXPERTS, **BIASED, **WINDOW, "routing": "chosen"},
-    "qwen2_moe": {"shared_expert_size": 20, **EXPERTS, "expert_layers": (1,), "activation": "relu"},
+    "qwen2_moe": {**MIXTURE, "expert_layers": (1,), "activation": "relu"},
+    "qwen3_5": QWEN,
+    "qwen3_5_moe": {**QWEN, **MIXTURE},
+    "qwen3_next": {**QWEN, **MIXTURE, "expert_layers": (0,), "qkv_bias": False},
 }
 """Named for the families that set such switches; together they set all of them."""
 each_model = pytest.mark.parametrize("name", MODELS)
@@ -67,10 +76,10 @@ def two_steps(way, net, backend, length=6):
     """A prompt of `length` tokens beside another's first token, then a token each: hidden states [T, E]."""
     dtype, blocks = net.head.weight.dtype, ([1, 4, 3, 5], [2])
     cache, found = KVCache.allocate(net.config, 5, 8, dtype, DEVICE), []
-    for cached in (*cache.keys, *cache.values):
+    for cached in (*cache.keys, *cache.values, *(part for state in cache.states.values() for part in state)):
         cached.fill_(torch.nan)  # what nobody has written is never read
     for rows in ([Row(blocks[1], 0, 1), Row(blocks[0], 0, length)], [Row(blocks[0], length, 1), Row(blocks[1], 1, 1)]):
-        layout = BatchLayout.build(rows, 8, DEVICE)
+        layout = BatchLayout.build(rows, 8, DEVICE, states=[row.blocks[0] for row in rows])
         tokens = torch.arange(len(layout.slots_T), device=DEVICE) + 5
         found.append(way(tokens, layout.positions_T, Paged(backend, cache, layout)))
     return torch.cat(found)
@@ -214,25 +223,31 @@ def test_a_recorded_step_is_the_same_step():
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_each_group_of_layers_has_blocks_of_its_own(fused):
     """In a plain step and in a recorded one. Blocks that a window no longer sees are gone, and block 0 holds NaN."""
-    config = tiny_config(num_heads=4, num_kv_heads=2, head_size=16, sliding_window=20, window_layers=(0,))
+    config = tiny_config(
+        num_layers=3, head_size=16, sliding_window=20, window_layers=(0,), delta=DELTA, delta_layers=(1,), attention_gate=True
+    )
     decoder, backend = tiny_decoder(config).to(DEVICE), TritonBackend(config.attention_variants)
     net = TritonDecoder(decoder) if fused else decoder
-    cache = KVCache.allocate(config, [12, 7], 8, torch.float32, DEVICE)
+    cache = KVCache.allocate(config, [12, 7, 4], 8, torch.float32, DEVICE)
     for cached in (*cache.keys, *cache.values):
         cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
         cached[:8] = torch.nan
+    for state in cache.states.values():
+        for part in state:
+            part[1:].normal_(generator=torch.Generator(DEVICE).manual_seed(0))
     record = (lambda step: step) if INTERPRETED else CudaRecorder()
     recorded = DecodeGraphs(net, backend, cache, max_model_len=64, max_batch_requests=4, record=record)
     rows, others = [Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 9, 1)], [[[0, 0, 7, 1, 5], [2], [4, 3]]]
-    tokens = torch.tensor([5, 6, 7], device=DEVICE)
-    layout = BatchLayout.build(rows, 8, DEVICE, others)
+    tokens, states = torch.tensor([5, 6, 7], device=DEVICE), [4, 1, 3]
+    layout = BatchLayout.build(rows, 8, DEVICE, others, states)
+    caches = [replace(cache, states=copy.deepcopy(cache.states)) for _ in range(2)]  # a step moves states on
     with torch.inference_mode():
-        reference = Paged(ReferenceBackend(config.attention_variants), cache, layout)
+        reference = Paged(ReferenceBackend(config.attention_variants), caches[0], layout)
         expected = decoder.logits(decoder(tokens, layout.positions_T, reference))
-        found = net.logits(net(tokens, layout.positions_T, Paged(backend, cache, layout)))
+        found = net.logits(net(tokens, layout.positions_T, Paged(backend, caches[1], layout)))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     cache.keys[0][:8] = cache.values[0][:8] = torch.nan  # where the recording has written its padding
-    torch.testing.assert_close(recorded.run(rows, tokens, others).logits_TV, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(recorded.run(rows, tokens, others, states).logits_TV, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

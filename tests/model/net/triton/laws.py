@@ -284,7 +284,12 @@ def test_one_backend_sees_what_a_new_step_brings():
 
 @pytest.mark.parametrize(
     ("changes", "block_size", "fits"),
-    [({}, 8, True), ({"num_heads": 33, "num_kv_heads": 1}, 8, False), ({"head_size": 512}, 8, False), ({}, 24, False)],
+    [
+        ({}, 8, True),
+        ({"num_heads": 33, "num_kv_heads": 1}, 8, False),
+        ({"head_size": 512}, 8, False),
+        ({}, 24, False),
+    ],
     ids=str,
 )
 def test_what_the_kernels_cannot_do_is_not_supported(changes, block_size, fits):

@@ -9,6 +9,7 @@ nothing here: no kernel runs.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -18,7 +19,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from model.config import EngineConfig
+from model.config import EngineConfig, GroupSize
 from model.engine.build import warm_up
 from model.engine.engine import Engine
 from model.engine.graphs import DecodeGraphs
@@ -27,10 +28,11 @@ from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.net.backends import KVCache
 from model.net.transformer import Decoder
-from model.net.triton import fused, grouped, kernels
+from model.net.triton import delta, fused, grouped, kernels
 from model.net.triton.backend import TritonBackend
 from model.net.triton.decoder import TritonDecoder
 from model.params import SamplingParams
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 MOST = 300
@@ -38,7 +40,12 @@ MOST = 300
 GREEDY = SamplingParams(temperature=0)
 WINDOW = {"sliding_window": 40, "window_layers": (1,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 3, "shared_expert_size": 32, "mlp_bias": True, "sinks": True}
-MODELS = {"llama": (WINDOW, True), "experts and sinks": (WINDOW | EXPERTS, False)}
+DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=32, kernel=4), "delta_layers": (0,)}
+MODELS = {
+    "llama": (WINDOW, True),
+    "experts and sinks": (WINDOW | EXPERTS, False),
+    "states": (DELTA | {"attention_gate": True}, True),
+}
 """What differs from `tiny_config`, and whether steps are recorded."""
 READS = frozenset(
     {
@@ -108,7 +115,10 @@ def engine(recorded: bool, **changes) -> Engine:
     config = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, num_layers=2, **changes)
     form = Watched(Decoder(config).to(torch.bfloat16).requires_grad_(False))
     sizes = EngineConfig(max_model_len=128, num_blocks=4 * MOST, block_size=32, max_batch_requests=MOST, max_batch_tokens=1024)
-    cache = KVCache.allocate(config, sizes.num_blocks, sizes.block_size, torch.bfloat16, "cpu")
+    if config.delta is not None:
+        sizes = replace(sizes, prefix_caching=False, groups=(*sizes.groups, GroupSize(MOST, has_state=True)))
+    counts = [group.num_blocks for group in sizes.groups] if config.delta is not None else sizes.num_blocks
+    cache = KVCache.allocate(config, counts, sizes.block_size, torch.bfloat16, "cpu")
     backend = TritonBackend(config.attention_variants)
     graphs = DecodeGraphs(form, backend, cache, 128, MOST, lambda step: (step(), step)[1]) if recorded else None
     clock = partial(next, count())  # each look takes a second, so that all runs plan the same steps
@@ -138,7 +148,7 @@ def main() -> int:
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["fn"].name)
     late = 0
     for name, (changes, recorded) in MODELS.items():
-        for kernel in (kernel for module in (kernels, fused, grouped) for kernel in vars(module).values()):
+        for kernel in (kernel for module in (kernels, fused, grouped, delta) for kernel in vars(module).values()):
             if isinstance(kernel, JITFunction):
                 kernel.device_caches.clear()  # as in a new process
         machine = engine(recorded, **changes)
