@@ -73,8 +73,7 @@ class Shares:
         """Cut each row's `last + 1` units, or `limit` of them (0: no limit), into items of `size`, `at_most` in all."""
         num_rows = len(last_R)
         shares = cls(last_R.new_empty(num_rows + 1), last_R.new_empty(at_most))
-        sizes = {"SIZE": size, "LIMIT": limit, "ROWS": COUNTED}
-        kernels.share_kernel[(num_rows,)](last_R, shares.first_R, shares.rows_I, num_rows, **sizes)
+        kernels.share_kernel[(num_rows,)](last_R, shares.first_R, shares.rows_I, num_rows, size, limit, ROWS=COUNTED)
         return shares
 
 

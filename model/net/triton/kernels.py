@@ -25,17 +25,17 @@ A kernel that was compiled for either case would be compiled anew, and stop a st
 """
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=PLACES)
+@triton.jit(do_not_specialize=["num_rows", "size", "limit"], do_not_specialize_on_alignment=PLACES)
 def share_kernel(
     last_ptr: tl.tensor,  # int64 [R]
     first_ptr: tl.tensor,  # int64 [R + 1]
     rows_ptr: tl.tensor,  # int64 [I]
     num_rows: tl.tensor,
-    SIZE: tl.constexpr,
-    LIMIT: tl.constexpr,
+    size: tl.tensor,
+    limit: tl.tensor,
     ROWS: tl.constexpr,
 ) -> None:
-    """Cut each row's `last + 1` units, or `LIMIT` of them if that is not 0 and fewer, into items of `SIZE`. Grid (R,).
+    """Cut each row's `last + 1` units, or `limit` of them if that is not 0 and fewer, into items of `size`. Grid (R,).
 
     Row r gets the items `first[r] .. first[r + 1] - 1`; `rows` says of each item whose it is. ROWS rows are counted at once.
     """
@@ -44,9 +44,8 @@ def share_kernel(
     for tile in range(0, num_rows, ROWS):
         others = tile + tl.arange(0, ROWS)
         units = tl.load(last_ptr + others, mask=others < num_rows, other=-1) + 1
-        if LIMIT > 0:
-            units = tl.minimum(units, LIMIT)
-        items = (units + SIZE - 1) // SIZE
+        units = tl.where(limit > 0, tl.minimum(units, limit), units)
+        items = (units + size - 1) // size
         begin += tl.sum(tl.where(others < row, items, 0), 0)
         end += tl.sum(tl.where(others <= row, items, 0), 0)
     tl.store(first_ptr + row, begin)

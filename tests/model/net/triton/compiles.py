@@ -48,7 +48,6 @@ SHAPES = [  # query heads, key/value heads, head size, dtype, variant
 ]
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 LAYERS = {
-    "Qwen3-0.6B": {"num_heads": 16, "num_kv_heads": 8, "hidden_size": 1024, "mlp_size": 3072, "qk_norm": "head"},
     "GPT-NeoX-20B": {"num_heads": 64, "num_kv_heads": 64, "head_size": 96, "hidden_size": 6144, "rope_size": 24, **BIASED}
     | {"norm": "layernorm", "norm_place": "parallel", "gated_mlp": False, "activation": "gelu"},
     "gpt-oss-120b": {"num_heads": 64, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2880, "sinks": True, **BIASED}
