@@ -1,6 +1,6 @@
 """A decoder whose small parts are Triton kernels: on a GPU a launch costs more than most of them compute.
 
-The same equations as `transformer.py`, in ten launches a layer, or some twenty where it has experts. Not yet run on a GPU.
+The same equations as `transformer.py`, in some ten launches a layer, or some twenty where it has experts. Not yet run on a GPU.
 
 Shapes: T tokens · E model width · H query heads · K key/value heads · D head size.
 """
