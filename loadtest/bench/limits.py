@@ -1,6 +1,7 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
-Measures how fast weights can be read and how fast bfloat16 matrices are multiplied, and computes what no engine can beat:
+Measures how fast weights can be read and how fast matrices are multiplied, in bfloat16 and in float32, of which the faster counts: a
+CPU without units for bfloat16 multiplies its numbers as float32. It computes what no engine can beat:
 a decode step reads every weight once and every cached key and value once, and reads and writes every state; a prompt
 multiplies every weight but the last layer's head by every token, and every token by the keys and values before it.
 """
@@ -43,9 +44,9 @@ def read_bandwidth(size: int) -> float:
     return size / seconds_of(lambda: data.sum())
 
 
-def multiply_rate(rows: int = 1024, width: int = 2048) -> float:
-    """Floating point operations a second of bfloat16 matrices."""
-    a, b = torch.ones(rows, width, dtype=torch.bfloat16), torch.ones(width, width, dtype=torch.bfloat16)
+def multiply_rate(dtype: torch.dtype, rows: int = 1024, width: int = 2048) -> float:
+    """Floating point operations a second of matrices."""
+    a, b = torch.ones(rows, width, dtype=dtype), torch.ones(width, width, dtype=dtype)
     return 2 * rows * width * width / seconds_of(lambda: a @ b)
 
 
@@ -110,10 +111,12 @@ def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:
 def measure(checkpoint: Path) -> list[Figure]:
     """What a checkpoint's shape can reach on this machine, now: what was measured, and then tokens a second of each work."""
     config = read_config(checkpoint)
-    rate, bandwidth = multiply_rate(), read_bandwidth(round(2 * weights(config)))
+    rates = {dtype: multiply_rate(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    rate, bandwidth = max(rates.values()), read_bandwidth(round(2 * weights(config)))
     at_once = 1 / (PROMPT / OUTPUT / prompt_limit(config, PROMPT, rate) + 1 / decode_limit(config, AT_ONCE, bandwidth, rate))
     limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
-    measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,)), Figure("bfloat16 matrices", "TFLOP/s", (rate / 1e12,))]
+    measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,))]
+    measured += [Figure(f"{str(dtype).removeprefix('torch.')} matrices", "TFLOP/s", (each / 1e12,)) for dtype, each in rates.items()]
     return measured + [Figure(f"roofline {work}", "tokens/s", (limit,)) for work, limit in limits.items()]
 
 
