@@ -1,7 +1,7 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
-Measures how fast weights can be read and how fast matrices are multiplied, in bfloat16 and in float32, of which the faster counts: a
-CPU without units for bfloat16 multiplies its numbers as float32. It computes what no engine can beat:
+Measures how fast weights can be read and how fast matrices are multiplied, in bfloat16 and in float32. The faster counts: a CPU
+without units for bfloat16 multiplies its numbers as float32. It computes what no engine can beat:
 a decode step reads every weight once and every cached key and value once, and reads and writes every state; a prompt
 multiplies every weight but the last layer's head by every token, and every token by the keys and values before it.
 """
@@ -116,7 +116,8 @@ def measure(checkpoint: Path) -> list[Figure]:
     at_once = 1 / (PROMPT / OUTPUT / prompt_limit(config, PROMPT, rate) + 1 / decode_limit(config, AT_ONCE, bandwidth, rate))
     limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
     measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,))]
-    measured += [Figure(f"{str(dtype).removeprefix('torch.')} matrices", "TFLOP/s", (each / 1e12,)) for dtype, each in rates.items()]
+    names = {dtype: f"{dtype} matrices".removeprefix("torch.") for dtype in rates}
+    measured += [Figure(names[dtype], "TFLOP/s", (each / 1e12,)) for dtype, each in rates.items()]
     return measured + [Figure(f"roofline {work}", "tokens/s", (limit,)) for work, limit in limits.items()]
 
 
