@@ -105,7 +105,7 @@ class Attend(GrpcMethods):
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
-        if self.engine.heartbeat_age() > STALE_SECONDS:
+        if self.engine.overdue() > STALE_SECONDS:
             raise EngineFailed("the engine's step thread is dead or stuck")
 
     async def scrape_local(self) -> tuple[str, str]:

@@ -125,6 +125,9 @@ class FakeEngine:
     def heartbeat_age(self) -> float:
         return self.age
 
+    def overdue(self) -> float:
+        return self.age
+
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         self._observer = observer
 

@@ -51,6 +51,10 @@ class IdleEngine:
         """Always alive."""
         return 0.0
 
+    def overdue(self) -> float:
+        """Never."""
+        return 0.0
+
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """There are no steps."""
 

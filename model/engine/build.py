@@ -18,7 +18,7 @@ from model.engine.choice import choose_backend, open_adapters, record_steps, ser
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
 from model.engine.loop import AsyncEngine
-from model.engine.request import EngineInfo, Request
+from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
@@ -125,9 +125,10 @@ def build_engine(
 def warm_up(engine: Engine) -> None:
     """Two steps of a short request: the first caller pays for no lazy set-up, and a model that cannot run never serves.
 
-    No observer is told of them. Raises EngineFailed.
+    The engine learns what a token may take at most: in steps of few tokens each takes longest. Raises EngineFailed.
     """
-    observer, engine.observer = engine.observer, lambda report: None
+    reports: list[StepReport] = []
+    observer, engine.observer = engine.observer, reports.append
     length = min(8, engine.scheduler.config.max_model_len - 2)
     engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
     while engine.has_work:
@@ -135,6 +136,7 @@ def warm_up(engine: Engine) -> None:
             if output.error is not None:
                 raise EngineFailed(f"the model cannot run a first step: {output.error}")
     engine.observer = observer
+    engine.seconds_a_token = min(report.seconds / report.num_tokens for report in reports)
 
 
 def choose_device(wanted: str) -> str:

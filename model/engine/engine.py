@@ -50,6 +50,10 @@ class Engine:
         self._next: _Step | None = None
         """The step that was submitted before the sample of the one before it came."""
         self.observer: Callable[[StepReport], None] = lambda report: None
+        self.num_tokens_under_way = 0
+        """Of the step that was submitted last; 0 when nothing is under way."""
+        self.seconds_a_token = 0.0
+        """More than a token of any step takes: what one took when the engine was warmed up."""
         self._clock = clock
         self._num_ended = 0  # when it was last asked for
 
@@ -76,7 +80,7 @@ class Engine:
         if self._next is None or self._next.plan.is_over:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
-                self._next = None
+                self._next, self.num_tokens_under_way = None, 0
                 return []
             self._next = self._submitted(plan)
         step, plan = self._next, self._next.plan
@@ -112,6 +116,7 @@ class Engine:
         """The plan, and the step under way."""
         errors: dict[str, str] = {}
         given = StepInput()
+        self.num_tokens_under_way = plan.num_tokens
         try:
             given = step_input(plan, errors)
             return _Step(plan, given, self.runner.submit(given), errors)

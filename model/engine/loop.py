@@ -112,6 +112,10 @@ class AsyncEngine:
         """Seconds since the step thread last came round; it does so once a step, and once a second when idle."""
         return float("inf") if self._over or not self._thread.is_alive() else self._clock() - self._beat
 
+    def overdue(self) -> float:
+        """The same, less what the tokens of the step under way may take: a long prompt on a slow CPU takes minutes."""
+        return self.heartbeat_age() - self._engine.num_tokens_under_way * self._engine.seconds_a_token
+
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """See `TokenEngine.on_step`."""
         self._engine.observer = observer

@@ -268,6 +268,10 @@ class TokenEngine(Protocol):
         """Seconds since the step thread last showed life."""
         ...
 
+    def overdue(self) -> float:
+        """The same, less what the tokens of the step under way may take."""
+        ...
+
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """Have `observer` called after each step, on the step thread."""
         ...

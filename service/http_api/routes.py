@@ -27,7 +27,7 @@ from service.quota import Key, name_of
 from service.records import Command, Gathered, Usage
 
 STALE_SECONDS = 30.0
-"""A step thread that has not come round for so long is taken for stuck; the longest step is far shorter."""
+"""A step thread that has not come round for so long, beyond what its step's tokens may take, is taken for stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +222,8 @@ def _add_operations(router: APIRouter, site: Site) -> None:
     @router.get("/healthz")
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
-        age = site.service.engine.heartbeat_age()
-        return PlainTextResponse(
-            "ok\n" if age < STALE_SECONDS else "the engine is stuck\n", 200 if age < STALE_SECONDS else 503
-        )
+        stuck = site.service.engine.overdue() >= STALE_SECONDS
+        return PlainTextResponse("the engine is stuck\n" if stuck else "ok\n", 503 if stuck else 200)
 
     @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")

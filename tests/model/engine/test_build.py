@@ -397,3 +397,13 @@ def test_only_the_native_decoder_which_copies_them_gets_matrices_in_the_mapped_f
     monkeypatch.setattr(model.engine.build, "load", watched)
     build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)).close()
     assert [net.mapped for net in seen] == [mapped]
+
+
+def test_an_engine_that_is_warm_knows_what_a_token_may_take(folder):
+    engine = build_engine(folder, OPTIONS)
+    assert engine._engine.seconds_a_token == 0
+    engine.start()
+    try:
+        assert 0 < engine._engine.seconds_a_token < 60
+    finally:
+        engine.close()

@@ -362,6 +362,27 @@ def test_the_heart_beats_while_idle(monkeypatch):
         asyncio.run(live(engine, clock))
 
 
+def test_a_step_is_overdue_only_when_it_takes_longer_than_its_tokens_may():
+    """A prompt of three tokens that may take ten seconds each."""
+
+    async def hang(engine, clock):
+        gate(engine).shut()
+        task = await in_flight(engine, "a")
+        await until(lambda: engine._engine.num_tokens_under_way == 3)
+        clock.now += 60
+        found = engine.overdue()
+        gate(engine).open()
+        await task
+        await until(lambda: engine._engine.num_tokens_under_way == 0)
+        clock.now += 0.5
+        return found, engine.overdue(), engine.heartbeat_age()
+
+    clock = Clock()
+    with threaded(clock=clock) as engine:
+        engine._engine.seconds_a_token = 10.0
+        assert (30, 0.5, 0.5) == asyncio.run(hang(engine, clock))
+
+
 def test_the_heart_stands_still_while_a_step_hangs():
     async def hang(engine, clock):
         gate(engine).shut()
