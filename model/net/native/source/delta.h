@@ -50,11 +50,6 @@ struct Recurrence {  // of one layer in one step
     float* values(i64 head) const { return heads + (2 * sizes.J * sizes.K + head * sizes.V) * T; }
 };
 
-template <int ACTIVATION, class Vector>
-INLINE Vector bent(Vector x) {
-    return ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
-}
-
 // The last W tokens of a head's inputs, the oldest first, in float32.
 struct Seen {
     alignas(64) float room[MAX_SEEN * MAX_DELTA];
@@ -101,7 +96,7 @@ INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
             store(seen.tokens[W - 1] + i, numbers<Vector>(x + i, columns - i));
             const float* weight = r.delta.convolution + column + i;
             for (i64 w = 0; w < W; w++, weight += C) sum += load<Vector>(seen.tokens[w] + i) * numbers<Vector>(weight, columns - i);
-            sum = bent<ACTIVATION>(sum);
+            sum = activated<ACTIVATION>(sum);
             squares += sum * sum;
             keep_numbers(to + i, sum, columns - i);
         }

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lora.h"
-#include "numbers.h"
+#include "tokens.h"
 
 static const i64 PANEL = LANES;       // rows of W in a panel
 static const i64 PAD = 32;         // K is filled up with zeros to a multiple of this, T with rows that nobody reads
@@ -176,57 +176,54 @@ struct Product {
     i64 items() const { return items_across() * ceiling(T, ROWS); }
 };
 
-template <int ACTIVATION>
-INLINE floats activated(floats x) {
+template <int ACTIVATION, class Vector>
+INLINE Vector activated(Vector x) {
     return ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
 }
 
 // Gates are cut from above, values from both sides. In this order NaN stays NaN.
-INLINE floats clamped(floats gate, floats value, const Clamp& clamp) {
-    floats limit = all(clamp.limit);
+template <class Vector>
+INLINE Vector clamped(Vector gate, Vector value, const Clamp& clamp) {
+    Vector limit = all<Vector>(clamp.limit);
     gate = choose(gate > limit, limit, gate);
     value = choose(value > limit, limit, choose(value < -limit, -limit, value));
     return (value + 1.0f) * gated_by(gate, gate * clamp.slope);
 }
 
-// What becomes of a block of results [rows][pitch], from row `first` and panel `panel` on.
-template <int KIND>
-INLINE void keep_rows(const Product& p, const float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
-    const Matrix& m = *p.matrix;
-    const i64 step = KIND >= GATED ? 2 : 1;  // a panel of gates stands before its panel of values
-    i64 width = m.N / step, begin = panel / step * PANEL, end = std::min(width, (panel + panels) / step * PANEL);
-    for (i64 t = 0; t < rows; t++)
-        for (i64 n = begin; n < end; n += PANEL) {
-            const float *from = block + t * pitch + (n - begin) * step, *bias = m.bias.data() + n * step;
-            floats y = load<floats>(from) + load<floats>(bias);
-            if (KIND >= GATED) {
-                floats value = load<floats>(from + PANEL) + load<floats>(bias + PANEL);
-                y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % 4>(y) * value;
-            } else if (KIND >= ACTIVATED) {
-                y = activated<KIND % 4>(y);
-            }
-            if (KIND == ADD) y *= p.scale;
-            i64 place = (first + t) * p.y_stride + n, count = std::min(PANEL, end - n);
-            bf16* to = (bf16*)p.y + place;
-            if (count == PANEL) {
+template <class Vector>
+struct Keep {
+    // What becomes of a block of results [rows][pitch], from row `first` and panel `panel` on.
+    template <int KIND>
+    INLINE void rows(const Product& p, const float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
+        const Matrix& m = *p.matrix;
+        const i64 step = KIND >= GATED ? 2 : 1, width = sizeof(Vector) / 4;  // a panel of gates stands before its panel of values
+        i64 begin = panel / step * PANEL, end = std::min(m.N / step, (panel + panels) / step * PANEL);
+        for (i64 t = 0; t < rows; t++)
+            for (i64 n = begin; n < end; n += width) {
+                i64 place = n / PANEL * step * PANEL + n % PANEL;  // among the columns of the block, and of the bias
+                const float *from = block + t * pitch + place - begin * step, *bias = m.bias.data() + place;
+                Vector y = load<Vector>(from) + load<Vector>(bias);
+                if (KIND >= GATED) {
+                    Vector value = load<Vector>(from + PANEL) + load<Vector>(bias + PANEL);
+                    y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % 4>(y) * value;
+                } else if (KIND >= ACTIVATED) {
+                    y = activated<KIND % 4>(y);
+                }
+                i64 to = (first + t) * p.y_stride + n;
                 if (KIND == SCORES)
-                    store((float*)p.y + place, y);
+                    keep_numbers((float*)p.y + to, y, end - n);
+                else if (KIND == ADD)
+                    keep_numbers((bf16*)p.y + to, numbers<Vector>((bf16*)p.y + to, end - n) + y * p.scale, end - n);
                 else
-                    store(to, narrow(KIND == ADD ? wide(load<halves>(to)) + y : y));
-            } else if (KIND == SCORES) {
-                memcpy((float*)p.y + place, &y, count * 4);
-            } else {
-                halves kept = {};
-                if (KIND == ADD) memcpy(&kept, to, count * 2), y += wide(kept);
-                kept = narrow(y);
-                memcpy(to, &kept, count * 2);
+                    keep_numbers((bf16*)p.y + to, y, end - n);
             }
-        }
-}
+    }
+};
 
+template <class Vector>
 INLINE void keep(const Product& p, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
     if (p.more) p.more->raise(*p.more, block, pitch, first, rows, panel, panels);
-    OF_KIND(p.kind, keep_rows, p, block, pitch, first, rows, panel, panels)
+    OF_KIND(p.kind, Keep<Vector>::template rows, p, block, pitch, first, rows, panel, panels)
 }
 
 struct Item {

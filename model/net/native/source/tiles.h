@@ -67,7 +67,7 @@ template <int KIND>
 OF(AMX) INLINE void keep_some(const Product& p, Rest& rest, i64 rows) {
     rows = std::min(rows, rest.rows - rest.kept);
     if (p.more) p.more->raise(*p.more, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
-    keep_rows<KIND>(p, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
+    Keep<floats>::rows<KIND>(p, rest.block + rest.kept * PAIR, PAIR, rest.first + rest.kept, rows, rest.panel, 2);
     rest.kept += rows;
 }
 
@@ -109,7 +109,7 @@ OF(AMX) INLINE void multiply_few(const Product& p, const Item& item) {
             one_by_four(x, p.stride, *p.matrix, item.panel + n, block);
         else
             one_by_two(x, p.stride, *p.matrix, item.panel + n, block);
-        keep(p, block, PITCH, item.first, item.end - item.first, item.panel + n, step);
+        keep<floats>(p, block, PITCH, item.first, item.end - item.first, item.panel + n, step);
     }
 }
 

@@ -85,7 +85,7 @@ static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr}, BLOCKS_AVX2
 static const Blocks BLOCKS_AVX512 = {12, 12, nullptr, AVX512_TWO}, BLOCKS_BF16 = {12, 12, nullptr, BF16_TWO};
 
 // Rows first .. first + rows - 1 of x by the panels of an item.
-template <bool PAIRS>
+template <class Vector, bool PAIRS>
 INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 rows, const Blocks& with) {
     const Matrix& m = *p.matrix;
     i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, between = m.K / 2 * PANEL;
@@ -97,7 +97,7 @@ INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 row
         for (i64 t = 0; t < rows; t++) {
             const bf16* x = p.x + (first + t) * p.stride + k;
             if (PAIRS) memcpy(near.x + t * DEPTH, x, columns * 2);
-            else for (i64 i = 0; i < columns; i += LANES) store(near.x + t * DEPTH + i, wide(load<halves>(x + i)));
+            else for (i64 i = 0; i < columns; i += (i64)sizeof(Vector) / 4) store(near.x + t * DEPTH + i, numbers<Vector>(x + i, columns - i));
         }
         for (i64 n = 0; n < item.panels; n += panels) {
             const uint32_t* weights = panel_of(m, item.panel + n) + k / 2 * PANEL;
@@ -107,18 +107,18 @@ INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 row
             }
         }
     }
-    keep(p, near.sums, pitch, first, rows, item.panel, item.panels);
+    keep<Vector>(p, near.sums, pitch, first, rows, item.panel, item.panels);
 }
 
-template <bool PAIRS>
+template <class Vector, bool PAIRS>
 INLINE void multiply_blocks(const Product& p, i64 number, const Blocks& with) {
     Item item = item_of(p, number);
     i64 count = ceiling(item.end - item.first, NEAR_ROWS), rows = ceiling(ceiling(item.end - item.first, count), with.height) * with.height;
     for (i64 first = item.first; first < item.end; first += rows)
-        multiply_rows<PAIRS>(p, item, first, std::min(rows, item.end - first), with);
+        multiply_rows<Vector, PAIRS>(p, item, first, std::min(rows, item.end - first), with);
 }
 
-static void multiply_portable(const Product& p, i64 item) { multiply_blocks<false>(p, item, BLOCKS_PORTABLE); }
-OF(AVX2) static void multiply_avx2(const Product& p, i64 item) { multiply_blocks<false>(p, item, BLOCKS_AVX2); }
-OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_blocks<false>(p, item, BLOCKS_AVX512); }
-OF(AVX512_BF16) static void multiply_bf16(const Product& p, i64 item) { multiply_blocks<true>(p, item, BLOCKS_BF16); }
+static void multiply_portable(const Product& p, i64 item) { multiply_blocks<fours, false>(p, item, BLOCKS_PORTABLE); }
+OF(AVX2) static void multiply_avx2(const Product& p, i64 item) { multiply_blocks<eights, false>(p, item, BLOCKS_AVX2); }
+OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_blocks<floats, false>(p, item, BLOCKS_AVX512); }
+OF(AVX512_BF16) static void multiply_bf16(const Product& p, i64 item) { multiply_blocks<floats, true>(p, item, BLOCKS_BF16); }
