@@ -145,8 +145,8 @@ def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(t
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_model_is_computed_by_triton_on_a_gpu_unless_it_keeps_states(name: str):
+def test_a_published_model_is_computed_by_triton_on_a_gpu(name: str):
     """In its own sizes, which the tiny checkpoints do not have."""
     pytest.importorskip("triton")
     config = FAMILIES[PUBLISHED[name]["model_type"]].read(PUBLISHED[name])
-    assert ("triton" if config.delta is None else "torch") == choose_backend("auto", config, torch.bfloat16, "cuda", 32).name
+    assert "triton" == choose_backend("auto", config, torch.bfloat16, "cuda", 32).name
