@@ -379,9 +379,7 @@ def test_the_socket_that_commands_haproxy_is_for_its_owner_alone(front):
 
 
 def test_4096_idle_connections_shut_nobody_out(front):
-    with contextlib.ExitStack() as held:
-        for _ in range(4096):
-            held.enter_context(socket.create_connection(("127.0.0.1", front.http)))
+    with idle(front, 4096):
         assert front.ask("/now", 5)[0] == 200
         assert front.call("Now", 5)[0] is grpc.StatusCode.OK
 
@@ -392,15 +390,23 @@ def test_one_address_gets_as_many_connections_as_are_set():
         held.callback(front.stop)
         front.start_replicas("a")
         front.start()
-        for _ in range(4):
+        with idle(front, 4):
+            assert wait_for(lambda: front.ask("/now")[0] == 429)
+            status, body, headers = front.ask("/now")
+            assert (status, headers["retry-after"], json.loads(body)["error"]["type"]) == (429, "1", "rate_limit_error")
+            assert front.call("Now")[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert wait_for(lambda: front.ask("/now")[0] == 200)
+        with idle(front, 8):
+            assert wait_for(lambda: cut_off(front)), "twice as many connections as are set, and one more was answered"
+
+
+@contextlib.contextmanager
+def idle(front: Edge, count: int) -> Iterator[None]:
+    """So many connections that say nothing; HAProxy ends them after ten seconds."""
+    with contextlib.ExitStack() as held:
+        for _ in range(count):
             held.enter_context(socket.create_connection(("127.0.0.1", front.http)))
-        assert wait_for(lambda: front.ask("/now")[0] == 429)
-        status, body, headers = front.ask("/now")
-        assert (status, headers["retry-after"], json.loads(body)["error"]["type"]) == (429, "1", "rate_limit_error")
-        assert front.call("Now")[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-        for _ in range(4):
-            held.enter_context(socket.create_connection(("127.0.0.1", front.http)))
-        assert wait_for(lambda: cut_off(front)), "twice as many connections as are set, and one more was answered"
+        yield
 
 
 def cut_off(front: Edge) -> bool:
