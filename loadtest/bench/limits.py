@@ -1,7 +1,7 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
-Measures how fast weights can be read and how fast matrices are multiplied, in bfloat16 and in float32. The faster counts: a CPU
-without units for bfloat16 multiplies its numbers as float32. It computes what no engine can beat:
+Measures how fast weights can be read and how fast matrices are multiplied, in bfloat16, or in float32 on a CPU without units for
+bfloat16, which multiplies its numbers as float32. It computes what no engine can beat:
 a decode step reads every weight once and every cached key and value once, and reads and writes every state; a prompt
 multiplies every weight but the last layer's head by every token, and every token by the keys and values before it.
 """
@@ -20,6 +20,7 @@ from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
 from model.config import ModelConfig
 from model.net.checkpoint import read_config
+from model.net.packed import multiplies_bfloat16
 from model.sublayers import DeltaSpec, MixtureSpec
 
 TURNS = 7
@@ -111,13 +112,12 @@ def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:
 def measure(checkpoint: Path) -> list[Figure]:
     """What a checkpoint's shape can reach on this machine, now: what was measured, and then tokens a second of each work."""
     config = read_config(checkpoint)
-    rates = {dtype: multiply_rate(dtype) for dtype in (torch.bfloat16, torch.float32)}
-    rate, bandwidth = max(rates.values()), read_bandwidth(round(2 * weights(config)))
+    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    rate, bandwidth = multiply_rate(dtype), read_bandwidth(round(2 * weights(config)))
     at_once = 1 / (PROMPT / OUTPUT / prompt_limit(config, PROMPT, rate) + 1 / decode_limit(config, AT_ONCE, bandwidth, rate))
     limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
     measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,))]
-    names = {dtype: f"{dtype} matrices".removeprefix("torch.") for dtype in rates}
-    measured += [Figure(names[dtype], "TFLOP/s", (each / 1e12,)) for dtype, each in rates.items()]
+    measured.append(Figure(f"{dtype} matrices".removeprefix("torch."), "TFLOP/s", (rate / 1e12,)))
     return measured + [Figure(f"roofline {work}", "tokens/s", (limit,)) for work, limit in limits.items()]
 
 
