@@ -36,7 +36,7 @@ template <class Vector>
 INLINE Vector scaled(Vector x, const Variant& variant) {
     x *= variant.scale;
     if (variant.softcap > 0) {
-        Vector e = exponential(magnitude(x / variant.softcap) * -2.0f), tanh = (1.0f - e) / (1.0f + e);
+        Vector e = exponential(magnitude(x) * (-2.0f / variant.softcap)), tanh = (1.0f - e) / (1.0f + e);
         x = variant.softcap * choose(x < 0.0f, -tanh, tanh);
     }
     return x;

@@ -51,9 +51,9 @@ struct Kernels {
                                     const i64* slots, i64 T) {                                                                   \
         write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
     }                                                                                                                            \
-    TARGET static void shrink_##NAME(const bf16* x, const LowRank& low, float* inner) { shrink_row(x, low, inner); }             \
+    TARGET static void shrink_##NAME(const bf16* x, const LowRank& low, float* inner) { shrink_row<VECTOR>(x, low, inner); }     \
     TARGET static void raise_##NAME(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) { \
-        raise_rows(more, block, pitch, first, rows, panel, panels);                                                              \
+        raise_rows<VECTOR>(more, block, pitch, first, rows, panel, panels);                                                      \
     }                                                                                                                            \
     TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
         attend_tile<VECTOR>(t, cache, K);                                                                                        \

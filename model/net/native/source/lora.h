@@ -5,7 +5,7 @@
 #pragma once
 #include <vector>
 
-#include "numbers.h"
+#include "tokens.h"
 
 struct LowRank {
     i64 K = 0, R = 0;                 // R is filled up with zeros to a multiple of LANES
@@ -25,24 +25,32 @@ struct Additions {
 };
 
 // x Aᵀ of one row.
+template <class Vector>
 INLINE void shrink_row(const bf16* x, const LowRank& low, float* inner) {
+    const int WIDTH = sizeof(Vector) / 4, VECTORS = LANES / WIDTH;
     const bf16* down = low.down.data();
     for (i64 r = 0; r < low.R; r += LANES) {
-        floats sum = {};
-        for (i64 k = 0; k < low.K; k++, down += LANES) sum += wide(load<halves>(down)) * wide(x[k]);
-        store(inner + r, sum);
+        Vector sums[VECTORS] = {};
+        for (i64 k = 0; k < low.K; k++, down += LANES)
+            for (int v = 0; v < VECTORS; v++) sums[v] += numbers<Vector>(down + v * WIDTH, WIDTH) * wide(x[k]);
+        for (int v = 0; v < VECTORS; v++) store(inner + r + v * WIDTH, sums[v]);
     }
 }
 
+template <class Vector>
 INLINE void raise_rows(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
+    const int WIDTH = sizeof(Vector) / 4, VECTORS = LANES / WIDTH;
     for (i64 t = 0; t < rows; t++) {
         const LowRank* low = more.of_row[first + t];
         const float* inner = more.inner + (first + t) * more.stride;
         for (i64 n = 0; low && n < panels; n++) {
             const bf16* up = low->up.data() + (panel + n) * low->R * LANES;
-            floats y = load<floats>(block + t * pitch + n * LANES);
-            for (i64 r = low->first[panel + n]; r < low->last[panel + n]; r++) y += wide(load<halves>(up + r * LANES)) * inner[r];
-            store(block + t * pitch + n * LANES, y);
+            float* results = block + t * pitch + n * LANES;
+            Vector y[VECTORS];
+            for (int v = 0; v < VECTORS; v++) y[v] = load<Vector>(results + v * WIDTH);
+            for (i64 r = low->first[panel + n]; r < low->last[panel + n]; r++)
+                for (int v = 0; v < VECTORS; v++) y[v] += numbers<Vector>(up + r * LANES + v * WIDTH, WIDTH) * inner[r];
+            for (int v = 0; v < VECTORS; v++) store(results + v * WIDTH, y[v]);
         }
     }
 }
