@@ -306,7 +306,7 @@ static Product up_of(const Net& net, const Layer& layer, const Group& group, i64
     bool shared = group.expert == m.X;
     i64 y_stride = stride_of(shared ? m.S : m.F);
     bf16* y = shared ? net.shared : net.inner + group.first * y_stride;
-    return {x, stride, group.count, &mlp.up, net.kind, y, y_stride, 1, net.clamp};
+    return {x, stride, group.count, &mlp.up, net.kind, y, y_stride, 1, net.clamp, nullptr, net.routing.used};
 }
 
 static Product down_of(const Net& net, const Layer& layer, const Group& group) {
@@ -314,7 +314,7 @@ static Product down_of(const Net& net, const Layer& layer, const Group& group) {
     bool shared = group.expert == m.X;
     i64 stride = stride_of(shared ? m.S : m.F), y_stride = net.normed_stride();
     const bf16* x = shared ? net.shared : net.inner + group.first * stride;
-    return {x, stride, group.count, &layer.mlps[group.expert].down, STORE, net.pairs + group.first * y_stride, y_stride};
+    return {x, stride, group.count, &layer.mlps[group.expert].down, STORE, net.pairs + group.first * y_stride, y_stride, 1, {}, nullptr, net.routing.used};
 }
 
 // The products of all groups as one phase; `items` is the member of Group that counts their work.

@@ -166,10 +166,11 @@ struct Product {
     float scale = 1;   // of what ADD adds
     Clamp clamp = {};
     const Additions* more = nullptr;  // of adapters, where some rows have one
+    i64 beside = 1;                   // products that share a phase, this one included: as many share out the threads
 
     // Work comes in items: an even number of panels for up to ROWS rows.
     i64 panels_of_item() const {
-        i64 share = matrix->panels / (PIECES * omp_get_num_threads());
+        i64 share = beside * matrix->panels / (PIECES * omp_get_num_threads());
         return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MOST_PANELS) : MOST_PANELS / 2;
     }
     i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }
