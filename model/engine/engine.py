@@ -53,7 +53,7 @@ class Engine:
         self.num_tokens_under_way = 0
         """Of the step that was submitted last; 0 when nothing is under way."""
         self.seconds_a_token = 0.0
-        """More than a token of any step takes: what one took when the engine was warmed up."""
+        """About the most that a token of a step takes: what one took in the short steps of the warm-up."""
         self._clock = clock
         self._num_ended = 0  # when it was last asked for
 
