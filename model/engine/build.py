@@ -125,7 +125,7 @@ def build_engine(
 def warm_up(engine: Engine) -> None:
     """Two steps of a short request: the first caller pays for no lazy set-up, and a model that cannot run never serves.
 
-    The engine learns what a token may take: in steps of few tokens each takes longest. Its own observer is told of neither step.
+    The engine learns what a token may take: in steps of few tokens each takes longest. Its observer is told of neither step.
     Raises EngineFailed.
     """
     reports: list[StepReport] = []
