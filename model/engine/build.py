@@ -74,7 +74,6 @@ def build_engine(
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     net = load(folder, dtype, device, context=0, mapped=isinstance(backend, native.NativeBackend), report=report)
-    num_parameters = sum(parameter.numel() for parameter in net.parameters())
     engine_config = size_engine(config, dtype, device, options)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
@@ -100,7 +99,7 @@ def build_engine(
         device=device,
         dtype=str(dtype).removeprefix("torch."),
         backend=backend.name,
-        num_parameters=num_parameters,
+        num_parameters=net.num_parameters,
         vocab_size=config.vocab_size,
         max_model_len=engine_config.max_model_len,
         max_batch_requests=engine_config.max_batch_requests,

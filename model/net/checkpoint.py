@@ -22,8 +22,10 @@ from model.errors import CheckpointError
 from model.net import mxfp4
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
+from model.net.formats.codes import Kind
 from model.net.linear import Linear
 from model.net.mapped import release
+from model.net.quantised import quantise_matrices
 from model.net.transformer import Decoder
 from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
 
@@ -50,16 +52,20 @@ def load(
     device: str,
     context: int | None = None,
     *,
+    quantize: Kind | None = None,
     mapped: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
+    With `quantize`, matrices are kept in whole numbers of that kind.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
     with torch.device("meta"):
         net = Decoder(read_config(folder), context)
+        if quantize is not None:
+            quantise_matrices(net, quantize)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -92,7 +98,7 @@ def fill(
             if any(name.startswith(start) for name in weights.where):
                 log.info("the tensors %s* are left out: %s", start, lacking)
     if tied:
-        net.head.weight = net.embedding.tokens.weight
+        net.head.share(net.embedding.tokens)
     net.mapped = mapped
 
 

@@ -25,6 +25,9 @@ class Linear(nn.Linear):
     W [O, I] is made of parts that lie under each other, such as the rows of queries, of keys, and of values.
     """
 
+    ATTRIBUTES = SHAPE
+    """What `of` takes over from another matrix: forms may add theirs."""
+
     def __init__(self, size_in: int, parts: Sequence[int], *, bias: bool, cut: Cut | None = None, unit: int = 1) -> None:
         """`parts`: rows of each. `unit`: rows or columns that no shard divides, such as those of a head."""
         super().__init__(size_in, sum(parts), bias=bias)
@@ -44,8 +47,8 @@ class Linear(nn.Linear):
         """A matrix like another in this form, without numbers, on the meta device."""
         form = cls.__new__(cls)
         nn.Module.__init__(form)
-        for name in SHAPE:
-            setattr(form, name, changes.get(name, getattr(linear, name)))
+        for name in cls.ATTRIBUTES:
+            setattr(form, name, changes[name] if name in changes else getattr(linear, name))
         for kind in ("weight", "bias"):
             form.register_parameter(kind, None)
             form.make_room(kind, torch.get_default_dtype(), "meta")
@@ -111,6 +114,10 @@ class Linear(nn.Linear):
         if fits:
             self.weight = nn.Parameter(tensor, requires_grad=False)
         return fits
+
+    def share(self, other: nn.Module) -> None:
+        """Have the numbers of another matrix, without a copy."""
+        self.weight = other.weight
 
     def dense(self) -> Tensor:
         """The matrix [O, I], for those who keep it in a form of their own."""

@@ -92,18 +92,19 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", table, persistent=False)
         self.added = {"rotary": self._nothing, "learned": self._learned, "sinusoidal": self._sinusoidal}[config.positions]
 
-    def _nothing(self, positions_T: Tensor) -> float:
+    def _nothing(self, positions_T: Tensor, dtype: torch.dtype) -> float:
         return 0.0
 
-    def _learned(self, positions_T: Tensor) -> Tensor:
+    def _learned(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
         assert self.positions is not None
         return self.positions(positions_T)
 
-    def _sinusoidal(self, positions_T: Tensor) -> Tensor:
-        return self.sinusoids[positions_T].to(self.tokens.weight.dtype)
+    def _sinusoidal(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.sinusoids[positions_T].to(dtype)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        return self.tokens(tokens_T) * self.scale + self.added(positions_T)
+        vectors_TE = self.tokens(tokens_T) * self.scale
+        return vectors_TE + self.added(positions_T, vectors_TE.dtype)
 
 
 class Decoder(nn.Module):
@@ -125,7 +126,9 @@ class Decoder(nn.Module):
         self.norm = nn.Identity() if config.norm_place == "post" else make_norm(config, config.hidden_size)
         self.head = Linear(config.hidden_size, [config.vocab_size], bias=False)
         if config.tied_head:
-            self.head.weight = self.embedding.tokens.weight
+            self.head.share(self.embedding.tokens)
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        """Numbers, whatever form they are kept in."""
         self.rope_of_layer = [None if layer.rope is None else config.ropes.index(layer.rope) for layer in config.layers]
         self.rope_tables: list[tuple[Tensor, Tensor]] = []
         """(cos, sin) [P, R] of each of `config.ropes`, float32: angles are not rounded."""
@@ -133,7 +136,7 @@ class Decoder(nn.Module):
 
     def reach(self, context: int) -> None:
         """Make the tables of positions for so many positions."""
-        device = self.embedding.tokens.weight.device
+        device = next(self.parameters()).device
         device = torch.device("cpu") if device.type == "meta" else device
         self.rope_tables = [
             (cos.to(device), sin.to(device)) for cos, sin in (rotary_table(rope, context) for rope in self.config.ropes)
@@ -143,19 +146,19 @@ class Decoder(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoder":
         super()._apply(fn, recurse)
-        device = self.embedding.tokens.weight.device
+        device = next(self.parameters()).device
         if device.type != "meta":
             self.rope_tables = [(cos.to(device), sin.to(device)) for cos, sin in self.rope_tables]
         return self
 
-    def _rotations(self, positions_T: Tensor) -> list[Rotation]:
-        dtype = self.embedding.tokens.weight.dtype  # cast once here, not again in each layer
+    def _rotations(self, positions_T: Tensor, dtype: torch.dtype) -> list[Rotation]:
+        # cast once here, not again in each layer
         return [(cos[positions_T].to(dtype)[:, None], sin[positions_T].to(dtype)[:, None]) for cos, sin in self.rope_tables]
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, E] of `tokens_T` (int64) standing at `positions_T` (int64, below `context`)."""
         x_TE = self.embedding(tokens_T, positions_T)
-        rotations = self._rotations(positions_T)
+        rotations = self._rotations(positions_T, x_TE.dtype)
         for layer, (block, rope) in enumerate(zip(self.blocks, self.rope_of_layer, strict=True)):
             x_TE = block(x_TE, None if rope is None else rotations[rope], layer, attention)
         return self.norm(x_TE)

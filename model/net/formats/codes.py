@@ -1,0 +1,125 @@
+"""Matrices in small whole numbers: what files of quantised weights hold, and what `quantise` makes of plain ones.
+
+Columns belong together in groups of 32. Column k of row o is
+
+    scales[o, k // 32] * value(codes[o, k]) + minima[o, k // 32]
+
+where the value of a code of 8 bits is itself, and that of 4 bits stands in a table of 16.
+
+Shapes: O rows · I columns · G groups.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Columns that share a scale; formats with larger groups repeat theirs."""
+SLICE = 1 << 18
+"""Numbers that are quantised at once: what lies between takes a few times their room."""
+
+
+class Kind(NamedTuple):
+    """What a code means."""
+
+    name: str
+    bits: int
+    values: tuple[int, ...] = ()
+    """Those of the 16 codes of 4 bits; none where a code is its own value, from -127 to 127."""
+
+
+INT8 = Kind("int8", 8)
+INT4 = Kind("int4", 4, tuple(range(-8, 8)))
+IQ4_NL = Kind("iq4_nl", 4, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+"""Steps that widen with the distance from zero: a table of llama.cpp's ggml-common.h."""
+MXFP4 = Kind("mxfp4", 4, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+"""Floats with two bits of exponent and one of mantissa, doubled (OCP Microscaling 1.0)."""
+KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
+
+
+class Codes(NamedTuple):
+    """Rows of a matrix. There may be dimensions before them, as those of experts."""
+
+    kind: Kind
+    codes_OI: Tensor
+    """int8, or uint8 for codes of 4 bits: one in a byte."""
+    scales_OG: Tensor
+    """float32."""
+    minima_OG: Tensor | None = None
+    """float32; None: all are zero."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the matrix."""
+        return self.codes_OI.shape
+
+    def numel(self) -> int:
+        """How many numbers there are."""
+        return self.codes_OI.numel()
+
+    def dense(self) -> Tensor:
+        """The numbers themselves, float32."""
+        columns = self.shape[-1]
+        scales_OI = self.scales_OG.repeat_interleave(GROUP, dim=-1)[..., :columns]
+        dense_OI = values_of(self.kind, self.codes_OI) * scales_OI
+        return dense_OI if self.minima_OG is None else dense_OI + self.minima_OG.repeat_interleave(GROUP, dim=-1)[..., :columns]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Codes":
+        """The same change to the rows of all parts: one that neither mixes rows nor reorders columns."""
+        minima = None if self.minima_OG is None else change(self.minima_OG)
+        return Codes(self.kind, change(self.codes_OI), change(self.scales_OG), minima)
+
+
+def values_of(kind: Kind, codes: Tensor) -> Tensor:
+    """What codes stand for, float32."""
+    return torch.tensor(kind.values, dtype=torch.float32)[codes.int()] if kind.values else codes.float()
+
+
+def quantise(matrix_OI: Tensor, kind: Kind) -> Codes:
+    """The codes of `kind`, int8 or int4, that come near a matrix of finite numbers. Rows are computed independently."""
+    rows_RI = matrix_OI.flatten(0, -2)
+    columns, count = rows_RI.shape[1], max(1, SLICE // max(1, rows_RI.shape[1]))
+    choose = {"int8": _eight_bits, "int4": _four_bits}[kind.name]
+    codes_RI = torch.empty(rows_RI.shape, dtype=torch.uint8 if kind.values else torch.int8)
+    scales_RG = torch.empty(len(rows_RI), -(-columns // GROUP))
+    for first in range(0, len(rows_RI), count):
+        slice_RI = rows_RI[first : first + count].float()
+        groups_RGN = torch.nn.functional.pad(slice_RI, (0, -columns % GROUP)).unflatten(-1, (-1, GROUP))
+        codes_RGN, scales_RG[first : first + count] = choose(groups_RGN)
+        codes_RI[first : first + count] = codes_RGN.flatten(-2)[:, :columns]
+    return Codes(kind, codes_RI.view(matrix_OI.shape), scales_RG.view(*matrix_OI.shape[:-1], -1))
+
+
+def _eight_bits(groups_RGN: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number of a group becomes 127 or -127."""
+    largest_RG = groups_RGN.abs().amax(-1)
+    return (_shares(groups_RGN, largest_RG) * 127).round().to(torch.int8), largest_RG / 127
+
+
+STEPS = torch.linspace(-9.2, -6.8, 13).tolist()
+"""What the largest number of a group may become before it is rounded to a value from -8 to 7."""
+
+
+def _four_bits(groups_RGN: Tensor) -> tuple[Tensor, Tensor]:
+    """For several first guesses: the values, then the scale that makes their squared error least. The best of them is taken."""
+    largest_RG = groups_RGN.gather(-1, groups_RGN.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    shares_RGN = _shares(groups_RGN, largest_RG)
+    best_RG, scales_RG = torch.full_like(largest_RG, -1.0), torch.ones_like(largest_RG)
+    for step in STEPS:
+        values_RGN = _values(shares_RGN, torch.full_like(largest_RG, 1 / step))
+        product_RG, square_RG = (values_RGN * shares_RGN).sum(-1), (values_RGN * values_RGN).sum(-1).clamp(min=1)
+        gain_RG = product_RG * product_RG / square_RG  # how much of the squares the values account for
+        scales_RG = torch.where(gain_RG > best_RG, product_RG / square_RG, scales_RG)
+        best_RG = torch.maximum(gain_RG, best_RG)
+    return (_values(shares_RGN, scales_RG) + 8).to(torch.uint8), scales_RG * largest_RG
+
+
+def _shares(groups_RGN: Tensor, largest_RG: Tensor) -> Tensor:
+    """Numbers as parts of the largest of their group; zeros where that is zero."""
+    return groups_RGN / torch.where(largest_RG == 0, 1, largest_RG)[..., None]
+
+
+def _values(shares_RGN: Tensor, scales_RG: Tensor) -> Tensor:
+    return (shares_RGN / scales_RG[..., None]).round().clamp(-8, 7)
