@@ -1,7 +1,7 @@
 // Attention with the vectors of a target: a vector holds columns of a head, and in the softmax keys.
 //
 // Lanes take turns, a few at a time, at keys and values that have become float32. A score is a sum for each place in a vector, and then the
-// sum of those: its bits depend on nobody else.
+// sum of those: its bits depend on nobody else. A code times its scale is exact in float32, so where that is done does not matter.
 #pragma once
 #include "attention.h"
 
@@ -60,17 +60,65 @@ INLINE void widen_past(const Past& past, i64 D, i64 P, Room& room) {
         }
 }
 
+// The next codes as float32.
+INLINE void widen(const int8_t* from, eights& to) {
+    Lanes<8>::ints x;  // GCC 12 converts them one by one
+    __asm__("vpmovsxbd %1, %0" : "=x"(x) : "m"(*(const int8_t(*)[8])from));
+    to = __builtin_convertvector(x, eights);
+}
+INLINE void widen(const int8_t* from, floats& to) {
+    ints x;
+    __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const int8_t(*)[16])from));
+    to = __builtin_convertvector(x, floats);
+}
+INLINE void widen(const int8_t* from, fours& to) {
+    for (int j = 0; j < 4; j++) to[j] = from[j];
+}
+
+// Rows of keys or values, from a key on: as float32, or as they lie in a cache of 8 bits.
+template <class Vector>
+struct Wide {
+    const float* rows;
+    i64 P;
+    Wide from(i64 n) const { return {rows + n * P, P}; }
+    __attribute__((always_inline)) Vector at(i64 n, i64 i) const { return load<Vector>(rows + n * P + i); }
+};
+
+template <class Vector>
+struct Coded {
+    Codes rows;
+    i64 D, G;
+    Coded from(i64 n) const { return {{rows.codes + n * D, rows.scales + n * G}, D, G}; }
+    __attribute__((always_inline)) Vector at(i64 n, i64 i) const {
+        Vector x;
+        widen(rows.codes + n * D + i, x);
+        return x * wide(rows.scales[n * G + i / GROUP]);
+    }
+};
+
+// Keys and values in float32, for many lanes.
+template <class Vector>
+INLINE void widen_codes(const Codes& codes, i64 known, i64 D, i64 P, float* to) {
+    const i64 WIDTH = sizeof(Vector) / 4;
+    Coded<Vector> all = {codes, D, ceiling(D, GROUP)};
+    for (i64 n = 0; n < known; n++) {
+        i64 i = 0;
+        for (; i + WIDTH <= D; i += WIDTH) store(to + n * P + i, all.at(n, i));
+        for (; i < D; i++) to[n * P + i] = codes.codes[n * D + i] * wide(codes.scales[n * all.G + i / GROUP]);
+    }
+}
+
 // Products of COUNT lanes' queries, from `lane` on, with the keys.
-template <class Vector, int COUNT>
-INLINE void score_lanes(Room& room, i64 lane, i64 known, i64 P) {
+template <class Vector, int COUNT, class Rows>
+INLINE void score_lanes(Room& room, const Rows& all, i64 lane, i64 known, i64 P) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* q = room.q + lane * P;
     for (i64 n = 0; n < known; n += SOME) {
         Vector sums[COUNT][SOME] = {};
-        const float* keys = room.keys + n * P;
+        const Rows keys = all.from(n);
         for (i64 i = 0; i < P; i += WIDTH)
             for (int key = 0; key < SOME; key++) {
-                Vector k = load<Vector>(keys + key * P + i);
+                Vector k = keys.at(key, i);
                 for (int j = 0; j < COUNT; j++) sums[j][key] = add_product(sums[j][key], k, load<Vector>(q + j * P + i));
             }
         for (int j = 0; j < COUNT; j++) store(room.scores + (lane + j) * KEYS + n, sums_of(sums[j]));
@@ -78,8 +126,8 @@ INLINE void score_lanes(Room& room, i64 lane, i64 known, i64 P) {
 }
 
 // Adds COUNT lanes' weighted values to their sums, which become smaller by `factor` before.
-template <class Vector, int COUNT>
-INLINE void sum_lanes(Room& room, i64 lane, i64 known, i64 P) {
+template <class Vector, int COUNT, class Rows>
+INLINE void sum_lanes(Room& room, const Rows& values, i64 lane, i64 known, i64 P) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* weights = room.scores + lane * KEYS;
     for (i64 i = 0; i < P; i += SOME * WIDTH) {
@@ -88,7 +136,7 @@ INLINE void sum_lanes(Room& room, i64 lane, i64 known, i64 P) {
             for (int v = 0; v < SOME; v++) sums[j][v] = load<Vector>(room.sums + (lane + j) * P + i + v * WIDTH) * room.factor[lane + j];
         for (i64 n = 0; n < known; n++)
             for (int v = 0; v < SOME; v++) {
-                Vector value = load<Vector>(room.values + n * P + i + v * WIDTH);
+                Vector value = values.at(n, i + v * WIDTH);
                 for (int j = 0; j < COUNT; j++) sums[j][v] = add_product(sums[j][v], value, weights[j * KEYS + n] - Vector{});
             }
         for (int j = 0; j < COUNT; j++)
@@ -130,6 +178,24 @@ INLINE void weigh(const Tile& t, i64 from, Room& room) {
 // How many of the lanes that are left come next.
 INLINE i64 next_lanes(i64 left) { return left == AT_ONCE + 1 ? 2 : std::min<i64>(left, AT_ONCE); }
 
+// All lanes, with up to KEYS keys and their values.
+template <template <class> class Rows, class Vector>
+INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, const Rows<Vector>& keys, const Rows<Vector>& values) {
+    for (i64 j = 0, count; j < t.lanes; j += count) {
+        count = next_lanes(t.lanes - j);
+        if (count == 1) score_lanes<Vector, 1>(room, keys, j, known, P);
+        else if (count == 2) score_lanes<Vector, 2>(room, keys, j, known, P);
+        else score_lanes<Vector, AT_ONCE>(room, keys, j, known, P);
+    }
+    weigh<Vector>(t, from, room);
+    for (i64 j = 0, count; j < t.lanes; j += count) {
+        count = next_lanes(t.lanes - j);
+        if (count == 1) sum_lanes<Vector, 1>(room, values, j, known, P);
+        else if (count == 2) sum_lanes<Vector, 2>(room, values, j, known, P);
+        else sum_lanes<Vector, AT_ONCE>(room, values, j, known, P);
+    }
+}
+
 template <class Vector>
 INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     Room room;
@@ -143,21 +209,19 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     }
     store(room.highest, first_score(t));
     for (i64 from = t.begin; from < t.end; from += KEYS) {
-        Past past = past_of(t, cache, K, from);
-        widen_past(past, t.D, P, room);
-        for (i64 j = 0, count; j < t.lanes; j += count) {
-            count = next_lanes(t.lanes - j);
-            if (count == 1) score_lanes<Vector, 1>(room, j, past.known, P);
-            else if (count == 2) score_lanes<Vector, 2>(room, j, past.known, P);
-            else score_lanes<Vector, AT_ONCE>(room, j, past.known, P);
+        i64 known = std::min<i64>(KEYS, t.end - from);
+        if (!cache.in_8_bits) {
+            widen_past(past_of(t, cache, K, from), t.D, P, room);
+        } else {
+            CodedPast past = coded_past_of(t, cache, K, from);
+            if (t.lanes <= AT_ONCE && P == t.D) {
+                i64 G = ceiling(t.D, GROUP);
+                attend_keys(t, from, known, P, room, Coded<Vector>{past.keys, t.D, G}, Coded<Vector>{past.values, t.D, G});
+                continue;
+            }
+            widen_codes<Vector>(past.keys, known, t.D, P, room.keys), widen_codes<Vector>(past.values, known, t.D, P, room.values);
         }
-        weigh<Vector>(t, from, room);
-        for (i64 j = 0, count; j < t.lanes; j += count) {
-            count = next_lanes(t.lanes - j);
-            if (count == 1) sum_lanes<Vector, 1>(room, j, past.known, P);
-            else if (count == 2) sum_lanes<Vector, 2>(room, j, past.known, P);
-            else sum_lanes<Vector, AT_ONCE>(room, j, past.known, P);
-        }
+        attend_keys(t, from, known, P, room, Wide<Vector>{room.keys, P}, Wide<Vector>{room.values, P});
     }
     for (i64 j = 0; j < t.lanes; j++) {
         float total = sum_of(load<floats>(room.totals + j * LANES));
