@@ -42,23 +42,10 @@ INLINE float highest_of(Vector x) {
 
 struct Room {  // of a tile; rows of a head's columns are P apart
     alignas(64) float q[LANES * MAX_HEAD], sums[LANES * MAX_HEAD], keys[KEYS * MAX_HEAD], values[KEYS * MAX_HEAD];
+    alignas(64) float scales[2][KEYS * MAX_HEAD / GROUP];  // of keys and values in 8 bits
     alignas(64) float scores[LANES * KEYS], highest[LANES], factor[LANES];
     alignas(64) float totals[LANES * LANES];  // of the weights, by their keys' places in a vector
 };
-
-// Keys and values in float32. Whole groups of keys: of those that nobody knows the scores are not used.
-INLINE void widen_past(const Past& past, i64 D, i64 P, Room& room) {
-    for (i64 n = 0; n < ceiling(past.known, SOME) * SOME; n++)
-        for (i64 i = 0; i < D; i += LANES) store(room.keys + n * P + i, get(past.keys + n * D + i, D - i));
-    for (i64 n = 0; n < past.known; n += 2)
-        for (i64 i = 0; i < D; i += LANES) {
-            const bf16* from = past.values + n * D + 2 * i;
-            floats pairs = {};
-            if (D - i >= LANES) pairs = load<floats>(from);
-            else memcpy(&pairs, from, (D - i) * 4);
-            store(room.values + n * P + i, first_of(pairs)), store(room.values + (n + 1) * P + i, second_of(pairs));
-        }
-}
 
 // The next codes as float32.
 INLINE void widen(const int8_t* from, eights& to) {
@@ -75,50 +62,80 @@ INLINE void widen(const int8_t* from, fours& to) {
     for (int j = 0; j < 4; j++) to[j] = from[j];
 }
 
-// Rows of keys or values, from a key on: as float32, or as they lie in a cache of 8 bits.
+#define EACH __attribute__((always_inline))
+
+// Rows of keys or values: as float32 in the room, or as they lie in a cache. Columns from i + more on, where i is a multiple of GROUP, or of
+// all columns of SOME vectors, and more is less.
 template <class Vector>
 struct Wide {
     const float* rows;
     i64 P;
-    Wide from(i64 n) const { return {rows + n * P, P}; }
-    __attribute__((always_inline)) Vector at(i64 n, i64 i) const { return load<Vector>(rows + n * P + i); }
+    EACH Vector at(i64 n, i64 i, i64 more) const { return load<Vector>(rows + n * P + i + more); }
+};
+
+template <class Vector>
+struct Keys {
+    const bf16* rows;
+    i64 D;
+    EACH Vector at(i64 n, i64 i, i64 more) const { return numbers<Vector>(rows + n * D + i + more, LANES); }
+    EACH float one(i64 n, i64 i) const { return wide(rows[n * D + i]); }
+};
+
+template <class Vector>
+struct Values {  // two keys' side by side
+    const bf16* rows;
+    i64 D;
+    EACH Vector at(i64 n, i64 i, i64 more) const {
+        Vector pairs = load<Vector>(rows + n / 2 * 2 * D + 2 * (i + more));
+        return n % 2 ? second_of(pairs) : first_of(pairs);
+    }
+    EACH float one(i64 n, i64 i) const { return wide(rows[n / 2 * 2 * D + 2 * i + n % 2]); }
 };
 
 template <class Vector>
 struct Coded {
-    Codes rows;
+    const int8_t* codes;
+    const float* scales;
     i64 D, G;
-    Coded from(i64 n) const { return {{rows.codes + n * D, rows.scales + n * G}, D, G}; }
-    __attribute__((always_inline)) Vector at(i64 n, i64 i) const {
+    EACH Vector at(i64 n, i64 i, i64 more) const {
         Vector x;
-        widen(rows.codes + n * D + i, x);
-        return x * wide(rows.scales[n * G + i / GROUP]);
+        widen(codes + n * D + i + more, x);
+        return x * scales[n * G + i / GROUP + more / GROUP];
     }
+    EACH float one(i64 n, i64 i) const { return codes[n * D + i] * scales[n * G + i / GROUP]; }
 };
 
-// Keys and values in float32, for many lanes.
+// Those of KEYS tokens; their scales become float32.
 template <class Vector>
-INLINE void widen_codes(const Codes& codes, i64 known, i64 D, i64 P, float* to) {
+INLINE Coded<Vector> coded(const Codes& from, i64 D, float* scales) {
+    i64 G = ceiling(D, GROUP);
+    for (i64 i = 0; i < KEYS * G; i += LANES) store(scales + i, numbers<floats>(from.scales + i, LANES));
+    return {from.codes, scales, D, G};
+}
+
+// What does not lie in whole vectors, or is read by many lanes, becomes float32 once.
+template <class Vector, class Rows>
+INLINE Wide<Vector> widened(const Rows& rows, i64 known, i64 D, i64 P, float* to) {
     const i64 WIDTH = sizeof(Vector) / 4;
-    Coded<Vector> all = {codes, D, ceiling(D, GROUP)};
-    for (i64 n = 0; n < known; n++) {
+    auto row = [&](i64 n) EACH {
         i64 i = 0;
-        for (; i + WIDTH <= D; i += WIDTH) store(to + n * P + i, all.at(n, i));
-        for (; i < D; i++) to[n * P + i] = codes.codes[n * D + i] * wide(codes.scales[n * all.G + i / GROUP]);
-    }
+        for (; i + WIDTH <= D; i += WIDTH) store(to + n * P + i, rows.at(n, i / GROUP * GROUP, i % GROUP));
+        for (; i < D; i++) to[n * P + i] = rows.one(n, i);
+    };
+    for (i64 n = 0; n < known; n += 2) row(n), row(n + 1);
+    return {to, P};
 }
 
 // Products of COUNT lanes' queries, from `lane` on, with the keys.
 template <class Vector, int COUNT, class Rows>
-INLINE void score_lanes(Room& room, const Rows& all, i64 lane, i64 known, i64 P) {
+INLINE void score_lanes(Room& room, const Rows& keys, i64 lane, i64 known, i64 P) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* q = room.q + lane * P;
     for (i64 n = 0; n < known; n += SOME) {
         Vector sums[COUNT][SOME] = {};
-        const Rows keys = all.from(n);
         for (i64 i = 0; i < P; i += WIDTH)
             for (int key = 0; key < SOME; key++) {
-                Vector k = keys.at(key, i);
+                Vector k = keys.at(n + key, i / GROUP * GROUP, i % GROUP);
                 for (int j = 0; j < COUNT; j++) sums[j][key] = add_product(sums[j][key], k, load<Vector>(q + j * P + i));
             }
         for (int j = 0; j < COUNT; j++) store(room.scores + (lane + j) * KEYS + n, sums_of(sums[j]));
@@ -134,11 +151,14 @@ INLINE void sum_lanes(Room& room, const Rows& values, i64 lane, i64 known, i64 P
         Vector sums[COUNT][SOME];
         for (int j = 0; j < COUNT; j++)
             for (int v = 0; v < SOME; v++) sums[j][v] = load<Vector>(room.sums + (lane + j) * P + i + v * WIDTH) * room.factor[lane + j];
-        for (i64 n = 0; n < known; n++)
+        auto add = [&](i64 n) EACH {
             for (int v = 0; v < SOME; v++) {
-                Vector value = values.at(n, i + v * WIDTH);
+                Vector value = values.at(n, i, v * WIDTH);
                 for (int j = 0; j < COUNT; j++) sums[j][v] = add_product(sums[j][v], value, weights[j * KEYS + n] - Vector{});
             }
+        };
+        for (i64 n = 0; n + 1 < known; n += 2) add(n), add(n + 1);
+        if (known % 2) add(known - 1);
         for (int j = 0; j < COUNT; j++)
             for (int v = 0; v < SOME; v++) store(room.sums + (lane + j) * P + i + v * WIDTH, sums[j][v]);
     }
@@ -178,9 +198,11 @@ INLINE void weigh(const Tile& t, i64 from, Room& room) {
 // How many of the lanes that are left come next.
 INLINE i64 next_lanes(i64 left) { return left == AT_ONCE + 1 ? 2 : std::min<i64>(left, AT_ONCE); }
 
+static const i64 FEW_LANES = 2 * AT_ONCE;  // which read a cache as it lies
+
 // All lanes, with up to KEYS keys and their values.
-template <template <class> class Rows, class Vector>
-INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, const Rows<Vector>& keys, const Rows<Vector>& values) {
+template <class Vector, class SomeKeys, class SomeValues>
+INLINE void attend_rows(const Tile& t, i64 from, i64 known, i64 P, Room& room, const SomeKeys& keys, const SomeValues& values) {
     for (i64 j = 0, count; j < t.lanes; j += count) {
         count = next_lanes(t.lanes - j);
         if (count == 1) score_lanes<Vector, 1>(room, keys, j, known, P);
@@ -196,12 +218,19 @@ INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, c
     }
 }
 
+template <class Vector, class SomeKeys, class SomeValues>
+INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, const SomeKeys& keys, const SomeValues& values) {
+    if (t.lanes <= FEW_LANES && P == t.D) return attend_rows<Vector>(t, from, known, P, room, keys, values);
+    Wide<Vector> wide_keys = widened<Vector>(keys, known, t.D, P, room.keys);
+    attend_rows<Vector>(t, from, known, P, room, wide_keys, widened<Vector>(values, known, t.D, P, room.values));
+}
+
 template <class Vector>
 INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     Room room;
     const i64 UNIT = SOME * sizeof(Vector) / 4, P = ceiling(t.D, UNIT) * UNIT;
     memset(room.sums, 0, t.lanes * P * 4);
-    memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
+    if (P != t.D) memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
     memset(room.scores, 0, sizeof room.scores), memset(room.totals, 0, sizeof room.totals);
     for (i64 j = 0; j < t.lanes; j++) {
         for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(query(t, j) + i, t.D - i) : floats{});
@@ -210,18 +239,13 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     store(room.highest, first_score(t));
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         i64 known = std::min<i64>(KEYS, t.end - from);
-        if (!cache.in_8_bits) {
-            widen_past(past_of(t, cache, K, from), t.D, P, room);
-        } else {
+        if (cache.in_8_bits) {
             CodedPast past = coded_past_of(t, cache, K, from);
-            if (t.lanes <= AT_ONCE && P == t.D) {
-                i64 G = ceiling(t.D, GROUP);
-                attend_keys(t, from, known, P, room, Coded<Vector>{past.keys, t.D, G}, Coded<Vector>{past.values, t.D, G});
-                continue;
-            }
-            widen_codes<Vector>(past.keys, known, t.D, P, room.keys), widen_codes<Vector>(past.values, known, t.D, P, room.values);
+            attend_keys<Vector>(t, from, known, P, room, coded<Vector>(past.keys, t.D, room.scales[0]), coded<Vector>(past.values, t.D, room.scales[1]));
+        } else {
+            Past past = past_of(t, cache, K, from);
+            attend_keys<Vector>(t, from, known, P, room, Keys<Vector>{past.keys, t.D}, Values<Vector>{past.values, t.D});
         }
-        attend_keys(t, from, known, P, room, Wide<Vector>{room.keys, P}, Wide<Vector>{room.values, P});
     }
     for (i64 j = 0; j < t.lanes; j++) {
         float total = sum_of(load<floats>(room.totals + j * LANES));
