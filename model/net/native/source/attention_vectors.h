@@ -126,12 +126,38 @@ INLINE Wide<Vector> widened(const Rows& rows, i64 known, i64 D, i64 P, float* to
     return {to, P};
 }
 
+// The next keys and values, which come from far away: some of them are asked for at a time, while others are worked on.
+struct Coming {
+    const char *keys, *values;
+    i64 bytes, at = 0;  // of the keys, and as many of the values
+    EACH void ask() {
+        for (i64 end = std::min(at + ceiling(bytes, KEYS / SOME), bytes); at < end; at += 64)
+            __builtin_prefetch(keys + at), __builtin_prefetch(values + at);
+    }
+};
+
+// What comes after the step at `from`: in this tile, or in the one that comes later.
+INLINE Coming coming_after(const Tile& t, const Tile* later, const Cache& cache, i64 K, i64 from) {
+    i64 next = from + KEYS;
+    if (next >= t.end) {
+        if (!later) return {nullptr, nullptr, 0};
+        return coming_after(*later, nullptr, cache, K, later->begin - KEYS);
+    }
+    if (!cache.in_8_bits) {
+        Past past = past_of(t, cache, K, next);
+        return {(const char*)past.keys, (const char*)past.values, KEYS * t.D * 2};
+    }
+    CodedPast past = coded_past_of(t, cache, K, next);  // in blocks of KEYS the scales follow
+    return {(const char*)past.keys.codes, (const char*)past.values.codes, KEYS * (t.D + 2 * ceiling(t.D, GROUP))};
+}
+
 // Products of COUNT lanes' queries, from `lane` on, with the keys.
 template <class Vector, int COUNT, class Rows>
-INLINE void score_lanes(Room& room, const Rows& keys, i64 lane, i64 known, i64 P) {
+INLINE void score_lanes(Room& room, const Rows& keys, i64 lane, i64 known, i64 P, Coming& coming) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* q = room.q + lane * P;
     for (i64 n = 0; n < known; n += SOME) {
+        coming.ask();
         Vector sums[COUNT][SOME] = {};
         for (i64 i = 0; i < P; i += WIDTH)
             for (int key = 0; key < SOME; key++) {
@@ -202,12 +228,12 @@ static const i64 FEW_LANES = 2 * AT_ONCE;  // which read a cache as it lies
 
 // All lanes, with up to KEYS keys and their values.
 template <class Vector, class SomeKeys, class SomeValues>
-INLINE void attend_rows(const Tile& t, i64 from, i64 known, i64 P, Room& room, const SomeKeys& keys, const SomeValues& values) {
+INLINE void attend_rows(const Tile& t, i64 from, i64 known, i64 P, Room& room, Coming& coming, const SomeKeys& keys, const SomeValues& values) {
     for (i64 j = 0, count; j < t.lanes; j += count) {
         count = next_lanes(t.lanes - j);
-        if (count == 1) score_lanes<Vector, 1>(room, keys, j, known, P);
-        else if (count == 2) score_lanes<Vector, 2>(room, keys, j, known, P);
-        else score_lanes<Vector, AT_ONCE>(room, keys, j, known, P);
+        if (count == 1) score_lanes<Vector, 1>(room, keys, j, known, P, coming);
+        else if (count == 2) score_lanes<Vector, 2>(room, keys, j, known, P, coming);
+        else score_lanes<Vector, AT_ONCE>(room, keys, j, known, P, coming);
     }
     weigh<Vector>(t, from, room);
     for (i64 j = 0, count; j < t.lanes; j += count) {
@@ -219,14 +245,14 @@ INLINE void attend_rows(const Tile& t, i64 from, i64 known, i64 P, Room& room, c
 }
 
 template <class Vector, class SomeKeys, class SomeValues>
-INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, const SomeKeys& keys, const SomeValues& values) {
-    if (t.lanes <= FEW_LANES && P == t.D) return attend_rows<Vector>(t, from, known, P, room, keys, values);
+INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, Coming& coming, const SomeKeys& keys, const SomeValues& values) {
+    if (t.lanes <= FEW_LANES && P == t.D) return attend_rows<Vector>(t, from, known, P, room, coming, keys, values);
     Wide<Vector> wide_keys = widened<Vector>(keys, known, t.D, P, room.keys);
-    attend_rows<Vector>(t, from, known, P, room, wide_keys, widened<Vector>(values, known, t.D, P, room.values));
+    attend_rows<Vector>(t, from, known, P, room, coming, wide_keys, widened<Vector>(values, known, t.D, P, room.values));
 }
 
 template <class Vector>
-INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
+INLINE void attend_tile(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
     Room room;
     const i64 UNIT = SOME * sizeof(Vector) / 4, P = ceiling(t.D, UNIT) * UNIT;
     memset(room.sums, 0, t.lanes * P * 4);
@@ -239,12 +265,14 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     store(room.highest, first_score(t));
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         i64 known = std::min<i64>(KEYS, t.end - from);
+        Coming coming = coming_after(t, later, cache, K, from);
         if (cache.in_8_bits) {
             CodedPast past = coded_past_of(t, cache, K, from);
-            attend_keys<Vector>(t, from, known, P, room, coded<Vector>(past.keys, t.D, room.scales[0]), coded<Vector>(past.values, t.D, room.scales[1]));
+            Coded<Vector> keys = coded<Vector>(past.keys, t.D, room.scales[0]), values = coded<Vector>(past.values, t.D, room.scales[1]);
+            attend_keys<Vector>(t, from, known, P, room, coming, keys, values);
         } else {
             Past past = past_of(t, cache, K, from);
-            attend_keys<Vector>(t, from, known, P, room, Keys<Vector>{past.keys, t.D}, Values<Vector>{past.values, t.D});
+            attend_keys<Vector>(t, from, known, P, room, coming, Keys<Vector>{past.keys, t.D}, Values<Vector>{past.values, t.D});
         }
     }
     for (i64 j = 0; j < t.lanes; j++) {

@@ -55,8 +55,8 @@ struct Kernels {
     TARGET static void raise_##NAME(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) { \
         raise_rows<VECTOR>(more, block, pitch, first, rows, panel, panels);                                                      \
     }                                                                                                                            \
-    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
-        attend_tile<VECTOR>(t, cache, K);                                                                                        \
+    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile* later, const Cache& cache, i64 K) {        \
+        attend_tile<VECTOR>(t, later, cache, K);                                                                                 \
     }                                                                                                                            \
     TARGET static void sum_##NAME(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls,            \
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
