@@ -271,6 +271,7 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
         "float32": 256, "bfloat16": 128, "float16": 128
     }  # fmt: skip
     assert found["memory"]["bfloat16"]["kv_tokens_in_gib"] == 64 * 128, "64 requests of 128 tokens need less than a GiB"
+    assert found["kv_int8"]["kv_bytes_per_token"] == 2 * 2 * 2 * (8 + 2), "a scale of two bytes beside each head"
     assert found["memory"]["float32"]["weights_bytes"] == 4 * info.num_parameters
     assert found["tokenizer"]["size"] == VOCAB
     assert (found["chat_template"], found["supported"]) == (False, True)
@@ -279,7 +280,7 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
 def test_inspect_tells_a_person_the_same(attend, folder):
     status, out, err = attend("inspect", folder)
     assert (status, err) == (0, "")
-    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;",
+    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;", "80 bytes a token;",
                  "a cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
         assert told in out
 
