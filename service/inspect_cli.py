@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from model.chat import ChatTemplate
 from model.config import MemoryGroup, ModelConfig
 from model.engine.build import DTYPES, EngineOptions, size_engine
 from model.errors import CheckpointError
-from model.net.checkpoint import STORED, inspect
+from model.net.checkpoint import inspect, open_weights
 from model.net.transformer import Decoder
-from model.weights import weight_files
 from service import hub
 from service.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
@@ -107,15 +105,9 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _on_disk(folder: Path) -> dict[str, Any]:
-    """The files that hold weights, and in what. Shapes and names are checked by now, so the files are there."""
-    paths = weight_files(folder)
-    dtypes: set[str] = set()
-    for path in paths:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                dtypes.add(STORED[file.get_slice(name).get_dtype()])
-    size = sum(path.stat().st_size for path in paths)
-    return {"weights": {"files": len(paths), "bytes": size, "dtypes": sorted(dtypes)}}
+    """The files that hold weights, and in what."""
+    with open_weights(folder) as weights:
+        return {"weights": {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}}
 
 
 def _memory(config: ModelConfig, parameters: int, dtype: torch.dtype) -> dict[str, int]:
