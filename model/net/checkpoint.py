@@ -18,14 +18,16 @@ from torch import Tensor, nn
 
 from model import generation_config
 from model.config import ModelConfig
-from model.errors import CheckpointError
+from model.errors import CheckpointError, SettingError
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.formats.codes import Codes, Kind
+from model.net.formats.reading import Form
 from model.net.formats.safetensors_files import Safetensors
+from model.net.formats.table import format_of
 from model.net.formats.weights import Weights
 from model.net.linear import Linear
-from model.net.quantised import quantise_matrices
+from model.net.quantised import joined, keep_codes, quantise_matrices
 from model.net.transformer import Decoder
 from model.weights import check_links, read_json
 
@@ -42,6 +44,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder, "config.json")
     check_links(folder)
     config = _guarded(family_of(raw), raw)
+    format_of(raw)
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
 
@@ -57,7 +60,7 @@ def load(
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
-    With `quantize`, matrices are kept in whole numbers of that kind.
+    With `quantize`, matrices are kept in whole numbers of that kind: SettingError where the files have codes of their own.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
@@ -65,6 +68,7 @@ def load(
         net = Decoder(read_config(folder), context)
         if quantize is not None:
             quantise_matrices(net, quantize)
+    _keep_codes(net, folder, device, quantize)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -89,6 +93,7 @@ def fill(
                 stays = stays and tensor.dtype == dtype and weights.owns(tensor)
                 _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
                 first += tensor.numel() // slot.width
+                del tensor  # before the next is made
                 weights.release()
                 report(weights.read, weights.size)
         if tied:
@@ -102,6 +107,45 @@ def fill(
     net.mapped = mapped
 
 
+def formed(folder: Path) -> Decoder:
+    """A decoder without numbers, whose matrices have the forms that they take on a CPU. Raises CheckpointError."""
+    with torch.device("meta"):
+        net = Decoder(read_config(folder), context=0)
+    keep_codes(net, _forms(net, folder))
+    return net
+
+
+def _forms(net: Decoder, folder: Path) -> dict[str, Form]:
+    """What is to become of the matrices that a folder has in codes, by our names."""
+    family = family_of(read_json(folder, "config.json"))
+    with open_weights(folder) as weights:
+        family = weights.spelled(family)
+        found = {
+            slot.ours.removesuffix(".weight"): joined(
+                weights.form(name, shape, family.optional_part)
+                for name, shape in _their_shapes(net.config, family, slot, weights)
+            )
+            for slot in _slots(net)
+            if slot.kind == "weight" and len(slot.shape) > 1
+        }
+        for note in weights.notes if found else ():
+            log.info("%s: %s", folder, note)
+    return {name: form for name, form in found.items() if form is not None}
+
+
+def _keep_codes(net: Decoder, folder: Path, device: str, quantize: Kind | None) -> None:
+    """Give matrices that a folder has in codes the form that keeps them, where there is one: on a CPU."""
+    forms = _forms(net, folder)
+    if not forms:
+        return
+    if quantize is not None:
+        raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
+    if device == "cpu":
+        keep_codes(net, forms)
+    else:
+        log.info("%s: its weights become plain numbers, for codes are multiplied on a CPU alone", folder)
+
+
 def inspect(folder: Path) -> ModelConfig:
     """Check names and shapes of a folder's tensors without reading their values. Raises CheckpointError."""
     config = read_config(folder)
@@ -111,7 +155,7 @@ def inspect(folder: Path) -> ModelConfig:
     with open_weights(folder) as weights:
         family = weights.spelled(family)
         for slot in _slots(net):
-            for name, shape in _their_shapes(net.config, family, slot):
+            for name, shape in _their_shapes(net.config, family, slot, weights):
                 weights.find(name, shape, family.optional_part)
         weights.check(family, tied=config.tied_head)
     return config
@@ -172,18 +216,22 @@ def _slots(net: Decoder) -> Iterator[_Slot]:
 
 
 def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) -> Iterator[Tensor | Codes]:
-    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows."""
-    for name, shape in _their_shapes(config, family, slot):
-        for tensor in weights.take(name, shape, family.optional_part):
-            if weights.problems:  # rows are missing before it
-                continue
-            if isinstance(tensor, Codes):
-                assert family.transposed is None, "codes lie in groups of columns"
-                yield tensor if family.adapt is None else tensor.each(partial(family.adapt, config, name))
-                continue
-            mine = tensor.mT if _is_transposed(family, slot) else tensor
-            mine = mine if family.adapt is None else family.adapt(config, name, mine)
-            yield mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
+    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows.
+
+    None is held when the next is made.
+    """
+    for name, shape in _their_shapes(config, family, slot, weights):
+        pieces = weights.take(name, shape, family.optional_part)
+        yield from (_ours(config, family, slot, name, piece) for piece in pieces if not weights.problems)  # or rows are missing
+
+
+def _ours(config: ModelConfig, family: Family, slot: _Slot, name: str, piece: Tensor | Codes) -> Tensor | Codes:
+    """A piece with its rows first, in our order."""
+    if isinstance(piece, Codes):
+        return piece if family.adapt is None else piece.each(partial(family.adapt, config, name))
+    mine = piece.mT if _is_transposed(family, slot) else piece
+    mine = mine if family.adapt is None else family.adapt(config, name, mine)
+    return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
 
 def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, device: str, *, stays: bool) -> None:
@@ -208,11 +256,12 @@ def _has_offset(family: Family, slot: _Slot) -> bool:
     return bool(family.gain_offset) and slot.ours.endswith("norm.weight")
 
 
-def _their_shapes(config: ModelConfig, family: Family, slot: _Slot) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
-        yield name, (*shape[:-2], *shape[:-3:-1]) if _is_transposed(family, slot) else shape
+        turned = _is_transposed(family, slot) and not weights.is_coded(name, family.optional_part)
+        yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 
 def _is_transposed(family: Family, slot: _Slot) -> bool:
