@@ -10,8 +10,8 @@ from model.chat import ChatTemplate
 from model.config import MemoryGroup, ModelConfig
 from model.engine.build import DTYPES, EngineOptions, size_engine
 from model.errors import CheckpointError
-from model.net.checkpoint import inspect, open_weights
-from model.net.transformer import Decoder
+from model.net.checkpoint import formed, inspect, open_weights
+from model.net.quantised import count_bytes
 from service import hub
 from service.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
@@ -21,16 +21,14 @@ GIB = 1 << 30
 
 def facts(folder: Path) -> dict[str, Any]:
     """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
-    config = inspect(folder)
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in Decoder(config).parameters())
+    config, net = inspect(folder), formed(folder)
     return {
         "supported": True,
         "folder": str(folder),
         **_shape(config),
-        "parameters": parameters,
+        "parameters": net.num_parameters,
         **_on_disk(folder),
-        "memory": {name: _memory(config, parameters, dtype) for name, dtype in DTYPES.items()},
+        "memory": {name: _memory(config, count_bytes(net, dtype), dtype) for name, dtype in DTYPES.items()},
         "tokenizer": _tokenizer(folder, config),
         "chat_template": ChatTemplate.load(folder) is not None,
     }
@@ -74,6 +72,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
         ("parameters", f"{found['parameters']:,}"),
         ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
+        *([("quantised", found["format"])] if found["format"] else []),
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
         ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
@@ -105,17 +104,18 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _on_disk(folder: Path) -> dict[str, Any]:
-    """The files that hold weights, and in what."""
+    """The files that hold weights, in what, and how they are quantised."""
     with open_weights(folder) as weights:
-        return {"weights": {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}}
+        files = {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}
+        return {"weights": files, "format": weights.title}
 
 
-def _memory(config: ModelConfig, parameters: int, dtype: torch.dtype) -> dict[str, int]:
-    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB."""
+def _memory(config: ModelConfig, weights: int, dtype: torch.dtype) -> dict[str, int]:
+    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB. `weights`: bytes."""
     size = dtype.itemsize
     sized = size_engine(config, dtype, "cpu", EngineOptions(kv_cache_memory=GIB))
     return {
-        "weights_bytes": parameters * size,
+        "weights_bytes": weights,
         "kv_bytes_per_token": config.kv_bytes_per_token(size),
         "kv_bytes_per_token_past_windows": sum(config.block_bytes(group, 1, size) for group in _keeping_all(config)),
         "state_bytes": config.state_bytes,

@@ -160,6 +160,14 @@ def keep_codes(net: Decoder, forms: Mapping[str, Form]) -> None:
         net.embedding.tokens = QuantisedEmbedding.form(_table(net), form.kind, has_minima=form.has_minima)
 
 
+def count_bytes(net: Decoder, dtype: torch.dtype) -> int:
+    """What the weights of a decoder take whose plain numbers are of this dtype; codes take what they take."""
+    plain = sum(parameter.numel() for parameter in net.parameters()) * dtype.itemsize
+    forms = (module for module in net.modules() if isinstance(module, QuantisedLinear))
+    held = {None if net.config.tied_head and form is net.head else form for form in forms}
+    return plain + sum(part.nbytes for form in held if form is not None for part in form.buffers(recurse=False))
+
+
 def quantise_matrices(net: Decoder, kind: Kind) -> None:
     """Give the matrices of a decoder without numbers this form; the embedding and the head have 8 bits."""
     reform(net, lambda name, linear: _form_of(name, linear, kind))

@@ -76,6 +76,7 @@ class CompressedTensors:
         _refuse(settings)
         self.ignored = _names(settings, "ignore")
         self.schemes: dict[str, Scheme] = {}
+        self._known: dict[str, Scheme | None] = {}
         for group in groups.values():
             if group.get("weights") is not None:
                 self.schemes |= dict.fromkeys(_names(group, "targets"), _scheme(group, str(settings.get("format"))))
@@ -84,8 +85,13 @@ class CompressedTensors:
         self.notes = tuple(dict.fromkeys(_notes(settings, groups.values(), self.schemes.values())))
 
     def scheme_of(self, name: str) -> Scheme | None:
-        """That of a module: targets that are its name come first, then expressions, then its class."""
-        module = module_of(name)
+        """That of a matrix; None: it is plain."""
+        if name not in self._known:
+            self._known[name] = self._scheme_of(module_of(name))
+        return self._known[name]
+
+    def _scheme_of(self, module: str) -> Scheme | None:
+        """Targets that are its name come first, then expressions, then its class."""
         if any(_matches(each, module) for each in self.ignored):
             return None
         found = sorted((target for target in self.schemes if _matches(target, module)), key=lambda each: each.startswith("re:"))
@@ -103,7 +109,7 @@ class CompressedTensors:
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
         """The matrix and what belongs to it."""
-        scheme = self._known(name)
+        scheme = self._held(name)
         if scheme.layout == FLOATS:
             return fp8.parts(name, f"{name}_scale", shape, scheme.block)
         rows, columns = flat(shape)
@@ -132,18 +138,18 @@ class CompressedTensors:
 
     def is_coded(self, name: str) -> bool:
         """Floats of 8 bits become plain numbers."""
-        return self._known(name).layout != FLOATS
+        return self._held(name).layout != FLOATS
 
     def form(self, name: str, tensors: Tensors) -> Form:
         """Codes."""
-        scheme = self._known(name)
+        scheme = self._held(name)
         kind = {MX: MXFP4, BYTES: INT8}.get(scheme.layout) or KINDS[scheme.bits]
         zeros = _zeros(scheme, tensors, len(tensors["weight"]))
         return Form(kind, zeros is not None and bool(zeros.any()))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
         """The whole at once."""
-        scheme, weight, scale = self._known(name), tensors["weight"], tensors["scale"]
+        scheme, weight, scale = self._held(name), tensors["weight"], tensors["scale"]
         if scheme.layout == FLOATS:
             yield fp8.dense(weight, scale, scheme.block)
             return
@@ -161,7 +167,7 @@ class CompressedTensors:
         """Scales of activations are, and zero points that are zero."""
         return name.endswith(SPARE)
 
-    def _known(self, name: str) -> Scheme:
+    def _held(self, name: str) -> Scheme:
         scheme = self.scheme_of(name)
         assert scheme is not None, f"{name} is no target"
         return scheme

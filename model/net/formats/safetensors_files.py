@@ -69,7 +69,7 @@ class Safetensors(Weights):
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
         """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""
         held = self._held(name, optional)
-        if held is None or self.format is None:
+        if held is None or self.format is None or len(shape) < 2:
             place = self._find(Part(self._there(name, optional), tuple(STORED), (tuple(shape),)))
             return None if place is None else [place]
         try:
@@ -109,7 +109,8 @@ class Safetensors(Weights):
         """The name under which the folder's format holds a matrix."""
         if self.format is None:
             return None
-        return next((each for each in (name, name.replace(optional, "", 1)) if self.format.holds(each, self._stored)), None)
+        names = dict.fromkeys((name, name.replace(optional, "", 1)))
+        return next((each for each in names if self.format.holds(each, self._stored)), None)
 
     def _stored(self, name: str) -> str | None:
         file = self.where.get(name)

@@ -58,4 +58,7 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     if name not in FORMATS:
         what = f" ({STRANGERS[name]})" if name in STRANGERS else ""
         raise refused(f"quant_method {method!r}{what} is not supported; known: {', '.join(FORMATS)}. Instead {INSTEAD}")
-    return FORMATS[name](settings)
+    try:
+        return FORMATS[name](settings)
+    except (TypeError, AttributeError) as error:  # somewhere in it
+        raise refused(f"it has a value of the wrong type: {error}") from error

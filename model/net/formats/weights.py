@@ -116,7 +116,7 @@ class Weights:
         name = name if name in self.where else name.replace(family.optional_part, "", 1)
         if name in self.where and head in self.where:
             pair = [self._mapped(each) for each in (name, head)]
-            if not torch.equal(*pair):
+            if pair[0].dtype != pair[1].dtype or not torch.equal(*pair):
                 told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
                 self.problems.append(f"{self.where[head]}: {told}")
             self._taken += pair

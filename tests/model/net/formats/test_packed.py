@@ -287,6 +287,18 @@ def test_scales_of_zero_and_below_are_taken_as_they_are(packed, factor):
     assert load(packed, torch.float32, "cpu").blocks[1].mlp.down.dense().isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32], ids=str)
+def test_a_tied_head_of_codes_or_of_other_numbers_is_named(tmp_path, dtype):
+    folder = pack_folder(plain_folder(tmp_path / "plain", tie_word_embeddings=True), awq(64), AWQ | {"group_size": 64})
+    edit_tensors(folder, lm_head__weight=torch.ones(96, 128, dtype=dtype))
+    assert_damaged(folder, "tensor lm_head.weight is not model.embed_tokens.weight, but config.json has tie_word_embeddings")
+
+
+def test_vectors_are_never_codes(packed):
+    edit_tensors(packed, model__norm__weight=..., model__norm__qweight=torch.zeros(4, 32, dtype=torch.int32))
+    assert_damaged(packed, "tensor model.norm.weight is missing")
+
+
 def test_files_may_do_without_the_order_of_their_columns(packed):
     edit_tensors(packed, **{f"{NAME}.g_idx".replace(".", "__"): ...})
     load(packed, torch.float32, "cpu")
@@ -345,6 +357,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a stranger": ({"quant_method": "new"}, "quant_method 'new' is not supported; known: awq, compressed-tensors"),
     "no method": ({"bits": 4}, "it must be an object with a quant_method"),
     "nothing": ({}, "it must be an object with a quant_method"),
+    "a value of another type": (GPTQ | {"bits": 4, "dynamic": 3}, "it has a value of the wrong type: "),
     "no object": (["gptq"], "it must be an object with a quant_method"),
 }
 
