@@ -1,5 +1,6 @@
 """AWQ and GPTQ: a folder that holds codes is the plain folder with the numbers they stand for, in memory too."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQCon
 from safetensors.torch import load_file
 from torch import Tensor
 
+from model.__main__ import complete
+from model.engine.build import EngineOptions, build_engine
 from model.errors import CheckpointError, SettingError
 from model.net.checkpoint import formed, inspect, load, read_config
 from model.net.formats.codes import INT4, INT8, MXFP4
@@ -209,6 +212,20 @@ def test_weights_of_codes_are_filled_without_a_second_copy(tmp_path):
     whole, _ = filling(large, plain)
     assert owned < 0.32 * whole
     assert beside < 4 * 256 * 128
+
+
+def test_a_packed_folder_is_served_with_the_answers_of_the_plain_one(tmp_path):
+    plain = plain_folder(tmp_path / "plain")
+    folder = pack_folder(plain, gptq(4, 64, zeros=False), GPTQ | {"bits": 4, "group_size": 64})
+    answers = []
+    for each in (folder, plain):
+        engine = build_engine(each, EngineOptions(device="cpu", dtype="float32", backend="torch", kv_cache_memory=1 << 22))
+        engine.start()
+        try:
+            answers.append(asyncio.run(complete(engine, [[5, 17, 80, 3], [44, 61]], 24)))
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
 
 
 def test_adapters_stand_beside_codes(tmp_path):
