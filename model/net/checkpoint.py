@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +21,12 @@ from model.config import ModelConfig
 from model.errors import CheckpointError, SettingError
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from model.net.formats.codes import Codes, Kind
-from model.net.formats.reading import Form
+from model.net.formats.codes import Codes, Form, Kind
 from model.net.formats.safetensors_files import Safetensors
 from model.net.formats.table import format_of
 from model.net.formats.weights import Weights
-from model.net.linear import Linear
-from model.net.quantised import joined, keep_codes, quantise_matrices
+from model.net.linear import Linear, reform
+from model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
 from model.net.transformer import Decoder
 from model.weights import check_links, read_json
 
@@ -55,20 +54,28 @@ def load(
     context: int | None = None,
     *,
     quantize: Kind | None = None,
+    keep_codes: bool = False,
     mapped: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
-    With `quantize`, matrices are kept in whole numbers of that kind: SettingError where the files have codes of their own.
+    With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any.
+    SettingError where the files have codes, and `quantize` asks for others.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
     with torch.device("meta"):
         net = Decoder(read_config(folder), context)
-        if quantize is not None:
-            quantise_matrices(net, quantize)
-    _keep_codes(net, folder, device, quantize)
+    forms = forms_of(net, folder)
+    if quantize is not None and forms:
+        raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
+    if quantize is not None:
+        quantise_matrices(net, quantize)
+    elif keep_codes:
+        adopt_forms(net, forms)
+    elif forms:
+        log.info("%s: its codes become plain numbers", folder)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -107,43 +114,43 @@ def fill(
     net.mapped = mapped
 
 
-def formed(folder: Path) -> Decoder:
-    """A decoder without numbers, whose matrices have the forms that they take on a CPU. Raises CheckpointError."""
-    with torch.device("meta"):
-        net = Decoder(read_config(folder), context=0)
-    keep_codes(net, _forms(net, folder))
-    return net
-
-
-def _forms(net: Decoder, folder: Path) -> dict[str, Form]:
-    """What is to become of the matrices that a folder has in codes, by our names."""
-    family = family_of(read_json(folder, "config.json"))
+def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:
+    """What keeps each matrix that the files have in codes, by our names. Says in the log what of them is not carried out."""
+    family, forms = family_of(read_json(folder, "config.json")), {}
     with open_weights(folder) as weights:
         family = weights.spelled(family)
-        found = {
-            slot.ours.removesuffix(".weight"): joined(
-                weights.form(name, shape, family.optional_part)
-                for name, shape in _their_shapes(net.config, family, slot, weights)
-            )
-            for slot in _slots(net)
-            if slot.kind == "weight" and len(slot.shape) > 1
-        }
-        for note in weights.notes if found else ():
+        for slot in _slots(net):
+            path = slot.ours.removesuffix(".weight")
+            parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot, weights)]
+            coded = [form for form in parts if form is not None]
+            if coded and len(coded) == len(parts) and not path.endswith(PLAIN):
+                forms[path] = reduce(Form.joined, coded)
+        for note in weights.notes:
             log.info("%s: %s", folder, note)
-    return {name: form for name, form in found.items() if form is not None}
+    return forms
 
 
-def _keep_codes(net: Decoder, folder: Path, device: str, quantize: Kind | None) -> None:
-    """Give matrices that a folder has in codes the form that keeps them, where there is one: on a CPU."""
-    forms = _forms(net, folder)
-    if not forms:
-        return
-    if quantize is not None:
-        raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
-    if device == "cpu":
-        keep_codes(net, forms)
-    else:
-        log.info("%s: its weights become plain numbers, for codes are multiplied on a CPU alone", folder)
+def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
+    """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
+    embedding = forms.get("embedding.tokens")
+    if rounded := sum(not form.exact for form in forms.values()):
+        log.info("%d matrices are rounded once more, to int8: their type in the file is not kept in memory", rounded)
+
+    def kept(path: str, linear: Linear) -> Linear:
+        form = embedding if path == "head" and net.config.tied_head else forms.get(path)
+        return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
+
+    reform(net, kept)
+    if embedding is not None:
+        net.embedding.tokens = quantised_embedding(net.config, embedding)
+
+
+def formed(folder: Path) -> Decoder:
+    """A decoder without numbers, whose matrices have the forms that keep what the files have. Raises CheckpointError."""
+    with torch.device("meta"):
+        net = Decoder(read_config(folder), context=0)
+    adopt_forms(net, forms_of(net, folder))
+    return net
 
 
 def inspect(folder: Path) -> ModelConfig:
@@ -260,7 +267,7 @@ def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Wei
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
-        turned = _is_transposed(family, slot) and not weights.is_coded(name, family.optional_part)
+        turned = _is_transposed(family, slot) and not weights.is_coded(name)
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 

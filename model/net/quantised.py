@@ -4,14 +4,12 @@ Scales are float16. A row has a power of two beside them, so that its largest sc
 Shapes: T tokens · O rows · I columns, in whole groups · G groups of 32 columns.
 """
 
-from collections.abc import Iterable, Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.net.formats.codes import GROUP, INT8, Codes, Kind, quantise, values_of
-from model.net.formats.reading import Form
+from model.config import ModelConfig
+from model.net.formats.codes import GROUP, INT8, Codes, Form, Kind, quantise, values_of
 from model.net.linear import SHAPE, ExpertLinear, Linear, reform
 from model.net.transformer import Decoder
 
@@ -135,49 +133,17 @@ class QuantisedEmbedding(QuantisedLinear):
         return self.select(tokens_T).to(self.dtype)
 
 
-def joined(forms: Iterable[Form | None]) -> Form | None:
-    """What a matrix is kept in whose parts come in these: in bytes where they differ, in plain numbers where a part does."""
-    found = list(forms)
-    parts = [form for form in found if form is not None]
-    if not parts or len(parts) < len(found):
-        return None
-    kinds = {form.kind for form in parts}
-    return Form(kinds.pop() if len(kinds) == 1 else INT8, any(form.has_minima for form in parts))
-
-
-def keep_codes(net: Decoder, forms: Mapping[str, Form]) -> None:
-    """Give matrices of a decoder without numbers these forms, by their names. A tied head has that of the embedding."""
-
-    def form_of(name: str, linear: Linear) -> Linear:
-        form = forms.get("embedding.tokens" if name == "head" and net.config.tied_head else name)
-        if form is None or name.endswith(PLAIN):
-            return linear
-        return QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
-
-    reform(net, form_of)
-    if "embedding.tokens" in forms:
-        form = forms["embedding.tokens"]
-        net.embedding.tokens = QuantisedEmbedding.form(_table(net), form.kind, has_minima=form.has_minima)
-
-
-def count_bytes(net: Decoder, dtype: torch.dtype) -> int:
-    """What the weights of a decoder take whose plain numbers are of this dtype; codes take what they take."""
-    plain = sum(parameter.numel() for parameter in net.parameters()) * dtype.itemsize
-    forms = (module for module in net.modules() if isinstance(module, QuantisedLinear))
-    held = {None if net.config.tied_head and form is net.head else form for form in forms}
-    return plain + sum(part.nbytes for form in held if form is not None for part in form.buffers(recurse=False))
-
-
 def quantise_matrices(net: Decoder, kind: Kind) -> None:
     """Give the matrices of a decoder without numbers this form; the embedding and the head have 8 bits."""
     reform(net, lambda name, linear: _form_of(name, linear, kind))
-    net.embedding.tokens = QuantisedEmbedding.form(_table(net), INT8)
+    net.embedding.tokens = quantised_embedding(net.config, Form(INT8))
 
 
-def _table(net: Decoder) -> Linear:
-    """The embedding as a matrix."""
+def quantised_embedding(config: ModelConfig, form: Form) -> QuantisedLinear:
+    """The vectors of tokens in a form, without numbers."""
     with torch.device("meta"):
-        return Linear(net.config.hidden_size, [net.config.vocab_size], bias=False)
+        table = Linear(config.hidden_size, [config.vocab_size], bias=False)
+    return QuantisedEmbedding.form(table, form.kind, has_minima=form.has_minima)
 
 
 def _form_of(name: str, linear: Linear, kind: Kind) -> Linear:
@@ -192,3 +158,11 @@ def _unit(codes: Codes) -> Tensor:
     if codes.minima_OG is not None:
         largest_O = torch.maximum(largest_O, codes.minima_OG.abs().amax(-1))
     return torch.ldexp(torch.ones_like(largest_O), torch.frexp(largest_O).exponent - LARGEST)
+
+
+def count_bytes(net: Decoder, dtype: torch.dtype) -> int:
+    """What the weights of a decoder take whose plain numbers are of this dtype; codes take what they take."""
+    plain = sum(parameter.numel() for parameter in net.parameters()) * dtype.itemsize
+    forms = (module for module in net.modules() if isinstance(module, QuantisedLinear))
+    held = {None if net.config.tied_head and form is net.head else form for form in forms}
+    return plain + sum(part.nbytes for form in held if form is not None for part in form.buffers(recurse=False))

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.net.formats.codes import INT4, Codes
+from model.net.formats.codes import INT4, Codes, Form
 from model.net.formats.reading import (
     SCALES,
     WORDS,
-    Form,
+    Find,
     Part,
     Settings,
     Stored,
     Tensors,
+    as_bytes,
     as_values,
     bits_of,
     count_groups,
@@ -25,6 +26,7 @@ from model.net.formats.reading import (
     flat,
     group_of,
     grouped,
+    has_minima,
     in_groups,
     is_packed,
     module_of,
@@ -68,9 +70,9 @@ class Awq:
         """All are."""
         return True
 
-    def form(self, name: str, tensors: Tensors) -> Form:
+    def form(self, name: str, tensor: Find) -> Form:
         """Codes of 4 bits; with minima where a zero is not 8."""
-        return Form(INT4, bool((_rows(tensors["qzeros"]) != 8).any()))
+        return Form(INT4, has_minima(tensor(f"{module_of(name)}.qzeros"), lambda zeros: as_values(_rows(zeros), BITS)))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """The whole at once."""
@@ -84,9 +86,9 @@ class Awq:
 
 def _rows(words_IW: Tensor) -> Tensor:
     """Words [in, out / 8] to numbers [out, in]."""
-    bytes_IWN = words_IW.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
+    bytes_WIN = as_bytes(words_IW.T).unflatten(-1, (-1, 4))
     rows_WNI = torch.empty(words_IW.shape[1], len(ORDER), len(words_IW), dtype=torch.uint8)
     for place, neighbour in enumerate(ORDER):
-        byte_IW = bytes_IWN[..., place // 2]
-        rows_WNI[:, neighbour] = (byte_IW >> 4 if place % 2 else byte_IW & 15).T
+        byte_WI = bytes_WIN[..., place // 2]
+        rows_WNI[:, neighbour] = byte_WI >> 4 if place % 2 else byte_WI & 15
     return rows_WNI.flatten(0, 1)

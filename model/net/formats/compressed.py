@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from model.net.formats import fp8, mxfp4
-from model.net.formats.codes import GROUP, INT8, MXFP4, Codes
+from model.net.formats.codes import GROUP, INT8, MXFP4, Codes, Form
 from model.net.formats.reading import (
     KINDS,
     SCALES,
     WORDS,
-    Form,
+    Find,
     Part,
     Settings,
     Stored,
@@ -36,6 +36,7 @@ from model.net.formats.reading import (
     flat,
     group_of,
     grouped,
+    has_minima,
     in_groups,
     module_of,
     refused,
@@ -140,12 +141,14 @@ class CompressedTensors:
         """Floats of 8 bits become plain numbers."""
         return self._held(name).layout != FLOATS
 
-    def form(self, name: str, tensors: Tensors) -> Form:
+    def form(self, name: str, tensor: Find) -> Form:
         """Codes."""
         scheme = self._held(name)
         kind = {MX: MXFP4, BYTES: INT8}.get(scheme.layout) or KINDS[scheme.bits]
-        zeros = _zeros(scheme, tensors, len(tensors["weight"]))
-        return Form(kind, zeros is not None and bool(zeros.any()))
+        zeros, weight = tensor(f"{name}_zero_point"), tensor(f"{name}_packed")
+        if scheme.layout == BYTES:
+            return Form(kind, zeros is not None and bool(zeros.any()))
+        return Form(kind, weight is not None and has_minima(zeros, lambda words: _unpacked(words, scheme.bits, len(weight))))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
         """The whole at once."""
@@ -246,9 +249,14 @@ def _by_rows(part: Tensor, rows: int) -> Tensor:
 def _zeros(scheme: Scheme, tensors: Tensors, rows: int) -> Tensor | None:
     """[rows, groups], as values."""
     zeros = tensors.get("zero")
-    if zeros is None or scheme.layout == BYTES:
-        return zeros if zeros is None else _by_rows(zeros, rows)
-    return as_values(unpack(zeros.T, scheme.bits)[:, :rows].T, scheme.bits)
+    if zeros is None:
+        return None
+    return _by_rows(zeros, rows) if scheme.layout == BYTES else _unpacked(zeros, scheme.bits, rows)
+
+
+def _unpacked(words: Tensor, bits: int, rows: int) -> Tensor:
+    """Packed zero points [rows * bits / 32, groups] as values [rows, groups]."""
+    return as_values(unpack(words.T, bits)[:, :rows].T, bits)
 
 
 def _check(shape: Sequence[int], tensors: Tensors, group: int) -> None:

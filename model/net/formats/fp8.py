@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from model.net.formats.reading import SCALES, Form, Part, Settings, Stored, Tensors, refused
+from model.net.formats.codes import Form
+from model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
@@ -46,7 +47,7 @@ class Fp8:
         """None is."""
         return False
 
-    def form(self, name: str, tensors: Tensors) -> Form:
+    def form(self, name: str, tensor: Find) -> Form:
         """Nobody asks."""
         raise NotImplementedError
 

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.net.formats.codes import Codes
+from model.net.formats.codes import Codes, Form
 from model.net.formats.reading import (
     KINDS,
     SCALES,
     WORDS,
-    Form,
+    Find,
     Part,
     Settings,
     Stored,
     Tensors,
+    as_bytes,
     as_values,
     bits_of,
     check_order,
@@ -28,6 +29,7 @@ from model.net.formats.reading import (
     flat,
     group_of,
     grouped,
+    has_minima,
     in_groups,
     is_packed,
     module_of,
@@ -78,9 +80,9 @@ class Gptq:
         """All are."""
         return True
 
-    def form(self, name: str, tensors: Tensors) -> Form:
+    def form(self, name: str, tensor: Find) -> Form:
         """Codes of 4 or 8 bits; with minima where a zero is not in the middle."""
-        return Form(KINDS[self.bits], bool(self._zeros(tensors["qzeros"]).any()))
+        return Form(KINDS[self.bits], has_minima(tensor(f"{module_of(name)}.qzeros"), self._zeros))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """The whole at once."""
@@ -101,7 +103,7 @@ class Gptq:
 
 def _columns(words_WO: Tensor, bits: int) -> Tensor:
     """Words [in * bits / 32, out] to numbers [out, in]."""
-    bytes_OWN = words_WO.contiguous().view(torch.uint8).unflatten(-1, (-1, 4)).transpose(0, 1)
+    bytes_OWN = as_bytes(words_WO).unflatten(-1, (-1, 4)).transpose(0, 1)
     if bits == 8:
         return bytes_OWN.flatten(1)
     return torch.stack((bytes_OWN & 15, bytes_OWN >> 4), dim=-1).flatten(1)

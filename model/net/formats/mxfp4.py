@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.net.formats.codes import GROUP, MXFP4, Codes
-from model.net.formats.reading import Form, Part, Settings, Stored, Tensors, count_groups
+from model.net.formats.codes import GROUP, MXFP4, Codes, Form
+from model.net.formats.reading import Find, Part, Settings, Stored, Tensors, count_groups
 
 BYTES = ("U8",)
 """What both tensors are, under safetensors' name."""
@@ -42,9 +42,9 @@ class Mxfp4:
         """All are."""
         return True
 
-    def form(self, name: str, tensors: Tensors) -> Form:
+    def form(self, name: str, tensor: Find) -> Form:
         """Codes of their own kind."""
-        return Form(MXFP4, has_minima=False)
+        return Form(MXFP4)
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """Experts one after the other, [1, out, in]: all of them at once would take their room twice."""

@@ -8,13 +8,13 @@ Shapes: O rows · I columns · G groups of columns.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from model.errors import CheckpointError
-from model.net.formats.codes import GROUP, INT4, INT8, Codes, Kind
+from model.net.formats.codes import GROUP, INT4, INT8, Codes, Form, Kind
 
 Settings = Mapping[str, Any]
 """`quantization_config` of config.json."""
@@ -22,6 +22,8 @@ Tensors = Mapping[str, Tensor]
 """What holds a matrix, by the roles that `Format.parts` names."""
 Stored = Callable[[str], str | None]
 """What a tensor of the files is stored in, under safetensors' name; None where there is no tensor of this name."""
+Find = Callable[[str], Tensor | None]
+"""A tensor of the files; None where there is none of this name."""
 SCALES = ("F32", "BF16", "F16", "F64")
 WORDS = ("I32",)
 KINDS = {4: INT4, 8: INT8}
@@ -38,13 +40,6 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     """Those that it may have."""
     optional: bool = False
-
-
-class Form(NamedTuple):
-    """What a matrix is kept in."""
-
-    kind: Kind
-    has_minima: bool
 
 
 class Format(Protocol):
@@ -67,8 +62,8 @@ class Format(Protocol):
         """Whether a matrix that is held becomes codes. They have its rows first; plain numbers lie as those of its family."""
         ...
 
-    def form(self, name: str, tensors: Tensors) -> Form:
-        """What a matrix of codes is kept in."""
+    def form(self, name: str, tensor: Find) -> Form:
+        """What a matrix of codes is kept in; where some of it is missing or misshapen, whatever: it is refused elsewhere."""
         ...
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
@@ -159,10 +154,22 @@ def check_order(g_idx: Tensor, group: int) -> None:
         )
 
 
+def as_bytes(words: Tensor) -> Tensor:
+    """int32 [..., W] as bytes [..., W * 4], that of the lowest bits first."""
+    if words.stride(-1) != 1:  # `contiguous` leaves that of a single column as it is
+        words = words.clone(memory_format=torch.contiguous_format)
+    return words.view(torch.uint8)
+
+
 def unpack(words: Tensor, bits: int) -> Tensor:
     """int32 [..., W] to the numbers that lie in it from the lowest bits on, uint8 [..., W * 32 / bits]."""
-    bytes_ = words.contiguous().view(torch.uint8)
+    bytes_ = as_bytes(words)
     return bytes_ if bits == 8 else torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
+
+
+def has_minima(zeros: Tensor | None, middle: Callable[[Tensor], Tensor]) -> bool:
+    """Whether packed zero points, as values, are not all 0."""
+    return zeros is not None and zeros.dtype == torch.int32 and zeros.dim() == 2 and bool(middle(zeros).any())
 
 
 def as_values(numbers: Tensor, bits: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.net.families.reading import Family
-from model.net.formats.codes import Codes
-from model.net.formats.reading import Form, Part
+from model.net.formats.codes import Codes, Form
+from model.net.formats.reading import Part
 from model.net.formats.table import format_of
 from model.net.formats.weights import Place, Weights
 from model.weights import INDEX, check_header, read_index, read_json, weight_files
@@ -37,6 +37,7 @@ class Safetensors(Weights):
         if self.format is not None:
             self.title, self.notes = self.format.title, self.format.notes
         self._asked: dict[str, _Asked] = {}
+        self._optional = ""
         super().__init__(folder, weight_files(folder))
         self._opened = {path.name: _open(path) for path in self.files}
         for file, handle in self._opened.items():
@@ -58,6 +59,7 @@ class Safetensors(Weights):
 
     def spelled(self, family: Family) -> Family:
         """The family with the fused tensors that are there."""
+        self._optional = family.optional_part
         fused = {}
         for ours, (theirs, *_) in family.fused.items():
             start, end = theirs.split("{}")
@@ -85,19 +87,16 @@ class Safetensors(Weights):
         self._asked[found[0][0]] = _Asked(held, shape, list(parts))
         return found
 
-    def form(self, name: str, shape: tuple[int, ...], optional: str) -> Form | None:
-        """What a matrix in the folder's format is kept in."""
-        if self.format is None or not self.is_coded(name, optional):
+    def form(self, name: str) -> Form | None:
+        """What keeps a matrix in the folder's format."""
+        held = self._held(name, self._optional)
+        if held is None or self.format is None or not self.format.is_coded(held):
             return None
-        places = self.find(name, shape, optional)
-        if places is None:
-            return None
-        asked = self._asked[places[0][0]]
-        return self.format.form(asked.name, dict(zip(asked.roles, (self._mapped(part) for part, _ in places), strict=True)))
+        return self.format.form(held, lambda part: self._mapped(part) if part in self.where else None)
 
-    def is_coded(self, name: str, optional: str) -> bool:
+    def is_coded(self, name: str) -> bool:
         """Whether it is in a format of codes."""
-        held = self._held(name, optional)
+        held = self._held(name, self._optional)
         return held is not None and self.format is not None and self.format.is_coded(held)
 
     def _there(self, name: str, optional: str) -> str:

@@ -13,8 +13,7 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.families.reading import Family
 from model.net.families.table import their_names
-from model.net.formats.codes import Codes
-from model.net.formats.reading import Form
+from model.net.formats.codes import Codes, Form
 from model.net.mapped import release
 
 SHOWN = 5
@@ -61,15 +60,15 @@ class Weights:
         """What the tensors are stored in, as `attend inspect` names it."""
         raise NotImplementedError
 
+    def form(self, name: str) -> Form | None:
+        """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
+        return None
+
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
         """The tensors that hold one of this name and shape; None after noting what is wrong. `optional`: see `Family`."""
         raise NotImplementedError
 
-    def form(self, name: str, shape: tuple[int, ...], optional: str) -> Form | None:
-        """What a matrix is kept in; None: in plain numbers, or something is wrong with it."""
-        return None
-
-    def is_coded(self, name: str, optional: str) -> bool:
+    def is_coded(self, name: str) -> bool:
         """Whether the files have codes of a matrix: their rows come first, whatever the order of its family's plain ones."""
         return False
 
@@ -116,7 +115,7 @@ class Weights:
         name = name if name in self.where else name.replace(family.optional_part, "", 1)
         if name in self.where and head in self.where:
             pair = [self._mapped(each) for each in (name, head)]
-            if pair[0].dtype != pair[1].dtype or not torch.equal(*pair):
+            if not torch.equal(*pair):
                 told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
                 self.problems.append(f"{self.where[head]}: {told}")
             self._taken += pair

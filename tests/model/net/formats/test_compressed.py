@@ -16,6 +16,7 @@ from torch import Tensor
 from model.errors import CheckpointError
 from model.net.checkpoint import formed, load, read_config
 from model.net.formats.codes import INT4, INT8, MXFP4
+from model.net.formats.compressed import CompressedTensors
 from model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import edit_config, edit_tensors, shaped, spread
 from tests.model.net.formats.writing import (
@@ -120,7 +121,7 @@ def test_the_least_of_256_values_is_kept(tmp_path):
     scales = load_file(folder / "model.safetensors")[f"{name}.weight_scale"]
     for dense in (
         codes_of(folder, f"{name}.weight", (128, 256)).dense(),
-        load(folder, torch.float32, "cpu").blocks[0].mlp.down.dense(),
+        load(folder, torch.float32, "cpu", keep_codes=True).blocks[0].mlp.down.dense(),
     ):
         assert torch.equal(dense, -128 * scales.float().expand(128, 256))
 
@@ -192,7 +193,7 @@ def test_a_model_that_the_package_compressed_and_transformers_saved_is_read(tmp_
     transformers.LlamaConfig(**net.config.to_dict() | {"quantization_config": None}).save_pretrained(tmp_path / "plain")
     edit_config(tmp_path / "plain", quantization_config=...)
     save_file({name: tensor.contiguous() for name, tensor in numbers.items()}, tmp_path / "plain" / "model.safetensors")
-    small, large = (load(tmp_path / name, torch.float32, "cpu") for name in ("packed", "plain"))
+    small, large = (load(tmp_path / name, torch.float32, "cpu", keep_codes=True) for name in ("packed", "plain"))
     kinds = [getattr(matrix, "kind", None) for block in small.blocks for matrix in (block.attention.qkv, block.attention.out)]
     kinds += [getattr(matrix, "kind", None) for block in small.blocks for matrix in (block.mlp.gate_up, block.mlp.down)]
     assert kinds == [INT4, None, INT4, None, INT8, INT8, INT4, INT4]
@@ -205,6 +206,21 @@ def packed(tmp_path) -> Path:
     return pack_folder(plain, compressed("pack-quantized", weights), settings("pack-quantized", weights))
 
 
+def test_a_name_comes_before_an_expression_and_that_before_a_class():
+    def group(target: str, bits: int) -> dict[str, Any]:
+        return {"targets": [target], "weights": args(bits, "group") | {"group_size": bits * 32}, "format": "pack-quantized"}
+
+    groups = {"a": group("Linear", 4), "b": group(r"re:.*mlp", 8), "c": group("model.mlp.up", 4) | {"format": "int-quantized"}}
+    groups["c"]["weights"] = args(8, "channel")
+    found = CompressedTensors({"config_groups": groups, "ignore": []})
+    layouts = [found.scheme_of(f"model.{name}.weight") for name in ("mlp.up", "mlp.down", "attention.q")]
+    assert [(scheme.layout, scheme.bits) for scheme in layouts] == [
+        ("int-quantized", 8),
+        ("pack-quantized", 8),
+        ("pack-quantized", 4),
+    ]
+
+
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "by its name": ({"ignore": ["model.layers.0.mlp.down_proj"]}, "tensor model.layers.0.mlp.down_proj.weight is missing"),
     "by an expression": ({"ignore": [r"re:.*1\.mlp\.up"]}, "tensor model.layers.1.mlp.up_proj.weight is missing"),
@@ -215,7 +231,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_module_that_is_ignored_must_be_plain(packed, changes, named):
     edit_config(packed, quantization_config=settings("pack-quantized", args(4, "group", symmetric=False), **changes))
     with pytest.raises(CheckpointError, match=named):
-        load(packed, torch.float32, "cpu")
+        load(packed, torch.float32, "cpu", keep_codes=True)
 
 
 def test_an_ignored_module_may_be_plain_and_a_name_is_not_an_expression(tmp_path):
@@ -235,13 +251,13 @@ def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_l
     more = settings("int-quantized", weights, kv_cache_scheme={"num_bits": 8, "type": "float"})
     more["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "dynamic": False, "strategy": "tensor"}
     folder = pack_folder(plain, compressed("int-quantized", weights), more)
-    before = logits(load(folder, torch.float32, "cpu"))
+    before = logits(load(folder, torch.float32, "cpu", keep_codes=True))
     edit_tensors(
         folder,
         **{f"model__layers__0__self_attn__{part}": torch.ones(1) for part in ("k_scale", "v_scale", "q_proj__input_scale")},
     )
     with caplog.at_level(logging.INFO, "attend.model"):
-        assert torch.equal(before, logits(load(folder, torch.float32, "cpu")))
+        assert torch.equal(before, logits(load(folder, torch.float32, "cpu", keep_codes=True)))
     assert "activations are not rounded as config_groups say" in caplog.text
     assert "kv_cache_scheme is passed over" in caplog.text
 
@@ -279,12 +295,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_damaged_folder_is_named(packed, changes, named):
     edit_tensors(packed, **{f"{NAME}.{part}".replace(".", "__"): tensor for part, tensor in changes.items()})
     with pytest.raises(CheckpointError, match=named):
-        load(packed, torch.float32, "cpu")
+        load(packed, torch.float32, "cpu", keep_codes=True)
 
 
 def test_the_order_of_columns_may_be_theirs(packed):
     edit_tensors(packed, **{f"{NAME}.weight_g_idx".replace(".", "__"): torch.arange(256, dtype=torch.int32) // 64})
-    load(packed, torch.float32, "cpu")
+    load(packed, torch.float32, "cpu", keep_codes=True)
 
 
 GROUP = args(4, "group")
@@ -336,4 +352,4 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, raw, named):
 def test_sparsity_and_rotations_that_are_not_there_are_passed_over(packed):
     absent = {"sparsity_config": {}, "transform_config": {}, "kv_cache_scheme": None}
     edit_config(packed, quantization_config=settings("pack-quantized", args(4, "group", symmetric=False), **absent))
-    load(packed, torch.float32, "cpu")
+    load(packed, torch.float32, "cpu", keep_codes=True)

@@ -94,7 +94,7 @@ def logits(net: Decoder) -> Tensor:
 
 
 def test_a_packed_folder_is_the_plain_one_to_the_bit(folder, plain):
-    found, expected = load(folder, torch.float32, "cpu"), load(plain, torch.float32, "cpu")
+    found, expected = (load(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
     assert found.config == expected.config == inspect(folder)
     experts = [matrix for block in found.blocks for matrix in (block.mlp.experts.gate_up, block.mlp.experts.down)]
     assert all(isinstance(matrix, QuantisedExperts) and matrix.kind == MXFP4 and not matrix.has_minima for matrix in experts)
@@ -103,6 +103,11 @@ def test_a_packed_folder_is_the_plain_one_to_the_bit(folder, plain):
             assert torch.equal(module.weight, found.get_submodule(name).dense()), name
     theirs = their_logits(their_model(plain), TOKENS)
     assert (logits(found) - theirs).abs().max() <= 2e-4 * theirs.abs().max()
+
+
+def test_experts_that_are_not_kept_as_codes_are_the_same_numbers(folder, plain):
+    found, expected = load(folder, torch.bfloat16, "cpu"), load(plain, torch.bfloat16, "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
 
 
 def test_experts_are_filled_one_by_one(folder, plain):

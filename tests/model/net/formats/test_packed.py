@@ -17,11 +17,10 @@ from model.__main__ import complete
 from model.engine.build import EngineOptions, build_engine
 from model.errors import CheckpointError, SettingError
 from model.net.checkpoint import formed, inspect, load, read_config
-from model.net.formats.codes import INT4, INT8, MXFP4
+from model.net.formats.codes import INT4, INT8, MXFP4, Form
 from model.net.formats.gptq import Gptq
-from model.net.formats.reading import Form
 from model.net.linear import Linear
-from model.net.quantised import QuantisedEmbedding, QuantisedLinear, joined
+from model.net.quantised import QuantisedEmbedding, QuantisedLinear
 from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import edit_config, edit_tensors, spread
 from tests.model.net.formats.writing import (
@@ -79,7 +78,7 @@ def test_in_memory_minima_have_eleven_bits(tmp_path):
     plain = plain_folder(tmp_path / "plain")
     folder = pack_folder(plain, awq(64, fine=True), AWQ | {"group_size": 64})
     assert_codes_mean(folder, plain)
-    found = load(folder, torch.float32, "cpu").blocks[0].mlp.down.dense()
+    found = load(folder, torch.float32, "cpu", keep_codes=True).blocks[0].mlp.down.dense()
     expected = load(plain, torch.float32, "cpu").blocks[0].mlp.down.weight
     assert 0 < (found - expected).abs().max() <= 2.0**-12 * 8 * 0.125
 
@@ -162,9 +161,9 @@ def test_a_matrix_with_one_plain_part_is_plain(tmp_path):
 
 @pytest.mark.parametrize("forms", [(INT4, INT8), (MXFP4, INT4), (INT8, INT8)], ids=str)
 def test_a_matrix_of_several_kinds_is_kept_in_bytes(forms):
-    assert joined([Form(kind, has_minima=False) for kind in forms]) == Form(INT8, has_minima=False)
-    assert joined([Form(forms[0], has_minima=True), Form(forms[1], has_minima=False)]) == Form(INT8, has_minima=True)
-    assert joined([Form(forms[0], has_minima=True), None]) is None is joined([])
+    first, second = (Form(kind) for kind in forms)
+    assert first.joined(second) == second.joined(first) == Form(INT8)
+    assert first.joined(Form(forms[1], has_minima=True)) == Form(INT8, has_minima=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -186,9 +185,9 @@ def test_a_router_stays_plain_whatever_the_files_have(tmp_path):
 
 
 def test_a_bias_of_zeros_that_no_model_has_is_passed_over(packed):
-    expected, name = logits(load(packed, torch.float32, "cpu")), "model.layers.0.mlp.up_proj.bias"
+    expected, name = logits(load(packed, torch.float32, "cpu", keep_codes=True)), "model.layers.0.mlp.up_proj.bias"
     edit_tensors(packed, **{name.replace(".", "__"): torch.zeros(256)})
-    assert torch.equal(expected, logits(load(packed, torch.float32, "cpu")))
+    assert torch.equal(expected, logits(load(packed, torch.float32, "cpu", keep_codes=True)))
     edit_tensors(packed, **{name.replace(".", "__"): torch.ones(256)})
     assert_damaged(packed, rf"tensor {name} is unexpected")
 
@@ -248,19 +247,20 @@ def packed(tmp_path) -> Path:
 
 def assert_damaged(folder: Path, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        load(folder, torch.float32, "cpu")
+        load(folder, torch.float32, "cpu", keep_codes=True)
 
 
 def test_codes_are_not_quantised_again(packed):
-    with pytest.raises(SettingError, match=r"quantize is int8, but .*packed is quantised"):
+    with pytest.raises(SettingError, match=r"quantize is int8, but .*packed is quantised: its weights stay as they are"):
         load(packed, torch.float32, "cpu", quantize=INT8)
 
 
-def test_off_a_cpu_codes_become_plain_numbers_and_a_line_says_so(packed, caplog):
+def test_codes_that_are_not_asked_for_become_plain_numbers_and_a_line_says_so(packed, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "attend.model"):
-        net = load(packed, torch.float32, "meta")
+        net = load(packed, torch.float32, "cpu")
     assert not any(isinstance(module, QuantisedLinear) for module in net.modules())
-    assert "its weights become plain numbers, for codes are multiplied on a CPU alone" in caplog.text
+    assert torch.equal(logits(net), logits(load(tmp_path / "plain", torch.float32, "cpu")))
+    assert "packed: its codes become plain numbers" in caplog.text
 
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -301,7 +301,7 @@ def test_scales_of_zero_and_below_are_taken_as_they_are(packed, factor):
     before, scales = codes_of(packed, name, shape).dense(), load_file(packed / "model.safetensors")[f"{NAME}.scales"]
     edit_tensors(packed, **{f"{NAME}.scales".replace(".", "__"): scales * factor})
     assert torch.equal(codes_of(packed, name, shape).dense(), before * factor)
-    assert load(packed, torch.float32, "cpu").blocks[1].mlp.down.dense().isfinite().all()
+    assert load(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense().isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32], ids=str)
@@ -318,7 +318,7 @@ def test_vectors_are_never_codes(packed):
 
 def test_files_may_do_without_the_order_of_their_columns(packed):
     edit_tensors(packed, **{f"{NAME}.g_idx".replace(".", "__"): ...})
-    load(packed, torch.float32, "cpu")
+    load(packed, torch.float32, "cpu", keep_codes=True)
 
 
 def test_groups_that_do_not_divide_the_width_are_named(packed):

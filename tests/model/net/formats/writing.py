@@ -85,7 +85,7 @@ def logits(net: Decoder) -> Tensor:
 
 def assert_means(folder: Path, plain: Path, *, coded: bool = True) -> Decoder:
     """A folder's decoder has the numbers of the plain one, to the bit."""
-    small, large = load(folder, torch.float32, "cpu"), load(plain, torch.float32, "cpu")
+    small, large = (load(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
     assert coded == any(isinstance(module, QuantisedLinear) for module in small.modules())
     for name, matrix in large.named_modules():
         if isinstance(matrix, Linear):
@@ -109,7 +109,7 @@ def assert_codes_mean(folder: Path, plain: Path) -> None:
     given, count = load_file(plain / "model.safetensors"), 0
     with Safetensors(folder) as weights:
         for name, tensor in given.items():
-            if weights.is_coded(name, ""):
+            if weights.is_coded(name):
                 count += 1
                 [codes] = weights.take(name, tuple(tensor.shape), "")
                 assert torch.equal(codes.dense(), tensor), name
