@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from model.chat import ChatTemplate
 from model.config import MemoryGroup, ModelConfig
 from model.engine.build import DTYPES, EngineOptions, size_engine
 from model.errors import CheckpointError
-from model.net.checkpoint import STORED, inspect
-from model.net.transformer import Decoder
-from model.weights import weight_files
+from model.net.checkpoint import formed, inspect, open_weights
+from model.net.quantised import count_bytes
 from service import hub
 from service.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
@@ -23,16 +21,14 @@ GIB = 1 << 30
 
 def facts(folder: Path) -> dict[str, Any]:
     """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
-    config = inspect(folder)
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in Decoder(config).parameters())
+    config, net = inspect(folder), formed(folder)
     return {
         "supported": True,
         "folder": str(folder),
         **_shape(config),
-        "parameters": parameters,
+        "parameters": net.num_parameters,
         **_on_disk(folder),
-        "memory": {name: _memory(config, parameters, dtype) for name, dtype in DTYPES.items()},
+        "memory": {name: _memory(config, count_bytes(net, dtype), dtype) for name, dtype in DTYPES.items()},
         "kv_int8": _cache(config, torch.int8),
         "tokenizer": _tokenizer(folder, config),
         "chat_template": ChatTemplate.load(folder) is not None,
@@ -77,6 +73,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
         ("parameters", f"{found['parameters']:,}"),
         ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
+        *([("quantised", found["format"])] if found["format"] else []),
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
         ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
@@ -107,20 +104,15 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _on_disk(folder: Path) -> dict[str, Any]:
-    """The files that hold weights, and in what. Shapes and names are checked by now, so the files are there."""
-    paths = weight_files(folder)
-    dtypes: set[str] = set()
-    for path in paths:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                dtypes.add(STORED[file.get_slice(name).get_dtype()])
-    size = sum(path.stat().st_size for path in paths)
-    return {"weights": {"files": len(paths), "bytes": size, "dtypes": sorted(dtypes)}}
+    """The files that hold weights, in what, and how they are quantised."""
+    with open_weights(folder) as weights:
+        files = {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}
+        return {"weights": files, "format": weights.title}
 
 
-def _memory(config: ModelConfig, parameters: int, dtype: torch.dtype) -> dict[str, int]:
-    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB."""
-    return {"weights_bytes": parameters * dtype.itemsize, **_cache(config, dtype)}
+def _memory(config: ModelConfig, weights: int, dtype: torch.dtype) -> dict[str, int]:
+    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB. `weights`: bytes."""
+    return {"weights_bytes": weights, **_cache(config, dtype)}
 
 
 def _cache(config: ModelConfig, held: torch.dtype) -> dict[str, int]:

@@ -29,6 +29,7 @@ from model.net.kv_cache import KVCache
 from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
+from model.net.quantised import names_of_kinds
 from model.params import SamplingParams
 from model.sampling import best_tokens, sample, sample_by_row
 
@@ -80,8 +81,9 @@ def build_engine(
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     kind, held = quantised_kind(options.quantize, device), choose_kv_dtype(options, dtype, device, backend.name)
-    mapped = isinstance(backend, native.NativeBackend)
-    net = load(folder, dtype, device, context=0, quantize=kind, mapped=mapped, report=report)
+    keep, mapped = device == "cpu", isinstance(backend, native.NativeBackend)
+    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=keep, mapped=mapped, report=report)
+    weights = names_of_kinds(net) or name_of(dtype)
     engine_config = size_engine(config, held, device, options)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
@@ -99,7 +101,6 @@ def build_engine(
         if options.num_threads:
             torch.set_num_threads(options.num_threads)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
-    weights = name_of(dtype) if kind is None else kind.name
     info = EngineInfo(
         family=config.family,
         device=device,

@@ -6,36 +6,36 @@ misshapen or not finite is named, with the file it should be in.
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model import generation_config
 from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net import mxfp4
+from model.errors import CheckpointError, SettingError
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from model.net.formats.codes import Kind
-from model.net.linear import Linear
-from model.net.mapped import release
-from model.net.quantised import quantise_matrices
+from model.net.formats.codes import Codes, Form, Kind
+from model.net.formats.safetensors_files import Safetensors
+from model.net.formats.table import format_of
+from model.net.formats.weights import Weights
+from model.net.linear import Linear, reform
+from model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
 from model.net.transformer import Decoder
-from model.weights import INDEX, check_header, check_links, read_index, read_json, weight_files
+from model.weights import check_links, read_json
 
 log = logging.getLogger("attend.model")
 
-STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-"""What weights may be stored in, under safetensors' names; an eight-bit float needs scales that are not read."""
 
-SHOWN = 5
-"""At most so many bad tensors are named in one message."""
+def open_weights(folder: Path) -> Weights:
+    """The tensors of a checkpoint. Raises CheckpointError."""
+    return Safetensors(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -43,6 +43,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder, "config.json")
     check_links(folder)
     config = _guarded(family_of(raw), raw)
+    format_of(raw)
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
 
@@ -53,19 +54,28 @@ def load(
     context: int | None = None,
     *,
     quantize: Kind | None = None,
+    keep_codes: bool = False,
     mapped: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
-    With `quantize`, matrices are kept in whole numbers of that kind.
+    With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any.
+    SettingError where the files have codes, and `quantize` asks for others.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
     with torch.device("meta"):
         net = Decoder(read_config(folder), context)
-        if quantize is not None:
-            quantise_matrices(net, quantize)
+    forms = forms_of(net, folder)
+    if quantize is not None and forms:
+        raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
+    if quantize is not None:
+        quantise_matrices(net, quantize)
+    elif keep_codes:
+        adopt_forms(net, forms)
+    elif forms:
+        log.info("%s: its codes become plain numbers", folder)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -81,14 +91,16 @@ def fill(
 ) -> None:
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
-    with _Weights(folder) as weights:
+    with open_weights(folder) as weights:
         family = weights.spelled(family)
         for slot in _slots(net):
             first, copied = 0, not mapped or (slot.ours.startswith("embedding.") and not tied)
             for tensor in _pieces(net.config, family, weights, slot):
-                stays = not copied and tensor.dim() > 1 and tensor.dtype == dtype and weights.owns(tensor)
+                stays = not copied and isinstance(tensor, Tensor) and tensor.dim() > 1
+                stays = stays and tensor.dtype == dtype and weights.owns(tensor)
                 _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
-                first += tensor.numel() // (slot.shape[-1] if slot.kind == "weight" else 1)
+                first += tensor.numel() // slot.width
+                del tensor  # before the next is made
                 weights.release()
                 report(weights.read, weights.size)
         if tied:
@@ -102,16 +114,55 @@ def fill(
     net.mapped = mapped
 
 
+def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:
+    """What keeps each matrix that the files have in codes, by our names. Says in the log what of them is not carried out."""
+    family, forms = family_of(read_json(folder, "config.json")), {}
+    with open_weights(folder) as weights:
+        family = weights.spelled(family)
+        for slot in _slots(net):
+            path = slot.ours.removesuffix(".weight")
+            parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot, weights)]
+            coded = [form for form in parts if form is not None]
+            if coded and len(coded) == len(parts) and not path.endswith(PLAIN):
+                forms[path] = reduce(Form.joined, coded)
+        for note in weights.notes:
+            log.info("%s: %s", folder, note)
+    return forms
+
+
+def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
+    """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
+    embedding = forms.get("embedding.tokens")
+    if rounded := sum(not form.exact for form in forms.values()):
+        log.info("%d matrices are rounded once more, to int8: their type in the file is not kept in memory", rounded)
+
+    def kept(path: str, linear: Linear) -> Linear:
+        form = embedding if path == "head" and net.config.tied_head else forms.get(path)
+        return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
+
+    reform(net, kept)
+    if embedding is not None:
+        net.embedding.tokens = quantised_embedding(net.config, embedding)
+
+
+def formed(folder: Path) -> Decoder:
+    """A decoder without numbers, whose matrices have the forms that keep what the files have. Raises CheckpointError."""
+    with torch.device("meta"):
+        net = Decoder(read_config(folder), context=0)
+    adopt_forms(net, forms_of(net, folder))
+    return net
+
+
 def inspect(folder: Path) -> ModelConfig:
     """Check names and shapes of a folder's tensors without reading their values. Raises CheckpointError."""
     config = read_config(folder)
     family = family_of(read_json(folder, "config.json"))
     with torch.device("meta"):
         net = Decoder(config, context=0)
-    with _Weights(folder) as weights:
+    with open_weights(folder) as weights:
         family = weights.spelled(family)
         for slot in _slots(net):
-            for name, shape in _their_shapes(net.config, family, slot):
+            for name, shape in _their_shapes(net.config, family, slot, weights):
                 weights.find(name, shape, family.optional_part)
         weights.check(family, tied=config.tied_head)
     return config
@@ -144,138 +195,6 @@ def _guarded(family: Family, raw: Mapping[str, Any]) -> ModelConfig:
         raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
 
 
-class _Weights:
-    """The safetensors files of a folder as one mapping, which remembers what was asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = {path.name: _open(path) for path in weight_files(folder)}
-        self.where: dict[str, str] = {}
-        self.used: set[str] = set()
-        self.problems: list[str] = []
-        self.size = sum((folder / file).stat().st_size for file in self.files)
-        self.read = 0
-        self._taken: list[Tensor] = []
-        for file, handle in self.files.items():
-            for name in handle.keys():  # noqa: SIM118 - not a dict
-                if self.where.setdefault(name, file) != file:
-                    self.problems.append(f"tensor {name} is in {self.where[name]} and in {file}")
-        for name, file in (read_index(folder) or {}).items():
-            if self.where.get(name) != file:
-                self.problems.append(f"{INDEX} says that tensor {name} is in {file}, which lacks it")
-
-    def __enter__(self) -> "_Weights":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.files.clear()
-
-    def spelled(self, family: Family) -> Family:
-        """The family with the fused tensors that are there."""
-        fused = {}
-        for ours, (theirs, *_) in family.fused.items():
-            start, end = theirs.split("{}")
-            starts = (start, start.replace(family.optional_part, "", 1))
-            if any(name.startswith(starts) and name.endswith(end) for name in self.where):
-                fused[ours] = (theirs,)
-        return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
-
-    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[tuple[str, str]] | None:
-        """(name, file) of what holds a tensor of this shape, itself or its MXFP4 parts; None after noting what is wrong."""
-        parts = {name: shape}
-        if name not in self.where and f"{name}_blocks" in self.where:
-            parts = mxfp4.parts(name, shape)
-        stored = STORED if name in parts else mxfp4.STORED
-        places = [self._find(part, size, optional, stored) for part, size in parts.items()]
-        found = [place for place in places if place is not None]
-        return found if len(found) == len(places) else None
-
-    def _find(self, name: str, shape: tuple[int, ...], optional: str, dtypes: Collection[str]) -> tuple[str, str] | None:
-        short = name.replace(optional, "", 1)
-        name = name if name in self.where or short not in self.where else short
-        if name not in self.where:
-            self.problems.append(f"tensor {name} is missing")
-            return None
-        self.used.add(name)
-        file = self.where[name]
-        tensor = self.files[file].get_slice(name)
-        found, stored = tensor.get_shape(), tensor.get_dtype()
-        if stored not in dtypes:
-            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(dtypes)}")
-            return None
-        if found != list(shape):
-            self.problems.append(f"{file}: tensor {name} has shape {found}, expected {list(shape)}")
-            return None
-        return name, file
-
-    def take(self, name: str, shape: tuple[int, ...], optional: str) -> Iterator[Tensor]:
-        """A tensor in the mapped file, or the experts of one in MXFP4, one after the other. Ends after noting what is wrong."""
-        places = self.find(name, shape, optional)
-        if places is None:
-            return
-        held = [self.files[file].get_tensor(part) for part, file in places]
-        self._taken += held
-        self.read += sum(tensor.nbytes for tensor in held)
-        name, file = places[0]
-        for tensor in held if len(held) == 1 else _unpacked(*held):
-            if not all(bound.isfinite() for bound in tensor.aminmax()):  # each of which is NaN where there is one
-                self.problems.append(f"{file}: tensor {name} holds NaN or infinity")
-                return
-            yield tensor
-
-    def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies where one does that was taken since the last `release`."""
-        return any(tensor.untyped_storage().data_ptr() == taken.untyped_storage().data_ptr() for taken in self._taken)
-
-    def release(self) -> None:
-        """Let the pages go of the tensors that were taken."""
-        for tensor in self._taken:
-            release(tensor)
-        self._taken.clear()
-
-    def check_tied(self, family: Family, config: ModelConfig) -> None:
-        """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
-        [name], [head] = (their_names(family, config, ours) for ours in ("embedding.tokens.weight", "head.weight"))
-        name = name if name in self.where else name.replace(family.optional_part, "", 1)
-        if name in self.where and head in self.where:
-            pair = [self.files[self.where[each]].get_tensor(each) for each in (name, head)]
-            if not torch.equal(*pair):
-                told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
-                self.problems.append(f"{self.where[head]}: {told}")
-            self._taken += pair
-            self.release()
-
-    def check(self, family: Family, *, tied: bool) -> None:
-        """Raise if anything was wrong, or if there are tensors that nobody asked for."""
-        heads = (family.weights or {}).get("head.weight", ("lm_head.weight",))
-        left_out = tuple(family.left_out)
-        for name, file in self.where.items():
-            ignored = family.ignored.search(name) or name.startswith(left_out) or (tied and name in heads)
-            if name not in self.used and not ignored:
-                self.problems.append(f"{file}: tensor {name} is unexpected")
-        if self.problems:
-            more = len(self.problems) - SHOWN
-            tail = f"; and {more} more" if more > 0 else ""
-            raise CheckpointError(f"{self.folder}: " + "; ".join(self.problems[:SHOWN]) + tail)
-
-
-def _open(path: Path) -> Any:
-    try:
-        check_header(path)  # and safe_open calls a file that it may not read a missing one
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        return safe_open(str(path), framework="pt", device="cpu")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def _unpacked(blocks: Tensor, scales: Tensor) -> Iterator[Tensor]:
-    """Experts [1, in, out]: all of them at once would take their room twice."""
-    for expert in range(len(blocks)):
-        yield mxfp4.unpack(blocks[expert : expert + 1], scales[expert : expert + 1]).mT
-
-
 class _Slot(NamedTuple):
     """A parameter that the files fill."""
 
@@ -285,6 +204,11 @@ class _Slot(NamedTuple):
     """Its name in the module."""
     shape: tuple[int, ...]
     """That of the whole, whatever part of it is here."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row; those of a bias are rows themselves."""
+        return self.shape[-1] if self.kind == "weight" else 1
 
 
 def _slots(net: Decoder) -> Iterator[_Slot]:
@@ -298,17 +222,26 @@ def _slots(net: Decoder) -> Iterator[_Slot]:
             yield _Slot(f"{path}.{kind}", module, kind, shape)
 
 
-def _pieces(config: ModelConfig, family: Family, weights: _Weights, slot: _Slot) -> Iterator[Tensor]:
-    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows."""
-    for name, shape in _their_shapes(config, family, slot):
-        for tensor in weights.take(name, shape, family.optional_part):
-            mine = tensor.mT if _is_transposed(family, slot) else tensor
-            mine = mine if family.adapt is None else family.adapt(config, name, mine)
-            if not weights.problems:  # or rows are missing before it
-                yield mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
+def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) -> Iterator[Tensor | Codes]:
+    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows.
+
+    None is held when the next is made.
+    """
+    for name, shape in _their_shapes(config, family, slot, weights):
+        pieces = weights.take(name, shape, family.optional_part)
+        yield from (_ours(config, family, slot, name, piece) for piece in pieces if not weights.problems)  # or rows are missing
 
 
-def _put(slot: _Slot, first: int, tensor: Tensor, dtype: torch.dtype, device: str, *, stays: bool) -> None:
+def _ours(config: ModelConfig, family: Family, slot: _Slot, name: str, piece: Tensor | Codes) -> Tensor | Codes:
+    """A piece with its rows first, in our order."""
+    if isinstance(piece, Codes):
+        return piece if family.adapt is None else piece.each(partial(family.adapt, config, name))
+    mine = piece.mT if _is_transposed(family, slot) else piece
+    mine = mine if family.adapt is None else family.adapt(config, name, mine)
+    return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
+
+
+def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, device: str, *, stays: bool) -> None:
     """Fill rows of a parameter from `first` on; with `stays` a whole matrix stays where it lies, if its form allows it."""
     module, kind = slot.module, slot.kind
     if isinstance(module, Linear):
@@ -317,20 +250,25 @@ def _put(slot: _Slot, first: int, tensor: Tensor, dtype: torch.dtype, device: st
                 module.make_room(kind, dtype, device)
             module.fill(kind, first, tensor)
         return
+    numbers = tensor.dense() if isinstance(tensor, Codes) else tensor
     if not stays:
-        tensor = tensor.to(device=device, dtype=dtype, copy=True)
-    setattr(module, kind, nn.Parameter(tensor, requires_grad=False))
+        room = getattr(module, kind) if first else torch.empty(slot.shape, dtype=dtype, device=device)
+        at = first * slot.width
+        room.data.view(-1)[at : at + numbers.numel()].copy_(numbers.flatten())
+        numbers = room
+    setattr(module, kind, nn.Parameter(numbers, requires_grad=False))
 
 
 def _has_offset(family: Family, slot: _Slot) -> bool:
     return bool(family.gain_offset) and slot.ours.endswith("norm.weight")
 
 
-def _their_shapes(config: ModelConfig, family: Family, slot: _Slot) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
-        yield name, (*shape[:-2], *shape[:-3:-1]) if _is_transposed(family, slot) else shape
+        turned = _is_transposed(family, slot) and not weights.is_coded(name)
+        yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 
 def _is_transposed(family: Family, slot: _Slot) -> bool:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.net.formats.codes import Codes
+
 Cut = Literal["rows", "columns"]
 """How shards share a matrix: each has some rows of every part, or some columns. The products of the latter are summed."""
 SHAPE = ("in_features", "out_features", "parts", "cut", "unit", "whole", "rows", "columns", "biases")
@@ -82,28 +84,33 @@ class Linear(nn.Linear):
             room = torch.empty(shape if kind == "weight" else shape[:-1], dtype=dtype, device=device)
             setattr(self, kind, nn.Parameter(room, requires_grad=False))
 
-    def fill(self, kind: str, first: int, tensor: Tensor) -> None:
+    def fill(self, kind: str, first: int, tensor: Tensor | Codes) -> None:
         """Take over rows of the whole matrix from `first` on, or so much of its bias; what other shards have is passed over.
 
         The tensor may have any dtype and layout, and more dimensions where its numbers are in the order of the rows.
         """
         if kind == "bias" and self.biases != "here":
             return
+        if isinstance(tensor, Codes) and len(self.columns) * sum(map(len, self.rows)) < _product(self.whole):
+            tensor = tensor.dense()  # a shard may begin within a group
         count, at = tensor.numel() // (self.whole[-1] if kind == "weight" else 1), 0
         if kind == "weight" and len(self.columns) < self.whole[-1]:
+            assert isinstance(tensor, Tensor)
             tensor = tensor[..., self.columns.start : self.columns.stop]
         for rows in self.rows:
             low, high = max(first, rows.start), min(first + count, rows.stop)
             if high - low == count:
                 self.store(kind, at + low - rows.start, tensor)
             elif low < high:
+                assert isinstance(tensor, Tensor)
                 lines = tensor.reshape(count, *tensor.shape[tensor.dim() - (kind == "weight") :])
                 self.store(kind, at + low - rows.start, lines[low - first : high - first])
             at += len(rows)
 
     @torch.no_grad()
-    def store(self, kind: str, first: int, tensor: Tensor) -> None:
+    def store(self, kind: str, first: int, tensor: Tensor | Codes) -> None:
         """Copy numbers to the rows of this shard from `first` on."""
+        tensor = tensor.dense() if isinstance(tensor, Codes) else tensor
         width = self.in_features if kind == "weight" else 1
         lines = getattr(self, kind).view(-1, width)[first : first + tensor.numel() // width]
         lines.view(tensor.shape).copy_(tensor)

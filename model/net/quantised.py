@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.net.formats.codes import GROUP, INT8, Codes, Kind, quantise, values_of
+from model.config import ModelConfig
+from model.net.formats.codes import GROUP, INT8, Codes, Form, Kind, quantise, values_of
 from model.net.linear import SHAPE, ExpertLinear, Linear, reform
 from model.net.transformer import Decoder
 
@@ -135,9 +136,14 @@ class QuantisedEmbedding(QuantisedLinear):
 def quantise_matrices(net: Decoder, kind: Kind) -> None:
     """Give the matrices of a decoder without numbers this form; the embedding and the head have 8 bits."""
     reform(net, lambda name, linear: _form_of(name, linear, kind))
+    net.embedding.tokens = quantised_embedding(net.config, Form(INT8))
+
+
+def quantised_embedding(config: ModelConfig, form: Form) -> QuantisedLinear:
+    """The vectors of tokens in a form, without numbers."""
     with torch.device("meta"):
-        table = Linear(net.config.hidden_size, [net.config.vocab_size], bias=False)
-    net.embedding.tokens = QuantisedEmbedding.form(table, INT8)
+        table = Linear(config.hidden_size, [config.vocab_size], bias=False)
+    return QuantisedEmbedding.form(table, form.kind, has_minima=form.has_minima)
 
 
 def _form_of(name: str, linear: Linear, kind: Kind) -> Linear:
@@ -152,3 +158,17 @@ def _unit(codes: Codes) -> Tensor:
     if codes.minima_OG is not None:
         largest_O = torch.maximum(largest_O, codes.minima_OG.abs().amax(-1))
     return torch.ldexp(torch.ones_like(largest_O), torch.frexp(largest_O).exponent - LARGEST)
+
+
+def names_of_kinds(net: Decoder) -> str:
+    """How the matrices of the blocks are kept, as `int4` or `int4+int8`; empty where all are plain."""
+    kinds = {module.kind.name for module in net.blocks.modules() if isinstance(module, QuantisedLinear)}
+    return "+".join(sorted(kinds))
+
+
+def count_bytes(net: Decoder, dtype: torch.dtype) -> int:
+    """What the weights of a decoder take whose plain numbers are of this dtype; codes take what they take."""
+    plain = sum(parameter.numel() for parameter in net.parameters()) * dtype.itemsize
+    forms = (module for module in net.modules() if isinstance(module, QuantisedLinear))
+    held = {None if net.config.tied_head and form is net.head else form for form in forms}
+    return plain + sum(part.nbytes for form in held if form is not None for part in form.buffers(recurse=False))

@@ -39,6 +39,20 @@ MXFP4 = Kind("mxfp4", 4, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
 
 
+class Form(NamedTuple):
+    """What a matrix is kept in."""
+
+    kind: Kind
+    has_minima: bool = False
+    exact: bool = True
+    """Whether it holds what the files have; otherwise that is rounded once more."""
+
+    def joined(self, other: "Form") -> "Form":
+        """What holds the rows of both: values of 4 bits are values of 8 bits, too."""
+        kind = self.kind if self.kind == other.kind else INT8
+        return Form(kind, self.has_minima or other.has_minima, self.exact and other.exact)
+
+
 class Codes(NamedTuple):
     """Rows of a matrix. There may be dimensions before them, as those of experts."""
 
@@ -62,9 +76,11 @@ class Codes(NamedTuple):
     def dense(self) -> Tensor:
         """The numbers themselves, float32."""
         columns = self.shape[-1]
-        scales_OI = self.scales_OG.repeat_interleave(GROUP, dim=-1)[..., :columns]
-        dense_OI = values_of(self.kind, self.codes_OI) * scales_OI
-        return dense_OI if self.minima_OG is None else dense_OI + self.minima_OG.repeat_interleave(GROUP, dim=-1)[..., :columns]
+        padded = torch.nn.functional.pad(self.codes_OI, (0, -columns % GROUP))
+        dense_OGN = values_of(self.kind, padded).unflatten(-1, (-1, GROUP)).mul_(self.scales_OG[..., None])
+        if self.minima_OG is not None:
+            dense_OGN.add_(self.minima_OG[..., None])
+        return dense_OGN.flatten(-2)[..., :columns]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Codes":
         """The same change to the rows of all parts: one that neither mixes rows nor reorders columns."""
@@ -74,7 +90,9 @@ class Codes(NamedTuple):
 
 def values_of(kind: Kind, codes: Tensor) -> Tensor:
     """What codes stand for, float32."""
-    return torch.tensor(kind.values, dtype=torch.float32)[codes.int()] if kind.values else codes.float()
+    if not kind.values:
+        return codes.float()
+    return torch.tensor(kind.values, dtype=torch.float32).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def quantise(matrix_OI: Tensor, kind: Kind) -> Codes:

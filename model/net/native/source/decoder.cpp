@@ -569,7 +569,7 @@ int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try
     return 1;
 }
 
-// The same of a matrix in whole numbers, see Codes.
+// The same of a matrix in whole numbers, see CodedRows.
 int attend_pack_codes(Net* net, i64 number, i64 bits, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const float* units,
                       const int8_t* table, const bf16* bias) try {
     const Slot& slot = net->slots[number];

@@ -177,7 +177,7 @@ struct Cache {  // of one layer
     bool in_8_bits = false;
 };
 
-static const i64 GROUP = 32;  // numbers of a head that share a scale, in 8 bits
+static const i64 GROUP = 32;  // numbers that share a scale, in 8 bits or 4: of a head, or columns of a matrix
 
 struct Codes {  // of a head's tokens from some token of a block on: a number is its code times the scale of its group
     int8_t* codes;  // [tokens][D]

@@ -1,0 +1,163 @@
+"""Tensors in safetensors files: plain, or in the format that config.json names."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model.errors import CheckpointError
+from model.net.families.reading import Family
+from model.net.formats.codes import Codes, Form
+from model.net.formats.reading import Part
+from model.net.formats.table import format_of
+from model.net.formats.weights import Place, Weights
+from model.weights import INDEX, check_header, read_index, read_json, weight_files
+
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+"""What plain weights may be stored in, under safetensors' names."""
+
+
+class _Asked(NamedTuple):
+    """A matrix in the folder's format that was found."""
+
+    name: str
+    shape: Sequence[int]
+    roles: list[str]
+    """Of the tensors that hold it."""
+
+
+class Safetensors(Weights):
+    """The safetensors files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.format = format_of(read_json(folder, "config.json"))
+        if self.format is not None:
+            self.title, self.notes = self.format.title, self.format.notes
+        self._asked: dict[str, _Asked] = {}
+        self._optional = ""
+        super().__init__(folder, weight_files(folder))
+        self._opened = {path.name: _open(path) for path in self.files}
+        for file, handle in self._opened.items():
+            for name in handle.keys():  # noqa: SIM118 - not a dict
+                if self.where.setdefault(name, file) != file:
+                    self.problems.append(f"tensor {name} is in {self.where[name]} and in {file}")
+        for name, file in (read_index(folder) or {}).items():
+            if self.where.get(name) != file:
+                self.problems.append(f"{INDEX} says that tensor {name} is in {file}, which lacks it")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._opened.clear()
+
+    def dtypes(self) -> set[str]:
+        """What the tensors are stored in, as torch names it where it does."""
+        kinds = {self._opened[file].get_slice(name).get_dtype() for name, file in self.where.items()}
+        return {STORED.get(kind, kind) for kind in kinds}
+
+    def spelled(self, family: Family) -> Family:
+        """The family with the fused tensors that are there."""
+        self._optional = family.optional_part
+        fused = {}
+        for ours, (theirs, *_) in family.fused.items():
+            start, end = theirs.split("{}")
+            starts = (start, start.replace(family.optional_part, "", 1))
+            if any(name.startswith(starts) and name.endswith(end) for name in self.where):
+                fused[ours] = (theirs,)
+        return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
+
+    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
+        """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""
+        held = self._held(name, optional)
+        if held is None or self.format is None or len(shape) < 2:
+            place = self._find(Part(self._there(name, optional), tuple(STORED), (tuple(shape),)))
+            return None if place is None else [place]
+        try:
+            parts = self.format.parts(held, shape, self._stored)
+        except ValueError as error:
+            self.problems.append(f"{self.where.get(held, self.path.name)}: tensor {held}: {error}")
+            return None
+        parts = {role: part for role, part in parts.items() if not part.optional or part.name in self.where}
+        places = [self._find(part) for part in parts.values()]
+        found = [place for place in places if place is not None]
+        if len(found) < len(places):
+            return None
+        self._asked[found[0][0]] = _Asked(held, shape, list(parts))
+        return found
+
+    def form(self, name: str) -> Form | None:
+        """What keeps a matrix in the folder's format."""
+        held = self._held(name, self._optional)
+        if held is None or self.format is None or not self.format.is_coded(held):
+            return None
+        return self.format.form(held, lambda part: self._mapped(part) if part in self.where else None)
+
+    def is_coded(self, name: str) -> bool:
+        """Whether it is in a format of codes."""
+        held = self._held(name, self._optional)
+        return held is not None and self.format is not None and self.format.is_coded(held)
+
+    def _there(self, name: str, optional: str) -> str:
+        """The name with or without its optional part."""
+        short = name.replace(optional, "", 1)
+        return name if name in self.where or short not in self.where else short
+
+    def _held(self, name: str, optional: str) -> str | None:
+        """The name under which the folder's format holds a matrix."""
+        if self.format is None:
+            return None
+        names = dict.fromkeys((name, name.replace(optional, "", 1)))
+        return next((each for each in names if self.format.holds(each, self._stored)), None)
+
+    def _stored(self, name: str) -> str | None:
+        file = self.where.get(name)
+        return None if file is None else str(self._opened[file].get_slice(name).get_dtype())
+
+    def _find(self, part: Part) -> Place | None:
+        name = part.name
+        if name not in self.where:
+            self.problems.append(f"tensor {name} is missing")
+            return None
+        self.used.add(name)
+        file = self.where[name]
+        tensor = self._opened[file].get_slice(name)
+        found, stored = tensor.get_shape(), tensor.get_dtype()
+        if stored not in part.stored:
+            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(part.stored)}")
+            return None
+        if tuple(found) not in part.shapes:
+            expected = " or ".join(str(list(shape)) for shape in part.shapes)
+            self.problems.append(f"{file}: tensor {name} has shape {found}, expected {expected}")
+            return None
+        return name, file
+
+    def _mapped(self, name: str) -> Tensor:
+        tensor: Tensor = self._opened[self.where[name]].get_tensor(name)
+        return tensor
+
+    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes]:
+        """The tensor itself, or what its format makes of its parts."""
+        asked = self._asked.get(name)
+        if asked is None or self.format is None:
+            yield from held
+            return
+        try:
+            yield from self.format.read(asked.name, asked.shape, dict(zip(asked.roles, held, strict=True)))
+        except ValueError as error:
+            self.problems.append(f"{self.where[name]}: tensor {name}: {error}")
+
+    def _is_spare(self, name: str) -> bool:
+        return self.format is not None and self.format.is_spare(name, lambda: self._mapped(name))
+
+
+def _open(path: Path) -> Any:
+    try:
+        check_header(path)  # and safe_open calls a file that it may not read a missing one
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error

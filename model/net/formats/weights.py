@@ -1,0 +1,141 @@
+"""The tensors of a checkpoint, whatever files hold them: each is asked for by its name and its shape, once.
+
+A kind of files is a subclass. What is missing, unexpected, misshapen or not finite is noted with the file it should be in.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.net.families.reading import Family
+from model.net.families.table import their_names
+from model.net.formats.codes import Codes, Form
+from model.net.mapped import release
+
+SHOWN = 5
+"""At most so many bad tensors are named in one message."""
+Place = tuple[str, str]
+"""The name of a tensor, and of its file."""
+
+
+class Weights:
+    """The tensors of the files of one kind, which remembers what was asked for."""
+
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+        self.path = path
+        self.where: dict[str, str] = {}
+        """The file of each tensor."""
+        self.used: set[str] = set()
+        self.problems: list[str] = []
+        self.files = tuple(files)
+        self.size = sum(file.stat().st_size for file in files)
+        """Bytes of the files."""
+        self.read = 0
+        """Bytes of the tensors that were taken."""
+        self._taken: list[Tensor] = []
+
+    title: str | None = None
+    """How the files are quantised, for people."""
+    notes: tuple[str, ...] = ()
+    """What of that is not carried out, or carried out in another way: for the log."""
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+    def spelled(self, family: Family) -> Family:
+        """The family with the names of the tensors that are there."""
+        raise NotImplementedError
+
+    def dtypes(self) -> set[str]:
+        """What the tensors are stored in, as `attend inspect` names it."""
+        raise NotImplementedError
+
+    def form(self, name: str) -> Form | None:
+        """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
+        return None
+
+    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
+        """The tensors that hold one of this name and shape; None after noting what is wrong. `optional`: see `Family`."""
+        raise NotImplementedError
+
+    def is_coded(self, name: str) -> bool:
+        """Whether the files have codes of a matrix: their rows come first, whatever the order of its family's plain ones."""
+        return False
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether a tensor that nobody asked for may be passed over."""
+        return False
+
+    def _mapped(self, name: str) -> Tensor:
+        """A tensor in the mapped file, as it is stored."""
+        raise NotImplementedError
+
+    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes]:
+        """What mapped tensors mean: pieces of one tensor, in the order of its rows."""
+        raise NotImplementedError
+
+    def take(self, name: str, shape: tuple[int, ...], optional: str) -> Iterator[Tensor | Codes]:
+        """A tensor in the mapped file, or pieces of one, in the order of its rows. Ends after noting what is wrong."""
+        places = self.find(name, shape, optional)
+        if places is None:
+            return
+        held = [self._mapped(part) for part, _ in places]
+        self._taken += held
+        self.read += sum(tensor.nbytes for tensor in held)
+        stored, file = places[0]
+        for numbers in self._numbers(stored, held):
+            if not _is_finite(numbers):
+                self.problems.append(f"{file}: tensor {stored} holds NaN or infinity")
+                return
+            yield numbers
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies where one does that was taken since the last `release`."""
+        return any(tensor.untyped_storage().data_ptr() == taken.untyped_storage().data_ptr() for taken in self._taken)
+
+    def release(self) -> None:
+        """Let the pages go of the tensors that were taken."""
+        for tensor in self._taken:
+            release(tensor)
+        self._taken.clear()
+
+    def check_tied(self, family: Family, config: ModelConfig) -> None:
+        """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
+        [name], [head] = (their_names(family, config, ours) for ours in ("embedding.tokens.weight", "head.weight"))
+        name = name if name in self.where else name.replace(family.optional_part, "", 1)
+        if name in self.where and head in self.where:
+            pair = [self._mapped(each) for each in (name, head)]
+            if not torch.equal(*pair):
+                told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
+                self.problems.append(f"{self.where[head]}: {told}")
+            self._taken += pair
+            self.release()
+
+    def check(self, family: Family, *, tied: bool) -> None:
+        """Raise if anything was wrong, or if there are tensors that nobody asked for."""
+        heads = (family.weights or {}).get("head.weight", ("lm_head.weight",))
+        left_out = tuple(family.left_out)
+        for name, file in self.where.items():
+            ignored = family.ignored.search(name) or name.startswith(left_out) or (tied and name in heads)
+            if name not in self.used and not ignored and not self._is_spare(name):
+                self.problems.append(f"{file}: tensor {name} is unexpected")
+        if self.problems:
+            more = len(self.problems) - SHOWN
+            tail = f"; and {more} more" if more > 0 else ""
+            raise CheckpointError(f"{self.path}: " + "; ".join(self.problems[:SHOWN]) + tail)
+
+
+def _is_finite(numbers: Tensor | Codes) -> bool:
+    parts = (numbers,) if isinstance(numbers, Tensor) else (numbers.scales_OG, numbers.minima_OG)
+    # each bound is NaN where there is one
+    return all(bound.isfinite() for part in parts if part is not None for bound in part.aminmax())
