@@ -22,6 +22,7 @@ from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
+from model.gguf.places import is_gguf, parts
 from model.net.backends import KVCache
 from model.net.checkpoint import load, read_config
 from model.net.native import decoder as native
@@ -201,7 +202,7 @@ def processor(device: str) -> str:
 def fingerprint(folder: Path, setup: str) -> str:
     """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up and version."""
     digest = hashlib.sha256(f"{setup} {torch.__version__}".encode())
-    for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
+    for path in parts(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

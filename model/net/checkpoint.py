@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from model import generation_config
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.gguf.places import is_gguf
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.formats.codes import Codes, Kind
+from model.net.formats.gguf import Gguf
 from model.net.formats.safetensors_files import Safetensors
 from model.net.formats.weights import Weights
 from model.net.linear import Linear
@@ -34,14 +36,19 @@ log = logging.getLogger("attend.model")
 
 def open_weights(folder: Path) -> Weights:
     """The tensors of a checkpoint. Raises CheckpointError."""
-    return Safetensors(folder)
+    return Gguf(folder) if is_gguf(folder) else Safetensors(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The model that a folder holds, without touching its weights."""
     raw = read_json(folder, "config.json")
     check_links(folder)
-    config = _guarded(family_of(raw), raw)
+    try:
+        config = _guarded(family_of(raw), raw)
+    except CheckpointError as error:
+        if is_gguf(folder):
+            raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
+        raise
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
 
@@ -183,7 +190,7 @@ def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) 
                 continue
             mine = tensor.mT if _is_transposed(family, slot) else tensor
             mine = mine if family.adapt is None else family.adapt(config, name, mine)
-            yield mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
+            yield mine if not _has_offset(family, slot) else mine.float() + (family.gain_offset or 0.0)
 
 
 def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, device: str, *, stays: bool) -> None:
@@ -205,7 +212,7 @@ def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, de
 
 
 def _has_offset(family: Family, slot: _Slot) -> bool:
-    return bool(family.gain_offset) and slot.ours.endswith("norm.weight")
+    return family.gain_offset is not None and slot.ours.endswith("norm.weight")
 
 
 def _their_shapes(config: ModelConfig, family: Family, slot: _Slot) -> Iterator[tuple[str, tuple[int, ...]]]:

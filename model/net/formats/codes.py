@@ -62,9 +62,11 @@ class Codes(NamedTuple):
     def dense(self) -> Tensor:
         """The numbers themselves, float32."""
         columns = self.shape[-1]
-        scales_OI = self.scales_OG.repeat_interleave(GROUP, dim=-1)[..., :columns]
-        dense_OI = values_of(self.kind, self.codes_OI) * scales_OI
-        return dense_OI if self.minima_OG is None else dense_OI + self.minima_OG.repeat_interleave(GROUP, dim=-1)[..., :columns]
+        padded = torch.nn.functional.pad(self.codes_OI, (0, -columns % GROUP))
+        dense_OGN = values_of(self.kind, padded).unflatten(-1, (-1, GROUP)).mul_(self.scales_OG[..., None])
+        if self.minima_OG is not None:
+            dense_OGN.add_(self.minima_OG[..., None])
+        return dense_OGN.flatten(-2)[..., :columns]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Codes":
         """The same change to the rows of all parts: one that neither mixes rows nor reorders columns."""
@@ -74,7 +76,9 @@ class Codes(NamedTuple):
 
 def values_of(kind: Kind, codes: Tensor) -> Tensor:
     """What codes stand for, float32."""
-    return torch.tensor(kind.values, dtype=torch.float32)[codes.int()] if kind.values else codes.float()
+    if not kind.values:
+        return codes.float()
+    return torch.tensor(kind.values, dtype=torch.float32).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def quantise(matrix_OI: Tensor, kind: Kind) -> Codes:
