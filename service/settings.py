@@ -42,7 +42,7 @@ class Settings(BaseModel):
 
     model: str = Field(
         "",
-        description="checkpoint folder, .gguf file, or hf://ORG/NAME with or without @REVISION; empty is the shipped default model",
+        description="checkpoint folder, .gguf file, or hf://ORG/NAME, also with @REVISION; empty is the shipped default model",
     )
     served_model_name: str = Field("", description="name that callers use; empty is that of folder or file, or ORG/NAME")
     host: str = Field("127.0.0.1", description="address that HTTP and gRPC listen on")

@@ -17,8 +17,9 @@ def main():
     found = {"ids": [], "texts": []}
     tokens = ask.get("tokens", [])
     size = max(64, len(tokens))
-    # keys and values in float32, as they are where we compare
-    llama = Llama(ask["path"], n_ctx=size, n_batch=size, n_threads=1, logits_all=True, verbose=False, type_k=0, type_v=0)
+    options = {"n_ctx": size, "n_batch": size, "n_threads": 1, "logits_all": True, "verbose": False}
+    options |= {"type_k": 0, "type_v": 0}  # keys and values in float32, as they are where we compare
+    llama = Llama(ask["path"], vocab_only=not tokens, **options)
     for text in ask.get("texts", []):
         ids = llama.tokenize(text.encode(), add_bos=True, special=True)
         found["ids"].append(ids)

@@ -63,7 +63,7 @@ def random_blocks(kind: Type, seed: int = 0) -> Blocks:
         numbers = generator.integers(0, 256, (count, size), dtype=numpy.uint8)
         halves = generator.uniform(-0.002, 0.002, (count, 2)).astype(numpy.float16).view(numpy.uint8)
         if kind == Type.MXFP4:
-            numbers[:, 0] = generator.integers(120, 126, count)
+            numbers[:, 0] = generator.integers(117, 122, count)
         elif kind == Type.Q6_K:
             numbers[:, -2:] = halves[:, :2]
         else:
