@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ from model.errors import CheckpointError
 from model.gguf.places import is_gguf
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from model.net.formats.codes import Codes, Kind
+from model.net.formats.codes import Codes, Form, Kind
 from model.net.formats.gguf import Gguf
 from model.net.formats.safetensors_files import Safetensors
 from model.net.formats.weights import Weights
-from model.net.linear import Linear
-from model.net.quantised import quantise_matrices
+from model.net.linear import Linear, reform
+from model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
 from model.net.transformer import Decoder
 from model.weights import check_links, read_json
 
@@ -59,12 +59,13 @@ def load(
     context: int | None = None,
     *,
     quantize: Kind | None = None,
+    keep_codes: bool = False,
     mapped: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
-    With `quantize`, matrices are kept in whole numbers of that kind.
+    With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
@@ -72,6 +73,8 @@ def load(
         net = Decoder(read_config(folder), context)
         if quantize is not None:
             quantise_matrices(net, quantize)
+    if keep_codes:
+        adopt_forms(net, folder)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -107,6 +110,32 @@ def fill(
     if tied:
         net.head.share(net.embedding.tokens)
     net.mapped = mapped
+
+
+def adopt_forms(net: Decoder, folder: Path) -> None:
+    """Give each matrix of a decoder without numbers the form that keeps what the files have of it, where they have codes."""
+    family, forms = family_of(read_json(folder, "config.json")), {}
+    with open_weights(folder) as weights:
+        family = weights.spelled(family)
+        for slot in _slots(net):
+            path = slot.ours.removesuffix(".weight")
+            parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot)]
+            coded = [form for form in parts if form is not None]
+            if coded and len(coded) == len(parts) and not path.endswith(PLAIN):
+                forms[path] = reduce(Form.joined, coded)
+    embedding = forms.pop("embedding.tokens", None)
+    if embedding is not None:
+        net.embedding.tokens = quantised_embedding(net.config, embedding)
+        if net.config.tied_head:
+            forms["head"] = embedding
+    if rounded := sum(not form.exact for form in forms.values()):
+        log.info("%d matrices are rounded once more, to int8: their type in the file is not kept in memory", rounded)
+
+    def kept(path: str, linear: Linear) -> Linear:
+        form = forms.get(path)
+        return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
+
+    reform(net, kept)
 
 
 def inspect(folder: Path) -> ModelConfig:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.net.formats.codes import GROUP, INT8, Codes, Kind, quantise, values_of
+from model.config import ModelConfig
+from model.net.formats.codes import GROUP, INT8, Codes, Form, Kind, quantise, values_of
 from model.net.linear import SHAPE, ExpertLinear, Linear, reform
 from model.net.transformer import Decoder
 
@@ -135,9 +136,14 @@ class QuantisedEmbedding(QuantisedLinear):
 def quantise_matrices(net: Decoder, kind: Kind) -> None:
     """Give the matrices of a decoder without numbers this form; the embedding and the head have 8 bits."""
     reform(net, lambda name, linear: _form_of(name, linear, kind))
+    net.embedding.tokens = quantised_embedding(net.config, Form(INT8))
+
+
+def quantised_embedding(config: ModelConfig, form: Form) -> QuantisedLinear:
+    """The vectors of tokens in a form, without numbers."""
     with torch.device("meta"):
-        table = Linear(net.config.hidden_size, [net.config.vocab_size], bias=False)
-    net.embedding.tokens = QuantisedEmbedding.form(table, INT8)
+        table = Linear(config.hidden_size, [config.vocab_size], bias=False)
+    return QuantisedEmbedding.form(table, form.kind, has_minima=form.has_minima)
 
 
 def _form_of(name: str, linear: Linear, kind: Kind) -> Linear:

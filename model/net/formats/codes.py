@@ -39,6 +39,20 @@ MXFP4 = Kind("mxfp4", 4, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
 
 
+class Form(NamedTuple):
+    """What a matrix is kept in."""
+
+    kind: Kind
+    has_minima: bool = False
+    exact: bool = True
+    """Whether it holds what the files have; otherwise that is rounded once more."""
+
+    def joined(self, other: "Form") -> "Form":
+        """What holds the rows of both: values of 4 bits are values of 8 bits, too."""
+        kind = self.kind if self.kind == other.kind else INT8
+        return Form(kind, self.has_minima or other.has_minima, self.exact and other.exact)
+
+
 class Codes(NamedTuple):
     """Rows of a matrix. There may be dimensions before them, as those of experts."""
 

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
-from model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, Kind
+from model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, Form, Kind
 
 Parts = tuple[Kind, Tensor, Tensor, Tensor | None]
 """Kind, codes [R, N, S, 32] or [R, N, 32], scales and minima [R, N, S] or [R, N]."""
@@ -112,3 +112,16 @@ CODED: dict[Type, Callable[[Tensor], Parts]] = {
     Type.MXFP4: _mxfp4,
 }
 """Types whose numbers codes hold as they are: up to the rounding of a minimum in float32."""
+FORMS = {
+    Type.Q4_0: Form(INT4),
+    Type.Q4_1: Form(INT4, has_minima=True),
+    Type.Q5_0: Form(INT8),
+    Type.Q5_1: Form(INT8, has_minima=True),
+    Type.Q8_0: Form(INT8),
+    Type.Q4_K: Form(INT4, has_minima=True),
+    Type.Q5_K: Form(INT8, has_minima=True),
+    Type.Q6_K: Form(INT8, exact=False),
+    Type.IQ4_NL: Form(IQ4_NL),
+    Type.MXFP4: Form(MXFP4),
+}
+"""What keeps a matrix of a type in memory. Q6_K has scales for 16 columns: its numbers are rounded once more."""

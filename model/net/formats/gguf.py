@@ -22,8 +22,8 @@ from model.gguf.container import Stored
 from model.gguf.documents import container
 from model.net.families.glm4 import halves
 from model.net.families.reading import Family, in_block, pairs
-from model.net.formats.codes import Codes
-from model.net.formats.ggml import CODED, codes_of
+from model.net.formats.codes import Codes, Form
+from model.net.formats.ggml import CODED, FORMS, codes_of
 from model.net.formats.weights import Place, Weights
 
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
@@ -100,6 +100,11 @@ class Gguf(Weights):
             left_out={},
             ignored=ROPE,
         )
+
+    def form(self, name: str) -> Form | None:
+        """See `Weights`."""
+        stored = self._stored(name)
+        return None if stored is None else FORMS.get(stored.kind)
 
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
         """The tensor of this name, or that of all experts: NAME[7] is the part of the eighth."""

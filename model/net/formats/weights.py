@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.families.reading import Family
 from model.net.families.table import their_names
-from model.net.formats.codes import Codes
+from model.net.formats.codes import Codes, Form
 from model.net.mapped import release
 
 SHOWN = 5
@@ -54,6 +54,10 @@ class Weights:
     def dtypes(self) -> set[str]:
         """What the tensors are stored in, as `attend inspect` names it."""
         raise NotImplementedError
+
+    def form(self, name: str) -> Form | None:
+        """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
+        return None
 
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
         """The tensors that hold one of this name and shape; None after noting what is wrong. `optional`: see `Family`."""

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.net.checkpoint import inspect, load
+from model.net.formats.codes import GROUP, INT8
+from model.net.formats.ggml import FORMS
 from model.net.formats.gguf import READ
+from model.net.quantised import QuantisedLinear
 from model.net.transformer import Decoder
 from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
@@ -62,6 +65,8 @@ def random_blocks(kind: Type, seed: int = 0) -> Blocks:
         count = tensor.numel() // columns
         numbers = generator.integers(0, 256, (count, size), dtype=numpy.uint8)
         halves = generator.uniform(-0.002, 0.002, (count, 2)).astype(numpy.float16).view(numpy.uint8)
+        if kind == Type.Q8_0:
+            numbers[numbers == 0x80] = 0x81  # -128, which no quantiser writes
         if kind == Type.MXFP4:
             numbers[:, 0] = generator.integers(117, 122, count)
         elif kind == Type.Q6_K:
@@ -179,3 +184,52 @@ def test_numbers_and_scales_that_are_not_finite_are_named(kind, bad, wide, tmp_p
 
 def test_a_family_has_the_vocabulary_of_its_embedding(tmp_path):
     assert inspect(write_gguf(make("llama", tmp_path / "theirs"), tmp_path / "tiny.gguf")).vocab_size == VOCAB
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wide, tmp_path, caplog):
+    caplog.set_level("INFO", "attend.model")
+    path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
+    plain_net, kept = load(path, torch.float32, "cpu"), load(path, torch.float32, "cpu", keep_codes=True)
+    form = FORMS[kind]
+    for one, other in [(plain_net.blocks[0].mlp.down, kept.blocks[0].mlp.down), (plain_net.head, kept.head)]:
+        assert isinstance(other, QuantisedLinear) and (other.kind, other.has_minima) == (form.kind, form.has_minima)
+        groups, kept_groups = (each.unflatten(-1, (-1, GROUP)) for each in (one.weight, other.dense()))
+        largest = groups.abs().amax(-1, keepdim=True)
+        assert ((groups - kept_groups).abs() <= (2**-9 if form.exact else 1 / 127) * largest + 1e-9).all()
+    assert ("rounded once more" in caplog.text) is not form.exact
+    near = (our_logits(kept) - our_logits(plain_net)).norm() / our_logits(plain_net).norm()
+    assert near < (0.01 if form.exact else 0.05)
+
+
+def test_parts_of_one_matrix_in_several_types_are_kept_in_8_bits(wide, tmp_path):
+    """As in Q4_K_M: Q6_K values beside Q4_K queries and keys."""
+
+    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        return random_blocks(Type.Q6_K if "attn_v" in name else Type.Q4_K)(name, tensor)
+
+    path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
+    qkv = load(path, torch.float32, "cpu", keep_codes=True).blocks[0].attention.qkv
+    assert isinstance(qkv, QuantisedLinear) and (qkv.kind, qkv.has_minima) == (INT8, True)
+    plain_one = load(path, torch.float32, "cpu").blocks[0].attention.qkv.weight
+    assert (qkv.dense() - plain_one).norm() < 0.01 * plain_one.norm()
+
+
+def test_what_the_file_has_in_numbers_stays_in_numbers(wide, tmp_path):
+    net = load(write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.F16)), torch.float32, "cpu", keep_codes=True)
+    assert not any(isinstance(module, QuantisedLinear) for module in net.modules())
+
+
+def test_a_tied_head_has_the_codes_of_the_embedding(tmp_path):
+    path = write_gguf(make("llama-tied", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
+    net = load(path, torch.float32, "cpu", keep_codes=True)
+    assert isinstance(net.head, QuantisedLinear) and net.head.codes is net.embedding.tokens.codes
+    assert (our_logits(net) - our_logits(load(path, torch.float32, "cpu"))).norm() < 0.05 * our_logits(net).norm()
+
+
+def test_experts_keep_their_codes(tmp_path):
+    path = write_gguf(make("qwen3_moe", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
+    kept, plain_net = load(path, torch.float32, "cpu", keep_codes=True), load(path, torch.float32, "cpu")
+    experts, router = kept.blocks[0].mlp.experts.gate_up, kept.blocks[0].mlp.router
+    assert isinstance(experts, QuantisedLinear) and not isinstance(router, QuantisedLinear)
+    assert (experts.dense() - plain_net.blocks[0].mlp.experts.gate_up.weight).norm() < 0.01 * experts.dense().norm()
