@@ -117,6 +117,7 @@ def generate(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
     ] = None,
+    quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
 ) -> None:
     """Continue a prompt in the terminal, streamed, without Ray."""
@@ -142,7 +143,7 @@ def generate(
         return_token_ids=return_token_ids,
     )
     given = adapter if adapter and "=" in adapter else None
-    settings = read_settings({"model": model, "device": device, "dtype": dtype, "adapter": given})
+    settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
     fields["model"] = ",".join(settings.adapters) if given else adapter or None
     offline.generate(settings, fields, as_json=json)
 

@@ -175,9 +175,10 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     """Where the server listens, what it serves, and how to try it."""
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
+    numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
     return (
         f"Ready: http://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
-        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {facts['dtype']} "
+        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
         f"{facts['backend']}  {facts['kv_tokens']} KV tokens\n"
         f"Try:   curl -N --json '{body}' http://{host}:{settings.port}/v1/completions"
     )

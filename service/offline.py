@@ -34,7 +34,13 @@ def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) ->
     """
     adapters = {name: adapter_folder(settings, name) for name in (fields["model"],) if name is not None}
     settings = hub.with_folder(settings)
-    options = EngineOptions(device=settings.device, dtype=settings.dtype, kv_cache_memory=MEMORY, adapters=bool(adapters))
+    options = EngineOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
+        kv_cache_memory=MEMORY,
+        adapters=bool(adapters),
+    )
     with loading.shown(sys.stderr, logging.getLogger("attend.engine").info) as report:
         engine = build_engine(settings.folder, options, report)
     defaults = read_defaults(settings.folder, settings.generation_config)

@@ -42,6 +42,7 @@ INFO = EngineInfo(
     family="fake",
     device="cpu",
     dtype="float32",
+    weights="float32",
     backend="arithmetic",
     num_parameters=1,
     vocab_size=VOCAB,

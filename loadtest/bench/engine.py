@@ -71,8 +71,9 @@ def compare(contestants: Mapping[str, Contestant], pairs: int, neighbours: Neigh
 def parameters(shape: str) -> int:
     """Of its matrices."""
     sizes = SHAPES[shape]
-    hidden, kv_share = sizes["hidden_size"], sizes["num_key_value_heads"] / sizes["num_attention_heads"]
-    layer = hidden * (2 * hidden * (1 + kv_share) + 3 * sizes["intermediate_size"])
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head = sizes.get("head_dim", hidden // heads)
+    layer = hidden * (2 * head * (heads + sizes["num_key_value_heads"]) + 3 * sizes["intermediate_size"])
     return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
 
 

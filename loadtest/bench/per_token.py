@@ -38,7 +38,8 @@ class IdleEngine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokens = tokenizer.encode(source_text(8 * CONTEXT))[:CONTEXT]
-        facts = {"family": "idle", "device": "cpu", "dtype": "float32", "backend": "none", "fingerprint": "fp_idle"}
+        facts = {"family": "idle", "device": "cpu", "dtype": "float32", "weights": "float32"}
+        facts |= {"backend": "none", "fingerprint": "fp_idle"}
         sizes = {"max_model_len": 2 * CONTEXT, "block_size": 16, "num_blocks": CONTEXT, "vocab_size": tokenizer.size}
         room = {"max_batch_requests": STREAMS, "max_queued_requests": STREAMS, "num_parameters": 0}
         self.info = EngineInfo(**facts, **sizes, **room, bos_token_id=0, eos_token_ids=(0,))

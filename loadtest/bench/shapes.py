@@ -15,9 +15,13 @@ NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 SHAPES: dict[str, dict[str, int]] = {
     "S": dict(zip(NAMES, (8192, 320, 864, 8, 5, 5), strict=True)),
     "M": dict(zip(NAMES, (49152, 576, 1536, 30, 9, 3), strict=True)),
+    "L": dict(zip(NAMES, (151936, 896, 4864, 24, 14, 2), strict=True)),
+    "Q": dict(zip(NAMES, (151936, 1024, 3072, 28, 16, 8), strict=True), head_dim=128),
     "1B": dict(zip(NAMES, (128256, 2048, 8192, 16, 32, 8), strict=True)),
 }
-"""S: 12.5M parameters; M: 134.5M, the sizes of SmolLM2-135M; 1B: 1236M, those of Llama-3.2-1B. All Llama, tied."""
+"""S: 12.5M parameters; M: 134.5M, the sizes of SmolLM2-135M; L: 494M, those of Qwen2-0.5B; Q: 596M, those of Qwen3-0.6B;
+1B: 1236M, those of Llama-3.2-1B. All Llama, tied.
+"""
 
 
 def write_shape(name: str, folder: Path = FOLDER) -> Path:

@@ -23,8 +23,9 @@ from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
 from model.gguf.places import is_gguf, parts
-from model.net.backends import KVCache
+from model.net.backends import AttentionBackend, KVCache
 from model.net.checkpoint import load, read_config
+from model.net.formats.codes import INT4, INT8, Kind
 from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
@@ -45,6 +46,8 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     backend: str = "auto"
+    quantize: str = "none"
+    """Keep the matrices in whole numbers: int8 or int4."""
     max_model_len: int | None = None
     max_batch_requests: int = 64
     max_batch_tokens: int = 1024
@@ -74,7 +77,9 @@ def build_engine(
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
-    net = load(folder, dtype, device, context=0, mapped=isinstance(backend, native.NativeBackend), report=report)
+    kind = quantised_kind(options.quantize, device)
+    mapped = isinstance(backend, native.NativeBackend)
+    net = load(folder, dtype, device, context=0, quantize=kind, mapped=mapped, report=report)
     engine_config = size_engine(config, dtype, device, options)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
@@ -93,12 +98,12 @@ def build_engine(
         if options.num_threads:
             torch.set_num_threads(options.num_threads)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
-    threads = options.num_threads or torch.get_num_threads()
-    setup = f"{dtype} {processor(device)} {backend.name} " + ("deterministic" if options.deterministic else f"{threads}")
+    weights = str(dtype).removeprefix("torch.") if kind is None else kind.name
     info = EngineInfo(
         family=config.family,
         device=device,
         dtype=str(dtype).removeprefix("torch."),
+        weights=weights,
         backend=backend.name,
         num_parameters=net.num_parameters,
         vocab_size=config.vocab_size,
@@ -109,7 +114,7 @@ def build_engine(
         num_blocks=engine_config.num_blocks,
         bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
-        fingerprint=fingerprint(folder, setup),
+        fingerprint=fingerprint(folder, f"{dtype} {weights} {_setup(options, device, backend)}"),
     )
     engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, async_scheduling=device == "cuda")
 
@@ -120,6 +125,12 @@ def build_engine(
         warm_up(engine)  # libraries keep handles and memory for each thread
 
     return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare, adapters=adapters)
+
+
+def _setup(options: EngineOptions, device: str, backend: AttentionBackend) -> str:
+    """What answers depend on beside the weights: with another number of threads sums may run in another order."""
+    threads = "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
+    return f"{processor(device)} {backend.name} {threads}"
 
 
 def warm_up(engine: Engine) -> None:
@@ -152,6 +163,17 @@ def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
     return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
+
+
+def quantised_kind(wanted: str, device: str) -> Kind | None:
+    """What codes mean in matrices that are kept in whole numbers; None for plain ones. Raises SettingError."""
+    if wanted == "none":
+        return None
+    if device != "cpu":
+        raise SettingError(
+            f"quantize is {wanted}, but weights in whole numbers are not multiplied on {device}: it needs device = cpu"
+        )
+    return {"int8": INT8, "int4": INT4}[wanted]
 
 
 def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:

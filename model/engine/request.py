@@ -204,6 +204,9 @@ class EngineInfo:
     family: str
     device: str
     dtype: str
+    """Of the numbers between matrices."""
+    weights: str
+    """How matrices are kept: a dtype, int8 or int4."""
     backend: str
     num_parameters: int
     vocab_size: int

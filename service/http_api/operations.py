@@ -259,6 +259,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
                     "family": "llama",
                     "device": "cpu",
                     "dtype": "bfloat16",
+                    "weights": "bfloat16",
                     "backend": "cpu",
                     "system_fingerprint": _FINGERPRINT,
                 },

@@ -322,6 +322,8 @@ class Version(Shape):
     """Where it is computed."""
     dtype: str
     """The numbers that it is computed in."""
+    weights: str
+    """How its matrices are kept: as such numbers, or in whole numbers as int8 or int4."""
     backend: str
     """How attention is computed."""
     system_fingerprint: str

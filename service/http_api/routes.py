@@ -243,6 +243,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
                 "family": info.family,
                 "device": info.device,
                 "dtype": info.dtype,
+                "weights": info.weights,
                 "backend": info.backend,
                 "system_fingerprint": info.fingerprint,
             }

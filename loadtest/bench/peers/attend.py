@@ -12,7 +12,8 @@ def start(folder, threads):
     from model.engine.request import Request
     from model.params import SamplingParams
 
-    options = EngineOptions(dtype="bfloat16", num_threads=threads, kv_cache_memory=2 << 30, prefix_caching=False)
+    form = {"dtype": "bfloat16", "quantize": os.environ.get("ATTEND_BENCH_WEIGHTS", "none")}
+    options = EngineOptions(**form, num_threads=threads, kv_cache_memory=2 << 30, prefix_caching=False)
     engine = build_engine(Path(folder), options)
     engine.start()
     runner, greedy = asyncio.Runner(), SamplingParams(temperature=0)

@@ -9,6 +9,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from model.net.features import NATIVE, features
 from model.net.linear import Linear
 from model.net.mapped import release
 from model.net.native.library import load, variant
+from model.net.quantised import QuantisedLinear
 from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 
 MAX_GROUP = 16
@@ -96,7 +98,6 @@ class NativeDecoder:
         self.config = config = net.config
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
-        assert net.embedding.tokens.weight.dtype == net.head.weight.dtype == torch.bfloat16
         sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
         numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
         self._net = self._library.attend_new(
@@ -115,20 +116,17 @@ class NativeDecoder:
 
     def _pack(self, net: Decoder, spend: bool) -> None:
         if spend and self.config.tied_head:
-            net.embedding.tokens.weight = None  # it is the head
+            net.embedding.tokens = None  # it is the head
         number = 0
         for linear in _matrices(net):
-            weight = linear.dense()
-            for weight_NK, bias_N in _parts(weight, linear.bias):
-                bias = None if bias_N is None else bias_N.data_ptr()
-                if self._library.attend_pack(self._net, number, weight_NK.data_ptr(), bias):
+            for pack, pointers in _pieces(linear):
+                if getattr(self._library, pack)(self._net, number, *pointers):
                     raise MemoryError(NO_ROOM)
                 number += 1
             if spend:
-                if net.mapped:
-                    release(weight)
+                if net.mapped and isinstance(linear.weight, Tensor):
+                    release(linear.weight)
                 linear.drop()
-                del weight, weight_NK
                 self._library.attend_trim()
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
@@ -230,7 +228,10 @@ def _delta(config: ModelConfig) -> tuple[int, ...]:
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
     """In the order that `attend_new` names; None where there is nothing."""
-    embedding = None if net.config.tied_head else net.embedding.tokens.weight  # a tied one is read from the head
+    embedding = None  # a tied one is read from the head
+    if not net.config.tied_head and not isinstance(net.embedding.tokens, QuantisedLinear):
+        embedding = net.embedding.tokens.weight
+        assert embedding.dtype == torch.bfloat16
     arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm)]
     for block, rope in zip(net.blocks, net.rope_of_layer, strict=True):
         for norm in _norms(block):
@@ -308,6 +309,8 @@ def _matrices(net: Decoder) -> Iterator[Linear]:
             mlp = mlp.shared
         if mlp is not None:
             yield from (mlp.gate_up if net.config.gated_mlp else mlp.up, mlp.down)
+    if not net.config.tied_head and isinstance(net.embedding.tokens, QuantisedLinear):
+        yield net.embedding.tokens
 
 
 def _router(mixture: Mixture) -> Linear:
@@ -323,8 +326,21 @@ def _router(mixture: Mixture) -> Linear:
     return both
 
 
-def _parts(weight: Tensor, bias: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Weight [N, K] and bias [N] of each matrix of a module: one, or one for each expert."""
-    weights_XNK = weight.view(-1, *weight.shape[-2:])
-    biases_XN = [None] * len(weights_XNK) if bias is None else bias.view(len(weights_XNK), -1)
-    yield from zip(weights_XNK, biases_XN, strict=True)
+def _pieces(linear: Linear) -> Iterator[tuple[str, list[Any]]]:
+    """What packs each matrix of a module, one or one for each expert, and pointers that hold until the next is asked for."""
+    experts = range(linear.whole[0]) if len(linear.whole) > 2 else [...]
+    if isinstance(linear, QuantisedLinear):
+        table = (ctypes.c_int8 * 16)(*linear.kind.values)
+        parts = [linear.codes, linear.scales, linear.minima, linear.units]
+        for expert in experts:
+            codes = (_pointer(part, expert) for part in parts)
+            yield "attend_pack_codes", [linear.kind.bits, *codes, table, _pointer(linear.bias, expert)]
+    else:
+        weight = linear.dense()
+        assert weight.dtype == torch.bfloat16
+        for expert in experts:
+            yield "attend_pack", [_pointer(weight, expert), _pointer(linear.bias, expert)]
+
+
+def _pointer(tensor: Tensor | None, expert: Any) -> int | None:
+    return None if tensor is None else tensor[expert].data_ptr()

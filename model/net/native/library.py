@@ -24,6 +24,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_choose": ((ctypes.c_int,), None),
     "attend_new": ((_P, _P, _P, _P), _P),
     "attend_pack": ((_P, _I, _P, _P), ctypes.c_int),
+    "attend_pack_codes": ((_P, _I, _I, _P, _P, _P, _P, _P, _P), ctypes.c_int),
     "attend_trim": ((), None),
     "attend_free": ((_P,), None),
     "attend_adapter_new": ((_P,), _P),

@@ -259,7 +259,8 @@ def answers(engine: Engine, requests: Iterable[Request]) -> dict[str, tuple[list
 def info(config: EngineConfig) -> EngineInfo:
     """What an engine over a fake says of itself."""
     shown = {name: getattr(config, name) for name in ("max_model_len", "max_batch_requests", "block_size", "num_blocks")}
-    kind = {"family": "fake", "device": "cpu", "dtype": "float32", "backend": "fake", "fingerprint": "fp_0"}
+    kind = {"family": "fake", "device": "cpu", "dtype": "float32", "weights": "float32"}
+    kind |= {"backend": "fake", "fingerprint": "fp_0"}
     return EngineInfo(
         num_parameters=0, max_queued_requests=0, vocab_size=FAKE_VOCAB, bos_token_id=None, eos_token_ids=(), **shown, **kind
     )

@@ -16,6 +16,7 @@
 #include "delta.h"
 #include "drawing.h"
 #include "experts.h"
+#include "quantised.h"
 #include "threads.h"
 #include "tiles.h"
 #include "tokens.h"
@@ -28,6 +29,8 @@ struct Kernels {
     void (*join)(bf16* residual, const bf16* update, bf16* y, const Joint&, i64 E);
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
+    void (*multiply_whole)(const Product&, i64 item);
+    void (*round)(const Product&, const Rounded&, i64 t);
     void (*shrink)(const bf16* x, const LowRank&, float* inner);
     void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
@@ -37,10 +40,11 @@ struct Kernels {
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
     void (*finish)(const Recurrence&, i64 t);
+    auto multiplier(const Matrix& matrix) const { return matrix.codes ? multiply_whole : multiply; }
 };
 
 // VECTOR: what the target has.
-#define VARIANT(NAME, TARGET, VECTOR, MULTIPLY, ATTEND)                                                                                  \
+#define VARIANT(NAME, TARGET, VECTOR, MULTIPLY, WHOLE, ROUND, ATTEND)                                                                                  \
     TARGET static void embed_##NAME(const bf16* token, const float* position, float scale, bf16* to, i64 E) {                    \
         embed_token(token, position, scale, to, E);                                                                              \
     }                                                                                                                            \
@@ -71,14 +75,14 @@ struct Kernels {
         advance_columns<VECTOR>(r, row, head, part);                                                                             \
     }                                                                                                                            \
     TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token<VECTOR>(r, t); }                                 \
-    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, shrink_##NAME,   raise_##NAME,   ATTEND,     \
+    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
                                  sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
 
-VARIANT(portable, , fours, multiply_portable, tile_portable)
-VARIANT(avx2, OF(AVX2), eights, multiply_avx2, tile_avx2)
-VARIANT(avx512, OF(AVX512), floats, multiply_avx512, tile_avx512)
-VARIANT(bf16_512, OF(AVX512), floats, multiply_bf16, tile_bf16_512)
-VARIANT(amx, OF(AMX), floats, multiply_tiles, attend_tile_amx)
+VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
+VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
+VARIANT(avx512, OF(AVX512), floats, multiply_avx512, multiply_whole_avx512, round_avx512, tile_avx512)
+VARIANT(bf16_512, OF(AVX512), floats, multiply_bf16, multiply_whole_avx512, round_avx512, tile_bf16_512)
+VARIANT(amx, OF(AMX), floats, multiply_tiles, multiply_whole_avx512, round_avx512, attend_tile_amx)
 
 static const Kernels* const KERNELS[] = {&portable, &avx2, &avx512, &bf16_512, &amx};
 enum { PORTABLE, WITH_AVX2, WITH_AVX512, WITH_AVX512_BF16, WITH_AMX };
@@ -95,9 +99,19 @@ static void compute(i64 phases, Work work) {
     });
 }
 
-static void multiply(Team::Member& team, const Kernels& kernels, const Product& p) {
+static const i64 FEW_ROWS = 4;  // of x: whoever multiplies a matrix of codes makes them whole numbers
+
+// A product as one phase, or as two where x becomes whole numbers first, in `room`.
+static void multiply(Team::Member& team, const Kernels& kernels, Rounded room, Product p) {
+    if (p.matrix->codes && p.T > FEW_ROWS) {
+        room.rows = p.T;
+        team.share(p.T, FEW_ROWS, [&](i64 begin, i64 end) {
+            for (i64 t = begin; t < end; t++) kernels.round(p, room, t);
+        });
+        p.rounded = &room;
+    }
     team.share(p.items(), 1, [&](i64 begin, i64 end) {
-        for (i64 item = begin; item < end; item++) kernels.multiply(p, item);
+        for (i64 item = begin; item < end; item++) kernels.multiplier(*p.matrix)(p, item);
     });
 }
 
@@ -115,8 +129,8 @@ struct Adapters {
 };
 
 // A product with what the step's adapters add to it.
-static void adapted(Team::Member& team, const Kernels& kernels, Adapters& adapters, Product p) {
-    if (adapters.of_token.empty()) return multiply(team, kernels, p);
+static void adapted(Team::Member& team, const Kernels& kernels, Adapters& adapters, const Rounded& room, Product p) {
+    if (adapters.of_token.empty()) return multiply(team, kernels, room, p);
     i64 number = p.matrix->number;
     team.share(p.T, 1, [&](i64 begin, i64 end) {
         for (i64 t = begin; t < end; t++) {
@@ -127,7 +141,7 @@ static void adapted(Team::Member& team, const Kernels& kernels, Adapters& adapte
         }
     });
     p.more = &adapters.additions;
-    multiply(team, kernels, p);
+    multiply(team, kernels, room, p);
 }
 
 struct Input {  // of a step: T tokens, and where they stand
@@ -224,12 +238,17 @@ struct Net {
     const float* positions;  // null where they are not added
     Norm last;
     Arena arena;
-    Matrix head;
+    Matrix head, table;  // table: an embedding in whole numbers that is not the head
     std::vector<Layer> layers;
     std::vector<Slot> slots;
     Routing routing;
     Adapters adapters;
     i64 room = 0;  // tokens that fit into the buffers
+    std::vector<int16_t> rounded_numbers;  // of what a matrix of codes multiplies, see Rounded
+    std::vector<int8_t> rounded_bytes;
+    std::vector<int32_t> rounded_sums;
+    std::vector<float> rounded_scales;
+    Rounded rounded = {};
     bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
     bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
     bf16 *inputs = nullptr, *recurred = nullptr;  // of delta rules: [T, width], and what is merged
@@ -259,6 +278,13 @@ static void make_room(Net& net, i64 T) {
     net.qkv = zeros(room * net.heads.width());
     net.mixed = zeros(room * net.mixed_stride());
     net.active = zeros(room * net.active_stride());
+    i64 widest = 0;  // of what is multiplied by codes
+    for (const Slot& slot : net.slots) widest = std::max(widest, slot.matrix->codes ? slot.matrix->K : 0);
+    if (widest) {
+        net.rounded_numbers.resize(room * widest), net.rounded_bytes.resize(room * widest);
+        net.rounded_sums.resize(room * widest / GROUP), net.rounded_scales.resize(room * widest / GROUP);
+        net.rounded = {net.rounded_numbers.data(), net.rounded_bytes.data(), net.rounded_sums.data(), net.rounded_scales.data(), 0};
+    }
     if (const Mixture& m = net.mixture; m.X) {  // buffers of their own: what fills up a row must stay zero
         net.pairs = zeros(room * m.calls() * net.normed_stride());
         net.inner = zeros(room * m.C * stride_of(m.F));
@@ -275,7 +301,7 @@ static void make_room(Net& net, i64 T) {
 // The vector of a token [E]. A tied head is its embedding too: then it is copied to `room`, for the matrix is there once.
 static const bf16* vector_of(const Net& net, i64 token, bf16* room) {
     if (net.embedding) return net.embedding + token * net.E;
-    unpack_row(net.head, token, net.E, room);
+    unpack_row(net.table.N ? net.table : net.head, token, net.E, room);
     return room;
 }
 
@@ -324,7 +350,8 @@ static void multiply_groups(Team::Member& team, const Kernels& kernels, const Ro
     team.share(end[-1].*items, 1, [&](i64 begin, i64 stop) {
         for (i64 item = begin; item < stop; item++) {
             const Group* group = std::upper_bound(first, end, item, [=](i64 at, const Group& each) { return at < each.*items; });
-            kernels.multiply(product_of(*group), item - (group == first ? 0 : group[-1].*items));
+            Product p = product_of(*group);
+            kernels.multiplier(*p.matrix)(p, item - (group == first ? 0 : group[-1].*items));
         }
     });
 }
@@ -342,7 +369,7 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
     auto copy = [&](i64 begin, i64 end) {
         for (i64 pair = begin; pair < end; pair++) memcpy(net.pairs + pair * stride, net.normed + r.tokens[pair] * stride, net.E * 2);
     };
-    multiply(team, kernels, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.experts()});
+    multiply(team, kernels, net.rounded, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.experts()});
     if (T > FEW) team.share(T, TOKENS, send);
     team.share(1, 1, [&](i64, i64) {
         if (T <= FEW) send(0, T);
@@ -362,14 +389,14 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
 static void mlp_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
     if (!layer.mixed)
-        return adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.mlps[0].up, net.kind, net.active, net.active_stride(), 1, net.clamp});
+        return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.mlps[0].up, net.kind, net.active, net.active_stride(), 1, net.clamp});
     route(team, kernels, net, layer, T);
     multiply_groups(team, kernels, net.routing, &Group::up_items, [&](const Group& group) { return up_of(net, layer, group, T); });
 }
 
 static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     if (!layer.mixed)
-        return adapted(team, kernels, net.adapters, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.mlps[0].down, residual));
+        return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.mlps[0].down, residual));
     const Routing& r = net.routing;
     i64 stride = net.normed_stride(), calls = net.mixture.calls();
     bool added = !layer.of_mlp.output.gain;
@@ -381,7 +408,7 @@ static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     });
 }
 
-static const i64 PHASES_OF_LAYER = 15, PHASES_OF_ADAPTERS = 5;  // at most
+static const i64 PHASES_OF_LAYER = 20, PHASES_OF_ADAPTERS = 5;  // at most
 
 struct Rows {  // of a step, as attention and as delta rules go through them
     std::vector<Work> work;
@@ -396,9 +423,9 @@ struct Memory {  // of one layer: keys and values, or states in all slots, see R
 // The products that attention begins with, or a delta rule.
 static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
-    if (!layer.recurs) return adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
-    adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.delta.width()});
-    adapted(team, kernels, net.adapters, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
+    if (!layer.recurs) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
+    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.delta.width()});
+    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
 }
 
 // What comes between, and the last product.
@@ -407,14 +434,14 @@ static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     if (!layer.recurs) {
         i64 stride = net.mixed_stride();
         attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride});
-        return adapted(team, kernels, net.adapters, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
+        return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
     }
     i64 stride = net.recurred_stride();
     recur(team, kernels,
           {net.delta, layer.delta, net.activation, net.eps, in.T, net.inputs, net.gates.data(), net.delta_heads.data(), memory.before,
            memory.state, net.recurred, stride},
           rows.sequences);
-    adapted(team, kernels, net.adapters, update(net, layer.of_attention, net.recurred, stride, in.T, layer.merge, residual));
+    adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.recurred, stride, in.T, layer.merge, residual));
 }
 
 static void layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Memory& memory,
@@ -449,6 +476,7 @@ static void list_matrices(Net& net) {
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
         if (layer.mixed && m.S) add(layer.mlps[m.X].up, 2 * m.S, net.E, true), add(layer.mlps[m.X].down, net.E, m.S);
     }
+    add(net.table, net.V, net.E);
 }
 
 static bool has_amx() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
@@ -530,10 +558,22 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
 // queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; then gate and up
 // [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
-// [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The bias may be null. 1 where the memory does not suffice, else 0.
+// [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the
+// head. The bias may be null. 1 where the memory does not suffice, else 0.
 int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
     const Slot& slot = net->slots[number];
     *slot.matrix = pack(net->arena, weights, bias, slot.N, slot.K, slot.gated);
+    slot.matrix->number = number;
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+// The same of a matrix in whole numbers, see Codes.
+int attend_pack_codes(Net* net, i64 number, i64 bits, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const float* units,
+                      const int8_t* table, const bf16* bias) try {
+    const Slot& slot = net->slots[number];
+    *slot.matrix = pack(net->arena, {bits, codes, scales, minima, units, table, bias}, slot.N, slot.K, slot.gated);
     slot.matrix->number = number;
     return 0;
 } catch (const std::bad_alloc&) {
@@ -625,8 +665,8 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
 int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     make_room(*net, T);
     for (i64 t = 0; t < T; t++) memcpy(net->normed + t * net->normed_stride(), hidden + t * net->E, net->E * 2);
-    compute(1, [&](Team::Member& team, const Kernels& kernels) {
-        multiply(team, kernels, {net->normed, net->normed_stride(), T, &net->head, SCORES, scores, net->V});
+    compute(2, [&](Team::Member& team, const Kernels& kernels) {
+        multiply(team, kernels, net->rounded, {net->normed, net->normed_stride(), T, &net->head, SCORES, scores, net->V});
     });
     return 0;
 } catch (const std::bad_alloc&) {

@@ -48,9 +48,28 @@ enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8, CLAMPED = 12 };
 
 struct Matrix {
     i64 N = 0, K = 0, panels = 0;  // K with its padding; panels in pairs
-    uint32_t* weights = nullptr;   // [panels][K / 2][16], a pair of columns each
+    uint32_t* weights = nullptr;   // [panels][K / 2][16], a pair of columns each; null where there are codes
     std::vector<float> bias;       // [panels][16]
     i64 number = 0;                // see `attend_pack`
+    // Of whole numbers, see quantised.h.
+    i64 bits = 16;
+    uint8_t* codes = nullptr;
+    uint16_t *scales = nullptr, *minima = nullptr;
+    std::vector<float> units;  // [panels][16]
+    int8_t table[16] = {};     // values of codes of 4 bits
+    bool counted = false;      // those are -8 .. 7, in their order
+};
+
+static const i64 GROUP = 32;  // columns that have a scale in common
+
+// A matrix in whole numbers as it comes: rows of codes, and of the scales of their groups.
+struct Codes {
+    i64 bits;
+    const uint8_t* codes;             // [N][K * bits / 8], with 4 bits the even column in the low half of a byte
+    const uint16_t *scales, *minima;  // float16 [N][K / 32]; minima: null where all are zero
+    const float* units;               // [N]: powers of two
+    const int8_t* table;              // of 16 values
+    const bf16* bias;                 // [N], or null
 };
 
 // Large pages where they are to be had: a decode step reads every one of them. Throws bad_alloc.
@@ -126,8 +145,73 @@ static Matrix pack(Arena& arena, const bf16* weights, const bf16* bias, i64 N, i
     return m;
 }
 
+// Where column k of a row stands: which line of those of a panel, and which of its row's four bytes there. Of four columns the second and the
+// third change places; with 4 bits a line has eight columns, the last four in the high halves.
+struct CodePlace {
+    i64 line, byte;
+    bool high;
+    CodePlace(i64 k, i64 bits) : line(k * bits / 32), byte(k % 4 == 1 ? 2 : k % 4 == 2 ? 1 : k % 4), high(bits == 4 && k % 8 >= 4) {}
+};
+
+// One group of a row; its lines are those of 16 rows.
+INLINE void pack_codes(const uint8_t* from, i64 bits, uint8_t* to) {
+    for (i64 k = 0; k < GROUP; k++) {
+        CodePlace place(k, bits);
+        uint8_t code = bits == 8 ? from[k] : k % 2 ? from[k / 2] >> 4 : from[k / 2] & 15;
+        to[place.line * 4 * PANEL + place.byte] |= place.high ? code << 4 : code;
+    }
+}
+
+static Matrix pack(Arena& arena, const Codes& from, i64 N, i64 columns, bool gated) {
+    Matrix m;
+    m.N = N, m.K = ceiling(columns, GROUP) * GROUP, m.bits = from.bits;
+    m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;
+    i64 G = m.K / GROUP, bytes = m.K * m.bits / 8, scales = m.panels * G * PANEL;
+    m.codes = (uint8_t*)arena.take(m.panels * bytes * PANEL);
+    m.scales = (uint16_t*)arena.take(scales * 2);
+    m.minima = from.minima ? (uint16_t*)arena.take(scales * 2) : nullptr;
+    m.bias.assign(m.panels * PANEL, 0), m.units.assign(m.panels * PANEL, 0);
+    memcpy(m.table, from.table, sizeof m.table);
+    m.counted = m.bits == 4;
+    for (int code = 0; code < 16; code++) m.counted &= m.table[code] == code - 8;
+    memset(m.codes, 0, m.panels * bytes * PANEL), memset(m.scales, 0, scales * 2);
+    if (m.minima) memset(m.minima, 0, scales * 2);
+#pragma omp parallel for schedule(static)
+    for (i64 place = 0; place < m.panels * PANEL; place++) {
+        i64 panel = place / PANEL, at = place % PANEL, row = source_row(panel, at, N, gated);
+        if (row < 0) continue;
+        m.units[place] = from.units[row], m.bias[place] = from.bias ? wide(from.bias[row]) : 0;
+        for (i64 g = 0; g < G; g++) {
+            i64 to = (panel * G + g) * PANEL;
+            pack_codes(from.codes + row * bytes + g * GROUP * m.bits / 8, m.bits, m.codes + to * GROUP * m.bits / 8 + at * 4);
+            m.scales[to + at] = from.scales[row * G + g];
+            if (m.minima) m.minima[to + at] = from.minima[row * G + g];
+        }
+    }
+    return m;
+}
+
+INLINE float from_half(uint16_t half) {  // float16 without infinities
+    uint32_t bits = (uint32_t)(half & 0x7fff) << 13 | (uint32_t)(half & 0x8000) << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value * 0x1p112f;
+}
+
+static void unpack_codes(const Matrix& m, i64 row, i64 columns, bf16* to) {
+    i64 panel = row / PANEL, at = row % PANEL, G = m.K / GROUP;
+    for (i64 k = 0; k < columns; k++) {
+        i64 scale = (panel * G + k / GROUP) * PANEL + at;
+        CodePlace place(k, m.bits);
+        uint8_t byte = m.codes[(panel * m.K * m.bits / 32 + place.line) * PANEL * 4 + at * 4 + place.byte];
+        int value = m.bits == 8 ? (int8_t)byte : m.table[place.high ? byte >> 4 : byte & 15];
+        to[k] = narrow((value * from_half(m.scales[scale]) + (m.minima ? from_half(m.minima[scale]) : 0)) * m.units[row]);
+    }
+}
+
 // Row `row` of a matrix that was packed without gates.
 static void unpack_row(const Matrix& m, i64 row, i64 columns, bf16* to) {
+    if (m.codes) return unpack_codes(m, row, columns, to);
     const uint32_t* pair = m.weights + row / PANEL * m.K / 2 * PANEL + row % PANEL;
     for (i64 k = 0; k < columns; k += 2, pair += PANEL) memcpy(to + k, pair, std::min<i64>(2, columns - k) * 2);
 }
@@ -152,6 +236,16 @@ static LowRank low_rank(const Matrix& m, bool gated, const float* down, const fl
     return low;
 }
 
+// Rows of x in whole numbers, group by group: see quantised.h.
+struct Rounded {
+    int16_t* x;      // [groups][rows][32]
+    int8_t* bytes;   // the same numbers: of four columns the first, the third, the second and the fourth
+    int32_t* sums;   // of a group's numbers, [groups][rows]
+    float* scales;
+    i64 rows;
+    Rounded from(i64 place) const { return {x + place * GROUP, bytes + place * GROUP, sums + place, scales + place, rows}; }
+};
+
 struct Clamp {  // of CLAMPED
     float limit = 0, slope = 0;
 };
@@ -167,11 +261,12 @@ struct Product {
     Clamp clamp = {};
     const Additions* more = nullptr;  // of adapters, where some rows have one
     i64 beside = 1;                   // products that share a phase, this one included: as many share out the threads
+    const Rounded* rounded = nullptr;  // where x is in whole numbers already, for a matrix of codes
 
     // Work comes in items: an even number of panels for up to ROWS rows.
     i64 panels_of_item() const {
         i64 share = beside * matrix->panels / (PIECES * omp_get_num_threads());
-        return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MOST_PANELS) : MOST_PANELS / 2;
+        return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MOST_PANELS) : MOST_PANELS / (matrix->codes ? 1 : 2);
     }
     i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }
     i64 items() const { return items_across() * ceiling(T, ROWS); }

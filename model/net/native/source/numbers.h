@@ -75,6 +75,8 @@ struct Lanes {
     typedef int32_t ints __attribute__((vector_size(WIDTH * 4)));
     typedef uint32_t words __attribute__((vector_size(WIDTH * 4)));
     typedef bf16 halves __attribute__((vector_size(WIDTH * 2)));
+    typedef int16_t shorts __attribute__((vector_size(WIDTH * 2)));
+    typedef int8_t bytes __attribute__((vector_size(WIDTH)));
 };
 
 template <class Vector>

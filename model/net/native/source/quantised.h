@@ -1,0 +1,356 @@
+// y = x Wᵀ + b with W in whole numbers of 8 or 4 bits. A group of 32 columns has a scale in each row of W, and one in each row of x.
+//
+// x becomes whole numbers too, from -127 to 127, whatever the number of rows. The product of a group is exact, whoever computes it. Only then
+// come scales, in float32, group after group: a result has the same bits alone, in any batch, and on any number of threads.
+//
+// Shapes: x [T, K], W [N, K], G groups. Codes: [panels][G][lines][16][4]: with 8 bits a line has four columns of each row of a panel, with 4 bits
+// eight, the first four in the low halves of its bytes. Four columns stand in the order 0, 2, 1, 3. Scales and minima: float16 [panels][G][16].
+#pragma once
+#include "vectors.h"
+
+static const i64 NEAR = NEAR_ROWS * DEPTH;  // numbers of x that stay near
+static const i64 LONGEST = 8192;            // columns of a turn
+
+// What a thread multiplies: some groups of columns of some rows of x, where nobody has made them whole numbers before, and of a panel.
+struct Whole {
+    alignas(64) int16_t x[NEAR];
+    alignas(64) int8_t bytes[NEAR];
+    int32_t sums[NEAR / GROUP];
+    float scales[NEAR / GROUP];
+    alignas(64) float steps[LONGEST / GROUP * PANEL], least[LONGEST / GROUP * PANEL];  // a panel's scales and minima
+    alignas(64) int16_t values[DEPTH * PANEL];                                         // a panel's: [pairs of columns][16][2]
+    alignas(64) float results[NEAR_ROWS * MOST_PANELS * PANEL];
+};
+static thread_local Whole whole;
+
+struct Turn {  // of a panel: its groups that are multiplied now
+    const uint8_t* codes;
+    const uint16_t *scales, *minima;  // minima: null where all are zero
+    i64 groups;
+    const int8_t* table;
+    Rounded x;  // from its first group here, and from the first row of the item
+};
+
+// A block of rows of x, from row t on, by a panel: adds to `results`.
+typedef void MultiplyWhole(Turn, i64 t, float* results, i64 pitch);
+
+// --- what the vectors of a target can do
+
+// sums[v] += two products of 16 bits: of a row of x, whose next two columns are at `x`, by VECTORS of weights. As one piece: else GCC adds in an
+// order of its own, and has too few registers for that.
+INLINE void add_pairs(Lanes<4>::ints (&sums)[4], const Lanes<4>::ints (&w)[4], const void* x) {
+    int32_t pair;
+    memcpy(&pair, x, 4);
+    for (int v = 0; v < 4; v++) {
+        Lanes<4>::ints both = pair - Lanes<4>::ints{};
+        __asm__("pmaddwd %2, %1\n\tpaddd %1, %0" : "+x"(sums[v]), "+x"(both) : "x"(w[v]));
+    }
+}
+INLINE void add_pairs(Lanes<8>::ints (&sums)[2], const Lanes<8>::ints (&w)[2], const void* x) {
+    Lanes<8>::ints first, second;
+    __asm__("vpbroadcastd %4, %3\n\tvpmaddwd %3, %5, %2\n\tvpaddd %2, %0, %0\n\tvpmaddwd %3, %6, %3\n\tvpaddd %3, %1, %1"
+            : "+x"(sums[0]), "+x"(sums[1]), "=&x"(first), "=&x"(second)
+            : "m"(*(const int32_t(*)[1])x), "x"(w[0]), "x"(w[1]));
+}
+INLINE void add_pairs(ints (&sums)[1], const ints (&w)[1], const void* x) {
+    ints both;
+    __asm__("vpbroadcastd %2, %1\n\tvpmaddwd %1, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(sums[0]), "=&v"(both) : "m"(*(const int32_t(*)[1])x), "v"(w[0]));
+}
+
+INLINE Lanes<4>::ints look_up(const int8_t* table, Lanes<4>::ints codes) {  // each byte from 0 to 15
+    uint8_t bytes[16];
+    store(bytes, codes);
+    for (uint8_t& byte : bytes) byte = table[byte];
+    return load<Lanes<4>::ints>(bytes);
+}
+INLINE Lanes<8>::ints look_up(const int8_t* table, Lanes<8>::ints codes) {
+    Lanes<8>::ints values;
+    __asm__("vbroadcasti128 %2, %0\n\tvpshufb %1, %0, %0" : "=&x"(values) : "x"(codes), "m"(*(const int8_t(*)[16])table));
+    return values;
+}
+INLINE ints look_up(const int8_t* table, ints codes) {
+    ints values;
+    __asm__("vbroadcasti32x4 %2, %0\n\tvpshufb %1, %0, %0" : "=&v"(values) : "v"(codes), "m"(*(const int8_t(*)[16])table));
+    return values;
+}
+
+// float16 without infinities. One that is not normal becomes zero where a CPU takes it for that: beside a row's largest scale it is.
+template <class Vector>
+INLINE Vector halves_at(const uint16_t* from) {
+    typedef typename Like<Vector>::words words;
+    words bits = __builtin_convertvector(load<typename Like<Vector>::halves>(from), words);
+    return (Vector)(((bits & 0x7fff) << 13) | ((bits & 0x8000) << 16)) * 0x1p112f;
+}
+
+// Of each four bytes the first and the third in 16 bits, which are columns side by side; and the others.
+template <class Ints>
+INLINE Ints evens(Ints bytes) {
+    return (Ints)((typename Lanes<sizeof(Ints) / 2>::shorts)bytes << 8 >> 8);
+}
+template <class Ints>
+INLINE Ints odds(Ints bytes) {
+    return (Ints)((typename Lanes<sizeof(Ints) / 2>::shorts)bytes >> 8);
+}
+
+// --- x
+
+// The largest magnitude in a group, or NaN where it holds one: as whole numbers those are the largest.
+INLINE float largest_of(const bf16* x) {
+    typedef Lanes<8>::shorts shorts;
+    shorts most = {};
+    for (int i = 0; i < GROUP; i += 8) {
+        shorts size = load<shorts>(x + i) & 0x7fff;
+        most = size > most ? size : most;
+    }
+    shorts half = __builtin_shuffle(most, (shorts){4, 5, 6, 7, 0, 1, 2, 3});
+    most = most > half ? most : half;
+    half = __builtin_shuffle(most, (shorts){2, 3, 0, 1, 6, 7, 4, 5});
+    most = most > half ? most : half;
+    return wide((bf16)std::max(most[0], most[1]));
+}
+
+// A group of a row of x becomes whole numbers, as group number `place`. The scale of one that holds NaN or infinity is not finite: neither will
+// be what is made of it.
+template <class Vector, bool BYTES>
+INLINE void round_group(const bf16* x, const Rounded& rounded, i64 place) {
+    typedef typename Like<Vector>::words words;
+    const int COLUMNS = sizeof(Vector) / 2;  // of a vector of pairs
+    const float shift = 12582912.0f;         // 1.5 * 2^23: adding it rounds to a whole number, whose 16 bits are then the lowest
+    float most = largest_of(x), inverse = most < 1e-30f ? 0 : 127 / most;  // so that it is finite
+    int16_t* to = rounded.x + place * GROUP;
+    words sums = {};
+    for (int k = 0; k < GROUP; k += COLUMNS) {
+        Vector pairs = load<Vector>(x + k);
+        words first = (words)(first_of(pairs) * inverse + shift), second = (words)(second_of(pairs) * inverse + shift);
+        sums += first + second;
+        store(to + k, (first & 0xffff) | (second << 16));
+    }
+    uint32_t sum = 0;
+    for (int i = 0; i < COLUMNS / 2; i++) sum += sums[i];
+    rounded.sums[place] = (int32_t)(sum - GROUP * 0x4b400000u);
+    rounded.scales[place] = most < 1e-30f ? 0 : most / 127;
+    for (int k = 0; BYTES && k < GROUP; k += 16) {
+        typedef Lanes<4>::ints ints;
+        ints low = load<ints>(to + k), high = load<ints>(to + k + 8);
+        ints evens = __builtin_shuffle(low, high, (ints){0, 2, 4, 6}), odds = __builtin_shuffle(low, high, (ints){1, 3, 5, 7});
+        store(rounded.bytes + place * GROUP + k, (evens & 0x00ff00ff) | ((odds & 0x00ff00ff) << 8));
+    }
+}
+
+// --- products
+
+// What becomes of a group's exact products by HEIGHT rows of x.
+template <class Vector, int HEIGHT, int VECTORS>
+INLINE void add_group(const Turn turn, i64 group, typename Like<Vector>::ints (&products)[HEIGHT][VECTORS], i64 t, float* results, i64 pitch) {
+    const int WIDTH = sizeof(Vector) / 4;
+    const i64 place = group * turn.x.rows + t;
+    const float *steps = whole.steps + group * PANEL, *least = whole.least + group * PANEL;
+    for (int r = 0; r < HEIGHT; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float* to = results + r * pitch + v * WIDTH;
+            Vector scale = load<Vector>(steps + v * WIDTH) * turn.x.scales[place + r];
+            store(to, add_product(load<Vector>(to), __builtin_convertvector(products[r][v], Vector), scale));
+        }
+    for (int r = 0; turn.minima && r < HEIGHT; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float *to = results + r * pitch + v * WIDTH, sum = turn.x.scales[place + r] * (float)turn.x.sums[place + r];
+            store(to, add_product(load<Vector>(to), load<Vector>(least + v * WIDTH), sum - Vector{}));
+        }
+    __asm__("" ::: "memory");  // no results in registers, which the next group's products need
+}
+
+// Scales and minima of a turn in float32.
+template <class Vector>
+INLINE void spread_scales(const Turn& turn) {
+    for (i64 i = 0; i < turn.groups * PANEL; i += (i64)sizeof(Vector) / 4) {
+        store(whole.steps + i, halves_at<Vector>(turn.scales + i));
+        if (turn.minima) store(whole.least + i, halves_at<Vector>(turn.minima + i));
+    }
+}
+
+// The values of line `line` of a panel, four columns of each row; `high`: of the second four.
+template <class Vector, int BITS>
+INLINE typename Like<Vector>::ints values_at(const Turn turn, i64 line, int v, bool high) {
+    typedef typename Like<Vector>::words words;
+    auto raw = load<typename Like<Vector>::ints>(turn.codes + line * PANEL * 4 + v * sizeof(Vector));
+    if (BITS == 8) return raw;
+    return look_up(turn.table, (typename Like<Vector>::ints)(((words)raw >> (high ? 4 : 0)) & 0x0f0f0f0f));
+}
+
+// The values of all groups of a turn, for blocks that follow.
+template <class Vector, int BITS>
+INLINE void spread(const Turn& turn) {
+    const int WIDTH = sizeof(Vector) / 4, VECTORS = PANEL / WIDTH;
+    const i64 lines = turn.groups * GROUP * BITS / 32;
+    int16_t* to = whole.values;
+    for (i64 line = 0; line < lines; line++)
+        for (int half = 0; half < 8 / BITS; half++, to += 4 * PANEL)
+            for (int v = 0; v < VECTORS; v++) {
+                auto values = values_at<Vector, BITS>(turn, line, v, half);
+                store(to + v * WIDTH * 2, evens(values)), store(to + (PANEL + v * WIDTH) * 2, odds(values));
+            }
+}
+
+// BITS 16: of values that were spread.
+template <class Vector, int HEIGHT, int BITS>
+INLINE void multiply_whole(const Turn turn, i64 t, float* results, i64 pitch) {
+    typedef typename Like<Vector>::ints ints;
+    const int WIDTH = sizeof(Vector) / 4, VECTORS = PANEL / WIDTH, LINES = GROUP * (BITS == 16 ? 8 : BITS) / 32;
+    for (i64 group = 0; group < turn.groups; group++) {
+        ints products[HEIGHT][VECTORS] = {}, w[VECTORS];
+        const int16_t *x = turn.x.x + (group * turn.x.rows + t) * GROUP, *values = whole.values + group * GROUP * PANEL;
+        for (int line = 0; line < LINES; line++)
+            for (int half = 0; half < (BITS == 4 ? 2 : 1); half++, x += 4, values += 4 * PANEL)
+                for (int odd = 0; odd < 2; odd++) {
+                    for (int v = 0; v < VECTORS; v++)
+                        if (BITS == 16) {
+                            w[v] = load<ints>(values + (odd * PANEL + v * WIDTH) * 2);
+                        } else {
+                            w[v] = values_at<Vector, BITS>(turn, group * LINES + line, v, half);
+                            w[v] = odd ? odds(w[v]) : evens(w[v]);
+                        }
+                    for (int r = 0; r < HEIGHT; r++) add_pairs(products[r], w, x + r * GROUP + 2 * odd);
+                }
+        add_group<Vector, HEIGHT, VECTORS>(turn, group, products, t, results, pitch);
+    }
+}
+
+// sums[v] += two products, in 16 bits, of codes from 0 to 15 and of the four bytes at `x`.
+INLINE void add_bytes(Lanes<8>::ints (&sums)[2], Lanes<8>::ints first, Lanes<8>::ints second, const void* x) {
+    Lanes<8>::ints both, four;
+    __asm__("vpbroadcastd %4, %3\n\tvpmaddubsw %3, %5, %2\n\tvpaddw %2, %0, %0\n\tvpmaddubsw %3, %6, %3\n\tvpaddw %3, %1, %1"
+            : "+x"(sums[0]), "+x"(sums[1]), "=&x"(both), "=&x"(four)
+            : "m"(*(const int32_t(*)[1])x), "x"(first), "x"(second));
+}
+
+// Codes of 4 bits whose values are 8 less: 8 * 2 * 15 * 127 fits into 16 bits, so a group's products are added there.
+template <int HEIGHT>
+OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results, i64 pitch) {
+    typedef Lanes<8>::ints ints;
+    const int LINES = GROUP / 8;
+    const uint8_t* codes = turn.codes;
+    static const int32_t ones = 0x00010001;
+    for (i64 group = 0; group < turn.groups; group++) {
+        ints pairs[HEIGHT][2] = {}, products[HEIGHT][2];
+        const int8_t* x = turn.x.bytes + (group * turn.x.rows + t) * GROUP;
+        for (int line = 0; line < LINES; line++, codes += PANEL * 4, x += 8) {
+            ints first = load<ints>(codes), second = load<ints>(codes + 32);
+            for (int r = 0; r < HEIGHT; r++) add_bytes(pairs[r], first & 0x0f0f0f0f, second & 0x0f0f0f0f, x + r * GROUP);
+            for (int r = 0; r < HEIGHT; r++) add_bytes(pairs[r], (first >> 4) & 0x0f0f0f0f, (second >> 4) & 0x0f0f0f0f, x + r * GROUP + 4);
+        }
+        for (int r = 0; r < HEIGHT; r++) {
+            products[r][0] = products[r][1] = -8 * turn.x.sums[group * turn.x.rows + t + r] - ints{};
+            add_pairs(products[r], pairs[r], &ones);
+        }
+        add_group<eights, HEIGHT, 2>(turn, group, products, t, results, pitch);
+    }
+}
+
+// --- a target's blocks
+
+struct WholeBlocks {
+    i64 height;                  // most rows of a block
+    MultiplyWhole* const* from;  // codes, by rows
+    MultiplyWhole* const* wide;  // values that were spread, by rows; null: blocks read codes however many there are
+    void (*spread)(const Turn&);
+    void (*spread_scales)(const Turn&);
+};
+
+template <int HEIGHT, int BITS>
+static void whole_portable(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<fours, HEIGHT, BITS>(turn, t, results, pitch); }
+template <int HEIGHT, int BITS>
+OF(AVX2) static void whole_avx2(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<eights, HEIGHT, BITS>(turn, t, results, pitch); }
+template <int HEIGHT, int BITS>
+OF(AVX512) static void whole_avx512(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<floats, HEIGHT, BITS>(turn, t, results, pitch); }
+template <int BITS>
+static void spread_portable(const Turn& turn) { spread<fours, BITS>(turn); }
+template <int BITS>
+OF(AVX2) static void spread_avx2(const Turn& turn) { spread<eights, BITS>(turn); }
+template <int BITS>
+OF(AVX512) static void spread_avx512(const Turn& turn) { spread<floats, BITS>(turn); }
+
+static void spread_scales_portable(const Turn& turn) { spread_scales<fours>(turn); }
+OF(AVX2) static void spread_scales_avx2(const Turn& turn) { spread_scales<eights>(turn); }
+OF(AVX512) static void spread_scales_avx512(const Turn& turn) { spread_scales<floats>(turn); }
+
+#define UP_TO_2(OF, BITS) {OF<1, BITS>, OF<2, BITS>}
+#define UP_TO_4(OF, BITS) {OF<1, BITS>, OF<2, BITS>, OF<3, BITS>, OF<4, BITS>}
+#define UP_TO_8(OF, BITS) {OF<1, BITS>, OF<2, BITS>, OF<3, BITS>, OF<4, BITS>, OF<5, BITS>, OF<6, BITS>, OF<7, BITS>, OF<8, BITS>}
+#define WHOLE_BLOCKS(NAME, TO, HEIGHT)                                                                                        \
+    static MultiplyWhole* const NAME##_OF_8[] = TO(whole_##NAME, 8);                                                          \
+    static MultiplyWhole* const NAME##_OF_4[] = TO(whole_##NAME, 4);                                                          \
+    static MultiplyWhole* const NAME##_WIDE[] = TO(whole_##NAME, 16);                                                         \
+    static const WholeBlocks NAME##_EIGHT = {HEIGHT, NAME##_OF_8, NAME##_WIDE, spread_##NAME<8>, spread_scales_##NAME};                           \
+    static const WholeBlocks NAME##_FOUR = {HEIGHT, NAME##_OF_4, NAME##_WIDE, spread_##NAME<4>, spread_scales_##NAME};
+WHOLE_BLOCKS(portable, UP_TO_2, 2)
+WHOLE_BLOCKS(avx2, UP_TO_4, 4)
+WHOLE_BLOCKS(avx512, UP_TO_8, 8)
+static MultiplyWhole* const NIBBLES[] = {multiply_nibbles<1>, multiply_nibbles<2>, multiply_nibbles<3>, multiply_nibbles<4>};
+static const WholeBlocks AVX2_NIBBLES = {4, NIBBLES, nullptr, nullptr, spread_scales_avx2};
+
+// Rows first .. first + rows - 1 of x by the panels of an item.
+template <class Vector, bool BYTES>
+INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, const WholeBlocks& with) {
+    const Matrix& m = *p.matrix;
+    i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, G = m.K / GROUP;
+    bool spreads = with.wide && rows > with.height;
+    i64 most = rows > with.height ? DEPTH : std::min(LONGEST, NEAR / rows), groups = ceiling(G, ceiling(m.K, most));
+    MultiplyWhole* const* multiply = spreads ? with.wide : with.from;
+    memset(whole.results, 0, rows * pitch * 4);
+    for (i64 g = 0; g < G; g += groups) {
+        i64 now = std::min(groups, G - g);
+        Rounded x = p.rounded ? p.rounded->from(g * p.rounded->rows + first) : Rounded{whole.x, whole.bytes, whole.sums, whole.scales, rows};
+        for (i64 t = 0; !p.rounded && t < rows; t++)
+            for (i64 group = 0; group < now; group++)
+                round_group<Vector, BYTES>(p.x + (first + t) * p.stride + (g + group) * GROUP, x, group * rows + t);
+        for (i64 n = 0; n < item.panels; n++) {
+            i64 at = (item.panel + n) * G + g;
+            Turn turn = {m.codes + at * GROUP * PANEL * m.bits / 8, m.scales + at * PANEL, m.minima ? m.minima + at * PANEL : nullptr, now, m.table, x};
+            with.spread_scales(turn);
+            if (spreads) with.spread(turn);
+            for (i64 block = 0; block < count; block++) {
+                i64 t = block * rows / count, height = (block + 1) * rows / count - t;
+                multiply[height - 1](turn, t, whole.results + t * pitch + n * PANEL, pitch);
+            }
+        }
+    }
+    for (i64 t = 0; t < rows; t++)
+        for (i64 n = 0; n < pitch; n += (i64)sizeof(Vector) / 4) {
+            float* result = whole.results + t * pitch + n;
+            store(result, load<Vector>(result) * load<Vector>(m.units.data() + item.panel * PANEL + n));
+        }
+    keep<Vector>(p, whole.results, pitch, first, rows, item.panel, item.panels);
+}
+
+template <class Vector, bool BYTES>
+INLINE void whole_blocks(const Product& p, i64 number, const WholeBlocks& with) {
+    Item item = item_of(p, number);
+    i64 count = ceiling(item.end - item.first, NEAR_ROWS), rows = ceiling(ceiling(item.end - item.first, count), with.height) * with.height;
+    for (i64 first = item.first; first < item.end; first += rows)
+        whole_rows<Vector, BYTES>(p, item, first, std::min(rows, item.end - first), with);
+}
+
+// A row of x becomes whole numbers, for all who multiply it.
+template <class Vector>
+INLINE void round_row(const Product& p, const Rounded& rounded, i64 t, bool bytes) {
+    for (i64 g = 0; g < p.matrix->K / GROUP; g++) {
+        const bf16* x = p.x + t * p.stride + g * GROUP;
+        if (bytes) round_group<Vector, true>(x, rounded, g * rounded.rows + t);
+        else round_group<Vector, false>(x, rounded, g * rounded.rows + t);
+    }
+}
+
+static void round_portable(const Product& p, const Rounded& rounded, i64 t) { round_row<fours>(p, rounded, t, false); }
+OF(AVX2) static void round_avx2(const Product& p, const Rounded& rounded, i64 t) { round_row<eights>(p, rounded, t, p.matrix->counted); }
+OF(AVX512) static void round_avx512(const Product& p, const Rounded& rounded, i64 t) { round_row<floats>(p, rounded, t, false); }
+
+static void multiply_whole_portable(const Product& p, i64 item) {
+    whole_blocks<fours, false>(p, item, p.matrix->bits == 8 ? portable_EIGHT : portable_FOUR);
+}
+OF(AVX2) static void multiply_whole_avx2(const Product& p, i64 item) {
+    if (p.matrix->counted) return whole_blocks<eights, true>(p, item, AVX2_NIBBLES);
+    whole_blocks<eights, false>(p, item, p.matrix->bits == 8 ? avx2_EIGHT : avx2_FOUR);
+}
+OF(AVX512) static void multiply_whole_avx512(const Product& p, i64 item) {
+    whole_blocks<floats, false>(p, item, p.matrix->bits == 8 ? avx512_EIGHT : avx512_FOUR);
+}
