@@ -29,6 +29,7 @@ from model.net.formats.codes import INT4, INT8, Kind
 from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
+from model.net.quantised import kinds_in
 from model.params import SamplingParams
 from model.sampling import best_tokens, sample, sample_by_row
 
@@ -78,8 +79,10 @@ def build_engine(
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     kind = quantised_kind(options.quantize, device)
-    mapped = isinstance(backend, native.NativeBackend)
-    net = load(folder, dtype, device, context=0, quantize=kind, mapped=mapped, report=report)
+    natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
+    keeps = natively and kind is None
+    net = load(folder, dtype, device, context=0, quantize=kind, keep_codes=keeps, mapped=natively, report=report)
+    weights = kind.name if kind is not None else ", ".join(kinds_in(net)) or str(dtype).removeprefix("torch.")
     engine_config = size_engine(config, dtype, device, options)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
@@ -98,7 +101,6 @@ def build_engine(
         if options.num_threads:
             torch.set_num_threads(options.num_threads)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
-    weights = str(dtype).removeprefix("torch.") if kind is None else kind.name
     info = EngineInfo(
         family=config.family,
         device=device,

@@ -146,6 +146,11 @@ def quantised_embedding(config: ModelConfig, form: Form) -> QuantisedLinear:
     return QuantisedEmbedding.form(table, form.kind, has_minima=form.has_minima)
 
 
+def kinds_in(net: Decoder) -> list[str]:
+    """The names of what codes mean in the matrices of a decoder; none where all are plain."""
+    return sorted({module.kind.name for module in net.modules() if isinstance(module, QuantisedLinear)})
+
+
 def _form_of(name: str, linear: Linear, kind: Kind) -> Linear:
     if name.endswith(PLAIN):
         return linear

@@ -11,6 +11,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from model.errors import CheckpointError
+from model.net.backends import ReferenceBackend
 from model.net.checkpoint import inspect, load
 from model.net.formats.codes import GROUP, INT8
 from model.net.formats.ggml import FORMS
@@ -20,6 +21,7 @@ from model.net.transformer import Decoder
 from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
+from tests.model.net.native.test_native import distance, needs_library, run, run_native
 
 TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12, 8, 8, 91, 20, 1]
 QUANTISED = [kind for kind in READ if kind not in (Type.F32, Type.F16, Type.BF16)]
@@ -233,3 +235,15 @@ def test_experts_keep_their_codes(tmp_path):
     experts, router = kept.blocks[0].mlp.experts.gate_up, kept.blocks[0].mlp.router
     assert isinstance(experts, QuantisedLinear) and not isinstance(router, QuantisedLinear)
     assert (experts.dense() - plain_net.blocks[0].mlp.experts.gate_up.weight).norm() < 0.01 * experts.dense().norm()
+
+
+@needs_library
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+@torch.inference_mode()
+def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_path):
+    path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
+    texts = [torch.tensor(TOKENS * 2), torch.tensor(TOKENS[:3])]
+    found = run_native(load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), 1000, 32, texts=texts)
+    whole = load(path, torch.float32, "cpu")
+    wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
+    assert distance(found, wanted) <= (0.05 if FORMS[kind].exact else 0.25)
