@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from model.errors import CheckpointError
+from model.gguf.places import is_gguf
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHER_FORMS = (
@@ -29,6 +30,10 @@ NEEDED = "transformers sentencepiece protobuf tiktoken"
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file. Raises CheckpointError."""
+    if is_gguf(path.parent):
+        from model.gguf.documents import document  # it needs numpy, and a folder does not
+
+        return document(path.parent, path.name)
     if not path.is_file():
         return {}
     try:
@@ -67,13 +72,7 @@ def _content(token: Any) -> str | None:
 
 def read_raw(folder: Path, facts: dict[str, Any]) -> RawTokenizer:
     """The tokenizer of tokenizer.json, with the added tokens that the other files name. Raises CheckpointError."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: {_way_to_make_it(folder)}")
-    try:
-        raw = RawTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for every kind of damage
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+    raw = _open_tokenizer(folder)
     raw.no_truncation()  # a file may be saved with both, as its maker's last batch had them
     raw.no_padding()
     raw.encode_special_tokens = facts.get("split_special_tokens") is True
@@ -83,6 +82,20 @@ def read_raw(folder: Path, facts: dict[str, Any]) -> RawTokenizer:
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{folder}: a special token of tokenizer_config.json cannot be read: {error}") from error
     return raw
+
+
+def _open_tokenizer(folder: Path) -> RawTokenizer:
+    if is_gguf(folder):
+        from model.gguf.documents import tokenizer
+
+        return tokenizer(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: {_way_to_make_it(folder)}")
+    try:
+        return RawTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every kind of damage
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
 def _added_tokens(folder: Path, facts: dict[str, Any]) -> list[AddedToken]:

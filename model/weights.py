@@ -1,6 +1,7 @@
 """Which files of a checkpoint folder hold its weights. Imports no torch and reads no tensor.
 
-Weights are read from safetensors only. A folder's files lie in the folder: names and links that lead out of it are refused.
+A folder's weights are read from safetensors only, and a GGUF file stands for a folder. A folder's files lie in it: names and
+links that lead out of it are refused.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CheckpointError
+from model.gguf.places import SUFFIX, is_gguf
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth")
@@ -19,17 +21,21 @@ NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
 MOST_JSON = 25_000_000
 """Bytes of a JSON file, or of a safetensors header: the index of a model of 90,000 tensors has 9 million."""
-READ = (".json", ".jinja", ".safetensors")
+READ = (".json", ".jinja", ".safetensors", SUFFIX)
 """Endings of the files that are read."""
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder. Raises CheckpointError."""
     path = folder / name
+    if is_gguf(folder):
+        from model.gguf.documents import document  # it needs numpy, and a folder does not
+
+        return document(folder, name)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give a checkpoint folder with config.json in it, or hf://ORG/NAME")
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
+        raise CheckpointError(f"{path} is missing{one_gguf(folder, [each.name for each in folder.iterdir()])}")
     try:
         if path.stat().st_size > MOST_JSON:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes, but at most {MOST_JSON} are read")
@@ -72,9 +78,13 @@ def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
     """
     if pickles := sorted(name for name in names if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)):
         return f"; {pickles[0]} is a pickle, which Attend never opens: convert it with {first}{unpickling(folder, pickles)}"
-    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
-        return f"; Attend does not read {ggufs[0]}: convert it with {first}{from_gguf(folder, ggufs[0])}"
-    return ""
+    return one_gguf(folder, names)
+
+
+def one_gguf(folder: Path, names: Collection[str]) -> str:
+    """That one of several GGUF files is to be named: the end of a sentence, or nothing where there are none."""
+    ggufs = sorted(name for name in names if name.endswith(SUFFIX))
+    return f"; name one of its GGUF files, as in {shlex.quote(str(folder / ggufs[0]))}" if ggufs else ""
 
 
 def unpickling(folder: Path, names: Collection[str]) -> str:
@@ -89,16 +99,6 @@ def unpickling(folder: Path, names: Collection[str]) -> str:
     )
 
 
-def from_gguf(folder: Path, name: str) -> str:
-    """Commands that write a checkpoint from a GGUF file, which transformers reads where gguf and accelerate are installed."""
-    return f"{shlex.quote(sys.executable)} -m pip install transformers gguf accelerate && " + _python(
-        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"F, G = {str(folder)!r}, {name!r}; T.from_pretrained(F, gguf_file=G).save_pretrained(F); "
-        "m = M.from_pretrained(F, gguf_file=G, dtype='bfloat16'); "
-        "m.hf_quantizer = m.config.quantization_config = None; m.save_pretrained(F)"
-    )
-
-
 def _python(code: str) -> str:
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
 
@@ -108,6 +108,8 @@ def check_links(folder: Path) -> None:
 
     Links in a snapshot of huggingface_hub's cache lead to the blobs of its repository, or to those that repositories share.
     """
+    if is_gguf(folder):
+        return
     home = folder.resolve()
     homes = [home]
     if home.parent.name == "snapshots":

@@ -54,7 +54,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         command(read_settings(joined | ({"model": folder} if folder else {})))
 
     folder = typer.Argument(
-        help="Checkpoint folder, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
+        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
     )
     parameters = [
         inspect.Parameter(
@@ -90,7 +90,8 @@ def serve(settings: Settings) -> None:
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint folder, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model.")
+        str | None,
+        typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
@@ -189,7 +190,7 @@ def inspect_(
     folder: Annotated[
         str | None,
         typer.Argument(
-            help="Checkpoint folder, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
             metavar="DIR",
             show_default=False,
         ),

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from model.config import DEFAULT_MODEL
 from model.errors import SettingError
+from model.gguf.places import SUFFIX, only_gguf
 
 PREFIX = "ATTEND_"
 HUB = "hf://"
@@ -40,9 +41,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(
-        "", description="checkpoint folder, or hf://ORG/NAME with or without @REVISION; empty is the shipped default model"
+        "",
+        description="checkpoint folder, .gguf file, or hf://ORG/NAME, also with @REVISION; empty is the shipped default model",
     )
-    served_model_name: str = Field("", description="name that callers use; empty is the folder's name, or ORG/NAME")
+    served_model_name: str = Field("", description="name that callers use; empty is that of folder or file, or ORG/NAME")
     host: str = Field("127.0.0.1", description="address that HTTP and gRPC listen on")
     port: Port = Field(8000, description="HTTP port")
     grpc_port: Port = Field(9000, description="gRPC port")
@@ -142,16 +144,19 @@ class Settings(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """The checkpoint folder; of a hub reference only `hub.with_folder` knows it."""
+        """The checkpoint folder, or the GGUF file; of a hub reference only `hub.with_folder` knows it."""
         assert not self.model.startswith(HUB), f"{self.model} was not downloaded"
-        return Path(self.model).absolute() if self.model else DEFAULT_MODEL
+        path = Path(self.model).absolute() if self.model else DEFAULT_MODEL
+        return only_gguf(path) or path
 
     @property
     def name(self) -> str:
         """What callers write in `model`."""
         if self.served_model_name or not self.model:
             return self.served_model_name or "attend-default"
-        return self.model.removeprefix(HUB).partition("@")[0] if self.model.startswith(HUB) else self.folder.name
+        if self.model.startswith(HUB):
+            return self.model.removeprefix(HUB).partition("@")[0]
+        return Path(self.model).absolute().name.removesuffix(SUFFIX)
 
     @property
     def adapters(self) -> dict[str, Path]:

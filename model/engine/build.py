@@ -22,6 +22,7 @@ from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
+from model.gguf.places import is_gguf, parts
 from model.net.backends import AttentionBackend
 from model.net.checkpoint import load, read_config
 from model.net.formats.codes import INT4, INT8, Kind
@@ -81,8 +82,8 @@ def build_engine(
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     kind, held = quantised_kind(options.quantize, device), choose_kv_dtype(options, dtype, device, backend.name)
-    keep, mapped = device == "cpu", isinstance(backend, native.NativeBackend)
-    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=keep, mapped=mapped, report=report)
+    natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
+    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
     weights = names_of_kinds(net) or name_of(dtype)
     engine_config = size_engine(config, held, device, options)
     net.reach(engine_config.max_model_len)
@@ -247,7 +248,7 @@ def processor(device: str) -> str:
 def fingerprint(folder: Path, setup: str) -> str:
     """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up and version."""
     digest = hashlib.sha256(f"{setup} {torch.__version__}".encode())
-    for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
+    for path in parts(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from model import generation_config
 from model.config import ModelConfig
 from model.errors import CheckpointError, SettingError
+from model.gguf.places import is_gguf
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.formats.codes import Codes, Form, Kind
+from model.net.formats.gguf import Gguf
 from model.net.formats.safetensors_files import Safetensors
 from model.net.formats.table import format_of
 from model.net.formats.weights import Weights
@@ -35,14 +37,19 @@ log = logging.getLogger("attend.model")
 
 def open_weights(folder: Path) -> Weights:
     """The tensors of a checkpoint. Raises CheckpointError."""
-    return Safetensors(folder)
+    return Gguf(folder) if is_gguf(folder) else Safetensors(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The model that a folder holds, without touching its weights."""
     raw = read_json(folder, "config.json")
     check_links(folder)
-    config = _guarded(family_of(raw), raw)
+    try:
+        config = _guarded(family_of(raw), raw)
+    except CheckpointError as error:
+        if is_gguf(folder):
+            raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
+        raise
     format_of(raw)
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
@@ -74,8 +81,6 @@ def load(
         quantise_matrices(net, quantize)
     elif keep_codes:
         adopt_forms(net, forms)
-    elif forms:
-        log.info("%s: its codes become plain numbers", folder)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -92,13 +97,14 @@ def fill(
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
-        family = weights.spelled(family)
+        family, plain = weights.spelled(family), False
         for slot in _slots(net):
             first, copied = 0, not mapped or (slot.ours.startswith("embedding.") and not tied)
             for tensor in _pieces(net.config, family, weights, slot):
                 stays = not copied and isinstance(tensor, Tensor) and tensor.dim() > 1
                 stays = stays and tensor.dtype == dtype and weights.owns(tensor)
                 _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
+                plain |= isinstance(tensor, Codes) and not isinstance(slot.module, QuantisedLinear)
                 first += tensor.numel() // slot.width
                 del tensor  # before the next is made
                 weights.release()
@@ -109,6 +115,8 @@ def fill(
         for start, lacking in family.left_out.items():
             if any(name.startswith(start) for name in weights.where):
                 log.info("the tensors %s* are left out: %s", start, lacking)
+    if plain:
+        log.info("matrices that the files have in whole numbers are plain numbers in memory")
     if tied:
         net.head.share(net.embedding.tokens)
     net.mapped = mapped
@@ -260,7 +268,7 @@ def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, de
 
 
 def _has_offset(family: Family, slot: _Slot) -> bool:
-    return bool(family.gain_offset) and slot.ours.endswith("norm.weight")
+    return family.gain_offset is not None and slot.ours.endswith("norm.weight")
 
 
 def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:

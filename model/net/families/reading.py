@@ -33,8 +33,8 @@ class Family:
     """
     transposed: re.Pattern[str] | None = None
     """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
-    gain_offset: float = 0.0
-    """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32."""
+    gain_offset: float | None = None
+    """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32, also those with 0."""
     optional_part: str = ""
     """A part of their names that some checkpoints leave out."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,0 +1,46 @@
+"""A GGUF file read as the folder that its model would be in the Hugging Face layout: by the names of that folder's files."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from model.gguf import config, vocabulary
+from model.gguf.container import Container, read_container
+from model.gguf.places import is_gguf, parts
+
+Document = dict[str, Any]
+
+
+def container(path: Path) -> Container:
+    """The container of a GGUF file, read anew only where a part has changed. Raises CheckpointError."""
+    stamps = tuple((status.st_size, status.st_mtime_ns) for status in (each.stat() for each in parts(path)))
+    return _container(path, stamps)
+
+
+@lru_cache(maxsize=1)
+def _container(path: Path, stamps: tuple[tuple[int, int], ...]) -> Container:
+    return read_container(path)
+
+
+def document(path: Path, name: str) -> Document:
+    """What a JSON file of the folder would hold; empty where there would be none. Raises CheckpointError."""
+    make = DOCUMENTS.get(name)
+    return {} if make is None else make(container(path))
+
+
+def tokenizer(path: Path) -> Tokenizer:
+    """What tokenizer.json would hold. Raises CheckpointError."""
+    return vocabulary.tokenizer(container(path))
+
+
+def _config(found: Container) -> Document:
+    tokens = vocabulary.Vocabulary(found)
+    return config.read_config(found) | {"bos_token_id": tokens.token("bos"), "eos_token_id": tokens.ends}
+
+
+DOCUMENTS: dict[str, Callable[[Container], Document]] = {"config.json": _config, "tokenizer_config.json": vocabulary.facts}
+
+__all__ = ["container", "document", "is_gguf", "tokenizer"]

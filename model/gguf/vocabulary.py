@@ -1,0 +1,212 @@
+"""GGUF metadata -> the tokenizer, its special tokens, and where answers end.
+
+Two kinds are read. "gpt2" is byte-level BPE with merges. "llama" is SentencePiece's BPE: it has scores in place of merges, and
+bytes for what has no token. Source: docs/gguf.md of ggml, and llama.cpp's llama-vocab.cpp for what a missing key means.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from model.errors import CheckpointError
+from model.gguf.container import Container
+from model.gguf.splits import SPLITS
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""The kinds of tokens, as `tokenizer.ggml.token_type` counts them."""
+NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
+"""How GGUF spells the names of special tokens, one of them wrongly."""
+ENDS = ("eos", "eot", "eom")
+TURNS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"),
+        *("<|end_of_text|>", "<EOT>", "</s>", "<eos>"),
+    }
+)
+"""Control tokens that end an answer, whether or not the metadata say so: most files name one of several."""
+SPACE = "▁"
+
+
+class Vocabulary:
+    """The tokens of a file, checked. Raises CheckpointError."""
+
+    def __init__(self, container: Container) -> None:
+        self._path, self._said = container.path, container.metadata
+        self.kind = self.said("model")
+        self.words: list[str] = self.array("tokens", str)
+        kinds = self.array("token_type", int, len(self.words)) if self.said("token_type") is not None else []
+        self.kinds: list[int] = kinds or [NORMAL] * len(self.words)
+        self.ids: dict[str, int] = {}
+        for token, (word, kind) in enumerate(zip(self.words, self.kinds, strict=True)):
+            if kind != UNUSED and self.ids.setdefault(word, token) != token:
+                raise self.wrong(f"tokens {self.ids[word]} and {token} are both {word[:100]!r}")
+
+    def wrong(self, what: str) -> CheckpointError:
+        """What is wrong with the file, as an error."""
+        return CheckpointError(f"{self._path}: {what}")
+
+    def said(self, name: str) -> Any:
+        """A value of the tokenizer's metadata, or None."""
+        return self._said.get(f"tokenizer.ggml.{name}")
+
+    def array(self, name: str, kind: type, count: int | None = None) -> list[Any]:
+        """An array of the metadata whose elements are of one type."""
+        values = self.said(name)
+        if not isinstance(values, list) or not values or type(values[0]) is not kind:
+            raise self.wrong(f"tokenizer.ggml.{name} must be an array of {kind.__name__}")
+        if count is not None and len(values) != count:
+            raise self.wrong(f"tokenizer.ggml.{name} has {len(values)} elements for {count} tokens")
+        return values
+
+    def token(self, name: str) -> int | None:
+        """The id of a special token, None where there is none."""
+        token = self.said(f"{name}_token_id")
+        if token is None or token == 0xFFFFFFFF:  # as some writers say none
+            return None
+        if type(token) is not int or not 0 <= token < len(self.words):
+            raise self.wrong(f"tokenizer.ggml.{name}_token_id must be one of {len(self.words)} tokens; got {repr(token)[:100]}")
+        return token
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.said(name)
+        if not isinstance(value, bool | None):
+            raise self.wrong(f"tokenizer.ggml.{name} must be true or false; got {repr(value)[:100]}")
+        return default if value is None else value
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an answer. Of gpt-oss, `<|end|>` ends a message of several."""
+        named = [token for name in ENDS if (token := self.token(name)) is not None]
+        turns = {word for word in TURNS if word in self.ids and self.kinds[self.ids[word]] == CONTROL}
+        if {"<|return|>", "<|call|>"} <= turns:
+            turns -= {"<|end|>"}
+        return list(dict.fromkeys([*named, *sorted(self.ids[word] for word in turns)]))
+
+
+class Maker(NamedTuple):
+    """How a kind of vocabulary becomes a tokenizer."""
+
+    make: Callable[[Vocabulary], Tokenizer]
+    starts: Callable[[Vocabulary], bool]
+    """Whether texts begin with the start token, where the metadata say nothing."""
+
+
+def facts(container: Container) -> dict[str, Any]:
+    """What tokenizer_config.json would say: special tokens by name, and the chat template."""
+    vocabulary = Vocabulary(container)
+    ids = {name: vocabulary.token(theirs) for name, theirs in NAMED.items()}
+    templates = {
+        key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": text
+        for key, text in container.metadata.items()
+        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template.")
+    }
+    found: dict[str, Any] = {name: vocabulary.words[token] for name, token in ids.items() if token is not None}
+    if templates:
+        found["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    return found
+
+
+def tokenizer(container: Container) -> Tokenizer:
+    """The tokenizer of a file. Raises CheckpointError."""
+    vocabulary = Vocabulary(container)
+    if vocabulary.kind not in MAKERS:
+        kind = str(vocabulary.kind)[:100]
+        raise vocabulary.wrong(f"tokenizer.ggml.model {kind!r} is not supported; known: {', '.join(MAKERS)}")
+    maker = MAKERS[vocabulary.kind]
+    try:
+        raw = maker.make(vocabulary)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises bare Exception for every kind of damage
+        raise vocabulary.wrong(f"its tokens make no tokenizer: {error}") from error
+    strips = vocabulary.kind == "llama" and container.metadata.get("general.architecture") == "phi3"
+    raw.add_tokens(_added(vocabulary, strips=strips))
+    _frame(raw, vocabulary, maker.starts(vocabulary))
+    return raw
+
+
+def _added(vocabulary: Vocabulary, *, strips: bool) -> list[AddedToken]:
+    """Tokens that are found in a text before it is split. With `strips`, as Phi-3's do, they take the spaces after them."""
+    kept = ("<unk>", "<s>", "<|endoftext|>")
+    return [
+        AddedToken(word, special=kind != USER_DEFINED, normalized=False, rstrip=strips and word not in kept)
+        for word, kind in zip(vocabulary.words, vocabulary.kinds, strict=True)
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and word
+    ]
+
+
+def _frame(raw: Tokenizer, vocabulary: Vocabulary, starts: bool) -> None:
+    """Put the start and the end token round a text, as far as the file asks for it."""
+    ids = {}
+    for name, default in (("bos", starts), ("eos", False)):
+        token = vocabulary.token(name)
+        if vocabulary.flag(f"add_{name}_token", default) and token is not None:
+            ids[name] = token
+    if ids:
+        single = [name for name in ("bos", "$A", "eos") if name == "$A" or name in ids]
+        described = [{"id": name, "ids": [token], "tokens": [vocabulary.words[token]]} for name, token in ids.items()]
+        raw.post_processor = processors.TemplateProcessing(single=single, pair=["$A", "$B"], special_tokens=described)
+
+
+def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
+    split = _split(vocabulary)
+    merges = [_pair(vocabulary, text) for text in vocabulary.array("merges", str)] if vocabulary.said("merges") else []
+    raw = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=split.whole_words))
+    if (normalizer := split.normalizer()) is not None:
+        raw.normalizer = normalizer
+    raw.pre_tokenizer, raw.decoder = split.pre_tokenizer(), decoders.ByteLevel()
+    return raw
+
+
+def _split(vocabulary: Vocabulary) -> Any:
+    name = vocabulary.said("pre")
+    if name not in SPLITS:
+        raise vocabulary.wrong(f"tokenizer.ggml.pre {str(name)[:100]!r} is not supported; known: {', '.join(SPLITS)}")
+    return SPLITS[name]
+
+
+def _pair(vocabulary: Vocabulary, text: str) -> tuple[str, str]:
+    at = text.find(" ", 1)
+    if at < 0:
+        raise vocabulary.wrong(f"tokenizer.ggml.merges has {text[:100]!r}, which is no pair")
+    return text[:at], text[at + 1 :]
+
+
+def _scored(vocabulary: Vocabulary) -> Tokenizer:
+    unknown = vocabulary.token("unknown")
+    word = vocabulary.words[0 if unknown is None else unknown]
+    merges = _merges(vocabulary)
+    raw = Tokenizer(models.BPE(vocabulary.ids, merges, unk_token=word, fuse_unk=True, byte_fallback=True))
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+    spelled = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.flag("add_space_prefix", True):
+        spaces, spelled = [normalizers.Prepend(SPACE), *spaces], [*spelled, decoders.Strip(" ", 1, 0)]
+    raw.normalizer, raw.decoder = normalizers.Sequence(spaces), decoders.Sequence(spelled)
+    return raw
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The pairs that make a token, the best score first: SentencePiece joins whichever neighbours make the best token.
+
+    Of those with one score `transformers` takes the longest first part first, and so do we.
+    """
+    scores = vocabulary.array("scores", float, len(vocabulary.words))
+    own = {word: token for word, token in vocabulary.ids.items() if vocabulary.kinds[token] == NORMAL}
+    pairs = [
+        (-scores[token], -at, at - len(word), token)
+        for word, token in own.items()
+        for at in range(1, len(word))
+        if word[:at] in own and word[at:] in own
+    ]
+    pairs.sort()
+    words = vocabulary.words
+    return [(words[token][:-at], words[token][-at:]) for _, at, _, token in pairs]
+
+
+MAKERS = {
+    "gpt2": Maker(_byte_level, lambda vocabulary: _split(vocabulary).starts),
+    "llama": Maker(_scored, lambda vocabulary: True),
+}
+"""By `tokenizer.ggml.model`."""

@@ -1,0 +1,127 @@
+"""Blocks of ggml's types -> codes. Source: ggml-common.h and ggml-quants.c of llama.cpp.
+
+A block of most types is 32 columns. In a block's bytes the low halves are its first 16 columns, the high halves the others.
+
+Shapes: R rows · B bytes · N blocks of a row · S blocks of 32 in a block of 256.
+"""
+
+from collections.abc import Callable
+
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.constants import GGML_QUANT_SIZES
+from torch import Tensor
+
+from model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, Form, Kind
+
+Parts = tuple[Kind, Tensor, Tensor, Tensor | None]
+"""Kind, codes [R, N, S, 32] or [R, N, 32], scales and minima [R, N, S] or [R, N]."""
+
+
+def codes_of(kind: Type, bytes_RB: Tensor) -> Codes:
+    """What rows of whole blocks hold, of a type in `CODED`."""
+    meaning, codes, scales, minima = CODED[kind](bytes_RB.view(len(bytes_RB), -1, GGML_QUANT_SIZES[kind][1]))
+    return Codes(meaning, codes.flatten(1), scales.flatten(1), None if minima is None else minima.flatten(1))
+
+
+def _half(blocks_RNB: Tensor, at: int) -> Tensor:
+    """The float16 at a byte of each block, as float32."""
+    return blocks_RNB[..., at : at + 2].contiguous().view(torch.float16)[..., 0].float()
+
+
+def _nibbles(bytes_RNB: Tensor) -> Tensor:
+    """Low halves, then high halves."""
+    return torch.cat((bytes_RNB & 15, bytes_RNB >> 4), dim=-1)
+
+
+def _bits(bytes_RNB: Tensor) -> Tensor:
+    """The fifth bits of 32 columns, from 4 bytes, each as 16 or 0."""
+    bits = bytes_RNB[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return bits.flatten(-2) << 4
+
+
+def _signed(codes: Tensor, zero: int) -> Tensor:
+    """Codes from 0 on, less the one that means zero."""
+    return codes.to(torch.int8) - zero
+
+
+def _q4_0(blocks: Tensor) -> Parts:
+    return INT4, _nibbles(blocks[..., 2:]), _half(blocks, 0), None
+
+
+def _q4_1(blocks: Tensor) -> Parts:
+    scales = _half(blocks, 0)
+    return INT4, _nibbles(blocks[..., 4:]), scales, _half(blocks, 2) + 8 * scales  # code 8 is the value 0
+
+
+def _q5_0(blocks: Tensor) -> Parts:
+    codes = _nibbles(blocks[..., 6:]) | _bits(blocks[..., 2:6])
+    return INT8, _signed(codes, 16), _half(blocks, 0), None
+
+
+def _q5_1(blocks: Tensor) -> Parts:
+    codes = _nibbles(blocks[..., 8:]) | _bits(blocks[..., 4:8])
+    return INT8, _signed(codes, 0), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Parts:
+    return INT8, blocks[..., 2:].contiguous().view(torch.int8), _half(blocks, 0), None
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return IQ4_NL, _nibbles(blocks[..., 2:]), _half(blocks, 0), None
+
+
+def _mxfp4(blocks: Tensor) -> Parts:
+    powers = torch.ldexp(
+        torch.ones(blocks.shape[:-1]), blocks[..., 0].int() - 128
+    )  # less one more, since the values are doubled
+    return MXFP4, _nibbles(blocks[..., 1:]), powers, None
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima [R, N, 8] of a block of 256: 6 bits each in 12 bytes, times a float16 of the block."""
+    low, middle, high = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=-1)
+    minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=-1)
+    return _half(blocks, 0)[..., None] * scales, -_half(blocks, 2)[..., None] * minima
+
+
+def _q4_k(blocks: Tensor) -> Parts:
+    scales, minima = _k_scales(blocks)
+    codes = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    return INT4, codes, scales, minima + 8 * scales
+
+
+def _q5_k(blocks: Tensor) -> Parts:
+    scales, minima = _k_scales(blocks)
+    codes = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    bits = blocks[..., 16:48][..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
+    return INT8, _signed(codes | bits << 4, 0), scales, minima
+
+
+CODED: dict[Type, Callable[[Tensor], Parts]] = {
+    Type.Q4_0: _q4_0,
+    Type.Q4_1: _q4_1,
+    Type.Q5_0: _q5_0,
+    Type.Q5_1: _q5_1,
+    Type.Q8_0: _q8_0,
+    Type.Q4_K: _q4_k,
+    Type.Q5_K: _q5_k,
+    Type.IQ4_NL: _iq4_nl,
+    Type.MXFP4: _mxfp4,
+}
+"""Types whose numbers codes hold as they are: up to the rounding of a minimum in float32."""
+FORMS = {
+    Type.Q4_0: Form(INT4),
+    Type.Q4_1: Form(INT4, has_minima=True),
+    Type.Q5_0: Form(INT8),
+    Type.Q5_1: Form(INT8, has_minima=True),
+    Type.Q8_0: Form(INT8),
+    Type.Q4_K: Form(INT4, has_minima=True),
+    Type.Q5_K: Form(INT8, has_minima=True),
+    Type.Q6_K: Form(INT8, exact=False),
+    Type.IQ4_NL: Form(IQ4_NL),
+    Type.MXFP4: Form(MXFP4),
+}
+"""What keeps a matrix of a type in memory. Q6_K has scales for 16 columns: its numbers are rounded once more."""

@@ -1,0 +1,180 @@
+"""Tensors in GGUF files. Sources: docs/gguf.md of ggml, and llama.cpp's converters for what they do to a checkpoint's tensors.
+
+Rows of queries and keys may lie so that neighbours rotate together; norms of Gemma have the 1 added; experts are one tensor.
+"""
+
+import math
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.gguf.config import FREQUENCIES, LONG, SHORT, read_config
+from model.gguf.container import Stored
+from model.gguf.documents import container
+from model.net.families.glm4 import halves
+from model.net.families.reading import Family, in_block, pairs
+from model.net.formats.codes import Codes, Form
+from model.net.formats.ggml import CODED, FORMS, codes_of
+from model.net.formats.weights import Place, Weights
+
+PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+"""Types that torch has."""
+READ = (*PLAIN, *CODED, Type.Q6_K)
+SLICE = 1 << 22
+"""Numbers that are dequantised at once: what lies between takes a few times their room."""
+NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4")
+"""Architectures whose queries and keys rotate neighbour with neighbour."""
+
+OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")
+IN_BLOCK = {
+    "attention_norm": ("attn_norm",),
+    "attention.qkv": ("attn_q", "attn_k", "attn_v"),
+    "attention.q_norm": ("attn_q_norm",),
+    "attention.k_norm": ("attn_k_norm",),
+    "attention.out": ("attn_output",),
+    "attention_post_norm": ("post_attention_norm",),
+    "mlp_norm": ("ffn_norm",),
+    "mlp.gate_up": ("ffn_gate", "ffn_up"),
+    "mlp.up": ("ffn_up",),
+    "mlp.down": ("ffn_down",),
+    "mlp_post_norm": ("post_ffw_norm",),
+    "mlp.router": ("ffn_gate_inp",),
+    "mlp.experts.gate_up": ("ffn_gate_exps[{e}]", "ffn_up_exps[{e}]"),
+    "mlp.experts.down": ("ffn_down_exps[{e}]",),
+    "mlp.shared.gate_up": ("ffn_gate_shexp", "ffn_up_shexp"),
+    "mlp.shared.down": ("ffn_down_shexp",),
+    "mlp.shared_gate": ("ffn_gate_inp_shexp",),
+}
+"""Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number."""
+WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {"blocks.{}.attention.sinks": ("blk.{}.attn_sinks.weight",)}
+GPT_OSS = {"mlp_norm": ("post_attention_norm",)}
+ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
+"""Tensors that the config was read from."""
+_EXPERT = re.compile(r"(?P<start>.+)\[(?P<expert>\d+)\](?P<end>\..+)")
+
+
+class Gguf(Weights):
+    """The tensors of a GGUF file, or of all its parts, under their names in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._container = container(path)
+        super().__init__(path, self._container.files)
+        self._arch: str = self._container.metadata["general.architecture"]
+        self._head: int = read_config(self._container)["head_dim"]
+        """Rows of a head."""
+        self._maps: dict[Path, mmap.mmap] = {}
+        self.where = {name: stored.file.name for name, stored in self._container.tensors.items()}
+
+    def close(self) -> None:
+        """Let go of the files; tensors that are still held keep theirs."""
+        self._maps.clear()
+
+    def dtypes(self) -> set[str]:
+        """The types of the tensors, as llama.cpp names them."""
+        return {stored.kind.name for stored in self._container.tensors.values()}
+
+    def spelled(self, family: Family) -> Family:
+        """The family with GGUF's names, and with what the converters do to its tensors."""
+        changes = GPT_OSS if self._arch == "gpt-oss" else {}
+        if "blk.0.attn_qkv.weight" in self.where:
+            changes = changes | {"attention.qkv": ("attn_qkv",)}
+        if "blk.0.ffn_gate.weight" not in self.where:
+            changes = changes | {"mlp.gate_up": ("ffn_up",)}
+        return replace(
+            family,
+            weights=WEIGHTS | in_block("blk", changes),
+            adapt=_from_neighbours if self._arch in NEIGHBOURS else None,
+            transposed=None,
+            gain_offset=None if family.gain_offset is None else 0.0,
+            optional_part="",
+            fused={},
+            left_out={},
+            ignored=ROPE,
+        )
+
+    def form(self, name: str) -> Form | None:
+        """See `Weights`."""
+        stored = self._stored(name)
+        return None if stored is None else FORMS.get(stored.kind)
+
+    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
+        """The tensor of this name, or that of all experts: NAME[7] is the part of the eighth."""
+        stored, whole = self._stored(name), shape
+        if (match := _EXPERT.fullmatch(name)) is not None and stored is not None:
+            if int(match["expert"]) >= stored.shape[0]:
+                stored = None
+            else:
+                whole = (stored.shape[0], *shape)
+        if stored is None:
+            self.problems.append(f"tensor {name} is missing")
+            return None
+        self.used.add(_base(name))
+        if stored.kind not in READ:
+            known = ", ".join(kind.name for kind in READ)
+            self.problems.append(f"{stored.file.name}: tensor {name} is {stored.kind.name}, expected one of {known}")
+        elif _solid(stored.shape) != _solid(whole):
+            self.problems.append(f"{stored.file.name}: tensor {name} has shape {list(stored.shape)}, expected {list(whole)}")
+        else:
+            return [(name, stored.file.name)]
+        return None
+
+    def _stored(self, name: str) -> Stored | None:
+        return self._container.tensors.get(_base(name))
+
+    def _mapped(self, name: str) -> Tensor:
+        """The bytes [rows, bytes in a row] of a tensor, or of the part of an expert."""
+        stored = self._container.tensors[_base(name)]
+        if stored.file not in self._maps:
+            with stored.file.open("rb") as file:
+                self._maps[stored.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        match, start, size = _EXPERT.fullmatch(name), stored.start, stored.size
+        if match is not None:
+            size //= stored.shape[0]
+            start += int(match["expert"]) * size
+        held = torch.frombuffer(self._maps[stored.file], dtype=torch.uint8, count=size, offset=start)
+        return held.view(-1, size * stored.shape[-1] // math.prod(stored.shape[1:] if match else stored.shape))
+
+    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes]:
+        """The numbers, where torch has their type; else slices of whole heads, in codes or dequantised."""
+        [bytes_RB], stored = held, self._container.tensors[_base(name)]
+        if stored.kind in PLAIN:
+            numbers = bytes_RB.view(PLAIN[stored.kind])
+            yield numbers if len(stored.shape) > 1 else numbers[0]
+            return
+        rows = max(1, SLICE // (stored.shape[-1] * self._head)) * self._head
+        for slice_RB in bytes_RB.split(rows):
+            yield _meaning(stored.kind, slice_RB)
+
+
+def _meaning(kind: Type, bytes_RB: Tensor) -> Tensor | Codes:
+    """The numbers of rows: as codes where there are such, else float32."""
+    codes = codes_of(kind, bytes_RB) if kind in CODED else None
+    if codes is not None and (codes.kind.bits == 4 or codes.codes_OI.min() > -128):
+        return codes
+    with numpy.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite is noted by the caller
+        return torch.from_numpy(dequantize(bytes_RB.numpy(), kind))
+
+
+def _base(name: str) -> str:
+    """The name of the tensor that holds what `name` means."""
+    return _EXPERT.sub(r"\g<start>\g<end>", name)
+
+
+def _solid(shape: Sequence[int]) -> list[int]:
+    """A shape without its sizes of 1: converters leave them out."""
+    return [size for size in shape if size > 1]
+
+
+def _from_neighbours(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+    """From pairs of neighbours to halves of a head, as `glm4` has it."""
+    turned = ".attn_q." in name or ".attn_k." in name
+    return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor

@@ -1,0 +1,126 @@
+"""Metadata of a GGUF file that are missing, of the wrong type, or not carried out: refused by their key."""
+
+from pathlib import Path
+
+import pytest
+
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.gguf.config import ARCHITECTURES
+from model.gguf.places import is_gguf, only_gguf
+from model.net.checkpoint import read_config
+from tests.model.gguf_files import MADE, make, write_gguf
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The checkpoint folder of a kind."""
+    folders: dict[str, Path] = {}
+
+    def one(kind: str) -> Path:
+        if kind not in folders:
+            folders[kind] = make(kind, tmp_path_factory.mktemp(kind))
+        return folders[kind]
+
+    return one
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CheckpointError) as error:
+        read_config(path)
+    assert str(error.value).startswith(f"{path}: ")
+    return str(error.value).removeprefix(f"{path}: ")
+
+
+SAME = [kind for kind in MADE if kind not in ("llama3-rope", "phi3-long", "mistral")]
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_a_config_is_that_of_the_checkpoint_to_the_last_digit(kind, made, tmp_path):
+    """But for ropes whose factors lie in tensors, and for the end tokens, which GGUF has one by one."""
+    path = write_gguf(made(kind), tmp_path / "tiny.gguf")
+    ours, theirs = read_config(path), read_config(made(kind))
+    for name in ModelConfig.__dataclass_fields__.keys() - {"bos_token_id", "eos_token_ids"}:
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_every_architecture_that_is_read_is_compared():
+    compared = {kind.partition("-")[0].removesuffix("_text") for kind in MADE}
+    assert {arch.replace("-", "_").replace("moe", "_moe") for arch in ARCHITECTURES} <= compared
+
+
+NEEDED = ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"]
+
+
+@pytest.mark.parametrize("key", [*NEEDED, "attention.layer_norm_rms_epsilon"])
+def test_a_key_that_is_missing_is_named(key, made, tmp_path):
+    path = write_gguf(made("llama"), tmp_path / "tiny.gguf", drop=(f"llama.{key}",))
+    assert refusal(path).startswith(f"llama.{key} must be a ")
+
+
+@pytest.mark.parametrize("value", ["two", True, 0, 1.5, [1, 2]])
+@pytest.mark.parametrize("key", NEEDED)
+def test_a_size_of_the_wrong_type_is_named(key, value, made, tmp_path):
+    sentence = refusal(write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata={f"llama.{key}": value}))
+    assert sentence.startswith((f"llama.{key} must be a positive integer", f"llama.{key} differs from layer to layer"))
+
+
+def test_a_value_for_each_layer_is_read_where_they_are_all_the_same(made, tmp_path):
+    same = {"llama.attention.head_count_kv": [2, 2], "llama.feed_forward_length": [48, 48]}
+    assert read_config(write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata=same)).num_kv_heads == 2
+
+
+REFUSED = {
+    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: cohere2, gemma"),
+    "general.type": ("adapter", "it holds no model by itself: its general.type is 'adapter'"),
+    "llama.attention.causal": (False, "llama.attention.causal = False is not supported"),
+    "llama.attention.clamp_kqv": (8.0, "llama.attention.clamp_kqv = 8.0 is not supported"),
+    "llama.attention.value_length": (16, "llama.attention.value_length 16 differs from key_length 8: not supported"),
+    "llama.rope.scaling.type": ("odd", "llama.rope.scaling.type 'odd' is not supported; known: none, linear, longrope, yarn"),
+    "llama.brand_new": (1, "llama.brand_new is not known here, and may change what the model computes"),
+    "llama.rope.freq_base": ("x", "llama.rope.freq_base must be a number; got 'x'"),
+    "llama.rope.dimension_count": (4, "its metadata, put as a config.json: config.json: partial_rotary_factor"),
+}
+
+
+@pytest.mark.parametrize("key", list(REFUSED))
+def test_what_is_not_carried_out_is_refused_by_its_key(key, made, tmp_path):
+    value, sentence = REFUSED[key]
+    if key == "general.architecture":
+        path = write_gguf(made("llama"), tmp_path / "tiny.gguf")
+        path.write_bytes(path.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\6\0\0\0\0\0\0\0falcon", 1))
+    else:
+        path = write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata={key: value})
+    assert refusal(path).startswith(sentence)
+
+
+def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
+    path = write_gguf(made("qwen3_moe"), tmp_path / "tiny.gguf", metadata={"qwen3moe.expert_gating_func": 2})
+    assert refusal(path) == "qwen3moe.expert_gating_func = 2 is not supported"
+
+
+def test_only_a_folder_with_one_gguf_and_no_safetensors_stands_for_it(tmp_path):
+    assert only_gguf(tmp_path) is None
+    (tmp_path / "a.gguf").touch()
+    (tmp_path / "mmproj-a.gguf").touch()
+    assert only_gguf(tmp_path) == tmp_path / "a.gguf"
+    (tmp_path / "b-00001-of-00002.gguf").touch()
+    assert only_gguf(tmp_path) is None
+    (tmp_path / "a.gguf").unlink()
+    (tmp_path / "b-00002-of-00002.gguf").touch()
+    assert only_gguf(tmp_path) == tmp_path / "b-00001-of-00002.gguf"
+    (tmp_path / "model.safetensors").touch()
+    assert only_gguf(tmp_path) is None
+
+
+def test_a_folder_is_no_gguf_file_whatever_its_name(tmp_path):
+    (tmp_path / "x.gguf").mkdir()
+    assert not is_gguf(tmp_path / "x.gguf") and is_gguf(tmp_path / "y.gguf")
+
+
+def test_a_folder_of_several_gguf_files_is_refused_with_the_way_to_name_one(tmp_path):
+    for name in ("b.gguf", "a b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError) as error:
+        read_config(tmp_path)
+    assert str(error.value).endswith(f"config.json is missing; name one of its GGUF files, as in '{tmp_path}/a b.gguf'")

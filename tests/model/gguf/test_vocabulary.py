@@ -1,0 +1,223 @@
+"""The tokenizer and the chat template of a GGUF file are those that it was written from."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as RawTokenizer
+from transformers.tokenization_utils_sentencepiece import generate_merges
+
+from model.chat import ChatTemplate
+from model.errors import CheckpointError
+from model.gguf.splits import SPLITS
+from model.net.checkpoint import read_config
+from model.tokenizer import StreamDecoder, Tokenizer
+from tests.model import tokenizers
+from tests.model.gguf_files import byte_level, make, scored, write_gguf
+from tests.model.test_tokenizer_kinds import NASTY
+
+law = settings(max_examples=40, derandomize=True, deadline=None)
+SPECIAL = ["<s>", "</s>", "<|turn|>"]
+BYTE_LEVEL = {"gpt2": "gpt-2", "llama3": "llama-bpe", "qwen": "qwen2"}
+"""Kinds of tests/model/tokenizers.py, and what GGUF calls their splits."""
+SCORED = {"llama2": True, "gemma": False}
+"""Kinds, and whether a space is written before a text."""
+kinds = pytest.mark.parametrize("kind", [*BYTE_LEVEL, *SCORED])
+
+
+def with_all_merges(raw: RawTokenizer) -> RawTokenizer:
+    """The tokenizer that `transformers` makes of SentencePiece's scores: any two tokens that make a third may merge."""
+    described = json.loads(raw.to_str())
+    model = described["model"]
+    said = scored(raw)
+    whole = {word: place for place, word in enumerate(said["tokens"]) if said["token_type"][place] == 1}
+    scores = {word: said["scores"][place] for word, place in whole.items()}
+    model["merges"] = [list(pair) for pair in generate_merges(whole, scores)]
+    return RawTokenizer.from_str(json.dumps(described))
+
+
+@cache
+def origin(kind: str) -> RawTokenizer:
+    """A tokenizer with special and added tokens and a start token."""
+    raw = tokenizers.KINDS[kind]()
+    raw = with_all_merges(raw) if kind in SCORED else raw
+    raw.add_special_tokens([AddedToken(text, normalized=False) for text in [*SPECIAL, *(["<unk>"] if kind in SCORED else [])]])
+    raw.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("né ", normalized=False)])
+    start = ("<s>", raw.token_to_id("<s>"))
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[start])
+    return raw
+
+
+def vocabulary(kind: str) -> dict[str, object]:
+    """What GGUF says of it."""
+    raw = origin(kind)
+    ids = {"bos_token_id": raw.token_to_id("<s>"), "eos_token_id": raw.token_to_id("</s>"), "add_bos_token": True}
+    if kind in SCORED:
+        return scored(raw, add_space_prefix=SCORED[kind], unknown_token_id=raw.token_to_id("<unk>"), **ids)
+    return byte_level(raw, BYTE_LEVEL[kind], **ids)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("theirs"))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder, tmp_path_factory):
+    @cache
+    def load(kind: str) -> Tokenizer:
+        path = tmp_path_factory.mktemp(kind) / "tiny.gguf"
+        return Tokenizer.load(write_gguf(folder, path, tokens=vocabulary(kind)))
+
+    return load
+
+
+@kinds
+@pytest.mark.parametrize("special", [True, False])
+def test_a_text_has_the_tokens_of_the_tokenizer_that_it_was_written_from(kind, special, loaded):
+    for text in NASTY:
+        assert (
+            loaded(kind).encode(text, add_special_tokens=special) == origin(kind).encode(text, add_special_tokens=special).ids
+        ), text
+
+
+@kinds
+@law
+@given(parts=st.lists(st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=4))
+def test_any_texts_have_its_tokens(kind, parts, loaded):
+    text = "".join(parts)
+    assert loaded(kind).encode(text) == origin(kind).encode(text).ids
+
+
+@kinds
+@pytest.mark.parametrize("skip", [True, False])
+def test_any_tokens_are_decoded_to_its_text(kind, skip, loaded):
+    chance, size = random.Random(4), origin(kind).get_vocab_size()
+    theirs = Tokenizer(origin(kind))
+    for ids in [*(theirs.encode(text) for text in NASTY), *(chance.choices(range(size), k=9) for _ in range(60))]:
+        assert loaded(kind).decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), ids
+        stream = StreamDecoder(loaded(kind), skip_special_tokens=skip)
+        assert "".join([*map(stream.push, ids), stream.flush()]) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("pre", list(SPLITS))
+def test_every_split_gives_each_byte_of_a_text_back(pre, folder, tmp_path):
+    tokens = byte_level(tokenizers.KINDS["gpt2"](), pre)
+    tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens))
+    for text in NASTY:
+        if not SPLITS[pre].composed:
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+WORDS = {
+    "gpt-2": ["It", "'s", " 2026", "!!", "\n", " x", "  ", " y"],
+    "smollm": ["It", "'s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
+    "llama-bpe": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
+    "qwen2": ["It", "'s", " ", "2", "0", "2", "6", "!!\n", " x", "  ", " y"],
+    "tekken": ["It", "'s", " ", "2", "0", "2", "6", "!!\n", " x", "  ", " y"],
+    "gpt-4o": ["It's", " ", "202", "6", "!!\n", " x", "  ", " y"],
+}
+
+
+@pytest.mark.parametrize("pre", list(WORDS))
+def test_a_split_makes_the_words_that_its_models_know(pre):
+    text = "It's 2026!!\n x   y"
+    words = [text[start:end] for _, (start, end) in SPLITS[pre].pre_tokenizer().pre_tokenize_str(text)]
+    assert words == WORDS[pre]
+
+
+def test_texts_begin_with_the_start_token_as_the_split_has_it_where_the_file_does_not_say(folder, tmp_path):
+    for kind, starts in (("llama3", True), ("qwen", False), ("llama2", True)):
+        path = tmp_path / f"{kind}.gguf"
+        tokens = vocabulary(kind) | {"add_bos_token": None}
+        write_gguf(folder, path, tokens={key: value for key, value in tokens.items() if value is not None})
+        assert (Tokenizer.load(path).encode("the")[0] == tokens["bos_token_id"]) is starts
+
+
+def test_an_end_token_is_added_where_the_file_says_so(folder, tmp_path):
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"add_eos_token": True})
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.encode("the")[-1] == vocabulary("qwen")["eos_token_id"]
+
+
+def test_special_tokens_of_phi3_take_the_spaces_after_them(tmp_path):
+    path = write_gguf(make("phi3", tmp_path / "theirs"), tmp_path / "tiny.gguf", tokens=vocabulary("llama2"))
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.encode("<|turn|> \n the") == tokenizer.encode("<|turn|>the")
+    assert tokenizer.encode("<s> the") != tokenizer.encode("<s>the")
+
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
+TALK = [{"role": "user", "content": " a < b &amp; é "}, {"role": "assistant", "content": "\n"}]
+
+
+def test_the_chat_template_is_that_of_the_metadata(folder, tmp_path):
+    said = {"tokenizer.chat_template": TEMPLATE, "tokenizer.chat_templates": ["tool_use"]}
+    said |= {"tokenizer.chat_template.tool_use": "with {{ tools | length }} tools"}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen"), metadata=said)
+    ours, theirs = ChatTemplate.load(path), ChatTemplate(TEMPLATE, bos_token="<s>", eos_token="</s>")
+    assert ours is not None and ours.render(TALK) == theirs.render(TALK) == "<s>" + "".join(
+        f"<|turn|>{m['role']}\n{m['content']}</s>" for m in TALK
+    )
+    assert ours.render(TALK, [{}, {}]) == "with 2 tools"
+    assert ChatTemplate.load(write_gguf(folder, tmp_path / "none.gguf")) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "ends"),
+    [
+        (["<|im_end|>", "<|endoftext|>"], {"eos": 0}, [0, 1]),
+        (["a", "<|eot_id|>", "<|eom_id|>"], {"eos": 0, "eot": 1}, [0, 1, 2]),
+        (["<|return|>", "<|call|>", "<|end|>"], {"eos": 0}, [0, 1]),
+        (["<|end|>", "x"], {}, [0]),
+    ],
+)
+def test_answers_end_with_the_named_ends_and_with_every_control_token_that_ends_a_turn(words, said, ends, folder, tmp_path):
+    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [*words, *(f"t{n}" for n in range(90))]}
+    tokens |= {"token_type": [3] * len(words) + [1] * 90} | {f"{name}_token_id": token for name, token in said.items()}
+    assert read_config(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)).eos_token_ids == tuple(ends)
+
+
+def test_a_word_that_only_looks_like_an_end_is_none(folder, tmp_path):
+    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": ["<|end|>", "</s>", *(f"t{n}" for n in range(90))]}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"token_type": [1] * 92})
+    assert read_config(path).eos_token_ids == ()
+
+
+BAD = {
+    "model": ("bert", "tokenizer.ggml.model 'bert' is not supported; known: gpt2, llama"),
+    "pre": ("falcon", "tokenizer.ggml.pre 'falcon' is not supported; known: gpt-2"),
+    "token_type": ([1, 1], "tokenizer.ggml.token_type has 2 elements for"),
+    "tokens": (["a", "b", "a"], "tokens 0 and 2 are both 'a'"),
+    "merges": (["ab"], "tokenizer.ggml.merges has 'ab', which is no pair"),
+    "eos_token_id": (5000, "tokenizer.ggml.eos_token_id must be one of"),
+    "add_bos_token": ("yes", "tokenizer.ggml.add_bos_token must be true or false; got 'yes'"),
+}
+
+
+@pytest.mark.parametrize("key", list(BAD))
+def test_a_vocabulary_that_makes_no_sense_is_refused_with_the_key(key, folder, tmp_path):
+    value, sentence = BAD[key]
+    changes = {key: value} | ({"token_type": [1, 1, 1]} if key == "tokens" else {})
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | changes)
+    with pytest.raises(CheckpointError) as error:
+        Tokenizer.load(path)
+    assert str(path) in str(error.value) and sentence in str(error.value)
+
+
+def test_a_merge_of_no_token_is_refused(folder, tmp_path):
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"merges": ["zq jx"]})
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: its tokens make no tokenizer: .*zq"):
+        Tokenizer.load(path)
+
+
+def test_scores_are_needed_where_there_are_no_merges(folder, tmp_path):
+    tokens = {key: value for key, value in vocabulary("llama2").items() if key != "scores"}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.scores must be an array of float"):
+        Tokenizer.load(path)

@@ -1,0 +1,249 @@
+"""A GGUF file is the checkpoint that it was written from: every logit, for every family and type that is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize
+from torch import Tensor
+
+from model.errors import CheckpointError
+from model.net.backends import ReferenceBackend
+from model.net.checkpoint import inspect, load
+from model.net.formats.codes import GROUP, INT8
+from model.net.formats.ggml import FORMS
+from model.net.formats.gguf import READ
+from model.net.quantised import QuantisedLinear
+from model.net.transformer import Decoder
+from model.train.loss import hidden_states
+from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
+from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
+from tests.model.net.native.test_native import distance, needs_library, run, run_native
+
+TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12, 8, 8, 91, 20, 1]
+QUANTISED = [kind for kind in READ if kind not in (Type.F32, Type.F16, Type.BF16)]
+
+
+@torch.no_grad()
+def our_logits(net: Decoder, tokens: list[int] = TOKENS) -> Tensor:
+    """The logits [T, V] of one text."""
+    return net.logits(hidden_states(net, torch.tensor([tokens])))
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("kind", list(MADE))
+def test_a_file_has_the_logits_of_its_checkpoint(kind, times, tmp_path):
+    """Also where the text is longer than what a stretched rope has learned."""
+    folder, tokens = make(kind, tmp_path / "theirs"), TOKENS * times
+    path = write_gguf(folder, tmp_path / "tiny.gguf")
+    theirs = their_logits(their_model(folder), tokens)
+    ours = our_logits(load(path, torch.float32, "cpu", context=len(tokens)), tokens)
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """A Llama whose rows are whole blocks of 256."""
+    folder = tmp_path_factory.mktemp("wide")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        net = shaped("Llama", hidden_size=256, intermediate_size=256, num_hidden_layers=1, head_dim=64)
+        spread(net)
+    net.save_pretrained(folder)
+    return folder
+
+
+def random_blocks(kind: Type, seed: int = 0) -> Blocks:
+    """Matrices of random bytes, with scales that are numbers: every bit of a block says something."""
+    generator = numpy.random.default_rng(seed)
+
+    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        if tensor.dim() < 2:
+            return plain(name, tensor)
+        columns, size = GGML_QUANT_SIZES[kind]
+        count = tensor.numel() // columns
+        numbers = generator.integers(0, 256, (count, size), dtype=numpy.uint8)
+        halves = generator.uniform(-0.002, 0.002, (count, 2)).astype(numpy.float16).view(numpy.uint8)
+        if kind == Type.Q8_0:
+            numbers[numbers == 0x80] = 0x81  # -128, which no quantiser writes
+        if kind == Type.MXFP4:
+            numbers[:, 0] = generator.integers(117, 122, count)
+        elif kind == Type.Q6_K:
+            numbers[:, -2:] = halves[:, :2]
+        else:
+            two = kind in (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
+            numbers[:, : 4 if two else 2] = halves[:, : 4 if two else 2]
+        return numbers.reshape(*tensor.shape[:-1], -1), kind
+
+    return blocks
+
+
+def dequantised(blocks: Blocks) -> Blocks:
+    """The same numbers in F32, as the package makes them."""
+
+    def made(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        numbers, kind = blocks(name, tensor)
+        return (numbers, kind) if kind == Type.F32 else (dequantize(numbers, kind), Type.F32)
+
+    return made
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_blocks_are_the_numbers_that_the_package_makes_of_them(kind, wide, tmp_path):
+    blocks = write_gguf(wide, tmp_path / "blocks.gguf", random_blocks(kind))
+    numbers = write_gguf(wide, tmp_path / "numbers.gguf", dequantised(random_blocks(kind)))
+    ours, theirs = (load(path, torch.float32, "cpu") for path in (blocks, numbers))
+    for (name, mine), plain_one in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert (mine - plain_one).abs().max() <= 1e-6 * plain_one.abs().max(), name
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])
+def test_a_file_of_a_type_has_the_logits_of_its_numbers(kind, family, tmp_path):
+    """Rows that are not whole blocks stay in F32, as converters leave them."""
+    folder = make(family, tmp_path / "theirs")
+    ours = load(write_gguf(folder, tmp_path / "a.gguf", stored_as(kind)), torch.float32, "cpu")
+    theirs = load(write_gguf(folder, tmp_path / "b.gguf", dequantised(stored_as(kind))), torch.float32, "cpu")
+    assert (our_logits(ours) - our_logits(theirs)).abs().max() <= 1e-5 * our_logits(theirs).abs().max()
+
+
+def test_a_byte_of_minus_128_is_that_number(wide, tmp_path):
+    """No quantiser writes it, and codes of 8 bits have no place for it."""
+
+    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        numbers, kind = stored_as(Type.Q8_0)(name, tensor)
+        if kind == Type.Q8_0:
+            numbers[..., 2::34] = 0x80
+        return numbers, kind
+
+    ours = load(write_gguf(wide, tmp_path / "a.gguf", blocks), torch.float32, "cpu")
+    theirs = load(write_gguf(wide, tmp_path / "b.gguf", dequantised(blocks)), torch.float32, "cpu")
+    assert all(torch.equal(mine, one) for mine, one in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_matrices_of_a_type_that_is_served_stay_in_the_mapped_file(wide, tmp_path):
+    path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.BF16))
+    net = load(path, torch.bfloat16, "cpu", mapped=True)
+    copied = load(path, torch.bfloat16, "cpu")
+    assert net.blocks[0].attention.out.weight.untyped_storage().nbytes() == 256 * 256 * 2
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), copied.parameters(), strict=True))
+
+
+def test_queries_keys_and_values_in_one_tensor_are_the_same_model(tmp_path):
+    folder = make("qwen3", tmp_path / "theirs")
+
+    def join(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
+        for layer in range(2):
+            parts = [tensors.pop(f"blk.{layer}.attn_{part}.weight")[0] for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.weight"] = numpy.concatenate(parts), Type.F32
+
+    joined = load(write_gguf(folder, tmp_path / "a.gguf", change=join), torch.float32, "cpu")
+    parted = load(write_gguf(folder, tmp_path / "b.gguf"), torch.float32, "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(joined.parameters(), parted.parameters(), strict=True))
+
+
+Change = Callable[[dict[str, tuple[numpy.ndarray, Type]]], object]
+DOWN, NORM = "blk.1.ffn_down.weight", "output_norm.weight"
+WRONG: dict[str, tuple[Change, str]] = {
+    "missing": (lambda tensors: tensors.pop(DOWN), f"tensor {DOWN} is missing"),
+    "unexpected": (lambda tensors: tensors.update(odd=tensors[NORM]), "tiny.gguf: tensor odd is unexpected"),
+    "misshapen": (
+        lambda tensors: tensors.update({DOWN: (tensors[DOWN][0][:-1], Type.F32)}),
+        f"tiny.gguf: tensor {DOWN} has shape [31, 48], expected [32, 48]",
+    ),
+    "of a type": (
+        lambda tensors: tensors.update({NORM: (numpy.ones(32), Type.F64)}),
+        f"tiny.gguf: tensor {NORM} is F64, expected one of F32, F16",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+def test_a_tensor_that_does_not_fit_is_named_with_its_file(what, tmp_path):
+    change, sentence = WRONG[what]
+    path = write_gguf(make("llama", tmp_path / "theirs"), tmp_path / "tiny.gguf", change=change)
+    for read in (inspect, lambda path: load(path, torch.float32, "cpu")):
+        with pytest.raises(CheckpointError) as error:
+            read(path)
+        assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0, Type.Q4_1, Type.Q6_K, Type.Q4_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
+def test_numbers_and_scales_that_are_not_finite_are_named(kind, bad, wide, tmp_path):
+    def spoil(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
+        numbers, stored = tensors["blk.0.ffn_up.weight"]
+        row = numbers[3].view(numpy.float32 if stored == Type.F32 else numpy.float16)
+        row[-1 if stored == Type.Q6_K else 0] = bad
+
+    path = write_gguf(wide, tmp_path / "tiny.gguf", plain if kind == Type.F32 else random_blocks(kind), change=spoil)
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: tensor blk\.0\.ffn_up\.weight holds NaN or infinity"):
+        load(path, torch.float32, "cpu")
+
+
+def test_a_family_has_the_vocabulary_of_its_embedding(tmp_path):
+    assert inspect(write_gguf(make("llama", tmp_path / "theirs"), tmp_path / "tiny.gguf")).vocab_size == VOCAB
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wide, tmp_path, caplog):
+    caplog.set_level("INFO", "attend.model")
+    path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
+    plain_net, kept = load(path, torch.float32, "cpu"), load(path, torch.float32, "cpu", keep_codes=True)
+    form = FORMS[kind]
+    for one, other in [(plain_net.blocks[0].mlp.down, kept.blocks[0].mlp.down), (plain_net.head, kept.head)]:
+        assert isinstance(other, QuantisedLinear) and (other.kind, other.has_minima) == (form.kind, form.has_minima)
+        groups, kept_groups = (each.unflatten(-1, (-1, GROUP)) for each in (one.weight, other.dense()))
+        largest = groups.abs().amax(-1, keepdim=True)
+        assert ((groups - kept_groups).abs() <= (2**-9 if form.exact else 1 / 127) * largest + 1e-9).all()
+    assert ("rounded once more" in caplog.text) is not form.exact
+    near = (our_logits(kept) - our_logits(plain_net)).norm() / our_logits(plain_net).norm()
+    assert near < (0.01 if form.exact else 0.05)
+
+
+def test_parts_of_one_matrix_in_several_types_are_kept_in_8_bits(wide, tmp_path):
+    """As in Q4_K_M: Q6_K values beside Q4_K queries and keys."""
+
+    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        return random_blocks(Type.Q6_K if "attn_v" in name else Type.Q4_K)(name, tensor)
+
+    path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
+    qkv = load(path, torch.float32, "cpu", keep_codes=True).blocks[0].attention.qkv
+    assert isinstance(qkv, QuantisedLinear) and (qkv.kind, qkv.has_minima) == (INT8, True)
+    plain_one = load(path, torch.float32, "cpu").blocks[0].attention.qkv.weight
+    assert (qkv.dense() - plain_one).norm() < 0.01 * plain_one.norm()
+
+
+def test_what_the_file_has_in_numbers_stays_in_numbers(wide, tmp_path):
+    net = load(write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.F16)), torch.float32, "cpu", keep_codes=True)
+    assert not any(isinstance(module, QuantisedLinear) for module in net.modules())
+
+
+def test_a_tied_head_has_the_codes_of_the_embedding(tmp_path):
+    path = write_gguf(make("llama-tied", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
+    net = load(path, torch.float32, "cpu", keep_codes=True)
+    assert isinstance(net.head, QuantisedLinear) and net.head.codes is net.embedding.tokens.codes
+    assert (our_logits(net) - our_logits(load(path, torch.float32, "cpu"))).norm() < 0.05 * our_logits(net).norm()
+
+
+def test_experts_keep_their_codes(tmp_path):
+    path = write_gguf(make("qwen3_moe", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
+    kept, plain_net = load(path, torch.float32, "cpu", keep_codes=True), load(path, torch.float32, "cpu")
+    experts, router = kept.blocks[0].mlp.experts.gate_up, kept.blocks[0].mlp.router
+    assert isinstance(experts, QuantisedLinear) and not isinstance(router, QuantisedLinear)
+    assert (experts.dense() - plain_net.blocks[0].mlp.experts.gate_up.weight).norm() < 0.01 * experts.dense().norm()
+
+
+@needs_library
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+@torch.inference_mode()
+def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_path):
+    path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
+    texts = [torch.tensor(TOKENS * 2), torch.tensor(TOKENS[:3])]
+    found = run_native(load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), 1000, 32, texts=texts)
+    whole = load(path, torch.float32, "cpu")
+    wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
+    assert distance(found, wanted) <= (0.05 if FORMS[kind].exact else 0.25)
