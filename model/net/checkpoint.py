@@ -74,8 +74,6 @@ def load(
         quantise_matrices(net, quantize)
     elif keep_codes:
         adopt_forms(net, forms)
-    elif forms:
-        log.info("%s: its codes become plain numbers", folder)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -92,13 +90,14 @@ def fill(
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
-        family = weights.spelled(family)
+        family, plain = weights.spelled(family), False
         for slot in _slots(net):
             first, copied = 0, not mapped or (slot.ours.startswith("embedding.") and not tied)
             for tensor in _pieces(net.config, family, weights, slot):
                 stays = not copied and isinstance(tensor, Tensor) and tensor.dim() > 1
                 stays = stays and tensor.dtype == dtype and weights.owns(tensor)
                 _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
+                plain |= isinstance(tensor, Codes) and not isinstance(slot.module, QuantisedLinear)
                 first += tensor.numel() // slot.width
                 del tensor  # before the next is made
                 weights.release()
@@ -109,6 +108,8 @@ def fill(
         for start, lacking in family.left_out.items():
             if any(name.startswith(start) for name in weights.where):
                 log.info("the tensors %s* are left out: %s", start, lacking)
+    if plain:
+        log.info("matrices that the files have in whole numbers are plain numbers in memory")
     if tied:
         net.head.share(net.embedding.tokens)
     net.mapped = mapped
