@@ -275,7 +275,7 @@ def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Wei
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
-        turned = _is_transposed(family, slot) and not weights.is_coded(name)
+        turned = _is_transposed(family, slot) and weights.form(name) is None  # codes have their rows first
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 

@@ -66,10 +66,6 @@ class Awq:
             "scales": Part(f"{module}.scales", SCALES, ((groups, rows),)),
         }
 
-    def is_coded(self, name: str) -> bool:
-        """All are."""
-        return True
-
     def form(self, name: str, tensor: Find) -> Form:
         """Codes of 4 bits; with minima where a zero is not 8."""
         return Form(INT4, has_minima(tensor(f"{module_of(name)}.qzeros"), lambda zeros: as_values(_rows(zeros), BITS)))

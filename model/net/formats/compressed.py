@@ -137,13 +137,11 @@ class CompressedTensors:
             "order": Part(f"{name}_g_idx", ("I32", "I64"), ((columns,),), optional=True),
         }
 
-    def is_coded(self, name: str) -> bool:
-        """Floats of 8 bits become plain numbers."""
-        return self._held(name).layout != FLOATS
-
-    def form(self, name: str, tensor: Find) -> Form:
-        """Codes."""
+    def form(self, name: str, tensor: Find) -> Form | None:
+        """Codes, but for floats of 8 bits."""
         scheme = self._held(name)
+        if scheme.layout == FLOATS:
+            return None
         kind = {MX: MXFP4, BYTES: INT8}.get(scheme.layout) or KINDS[scheme.bits]
         zeros, weight = tensor(f"{name}_zero_point"), tensor(f"{name}_packed")
         if scheme.layout == BYTES:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from model.net.formats.codes import Form
 from model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
 
 FLOATS = ("F8_E4M3",)
@@ -43,13 +42,9 @@ class Fp8:
         plain = stored(f"{name}_scale") is not None or (self.block is None and stored(f"{name}_scale_inv") is None)
         return parts(name, f"{name}_scale" if plain else f"{name}_scale_inv", shape, self.block)
 
-    def is_coded(self, name: str) -> bool:
-        """None is."""
-        return False
-
-    def form(self, name: str, tensor: Find) -> Form:
-        """Nobody asks."""
-        raise NotImplementedError
+    def form(self, name: str, tensor: Find) -> None:
+        """Plain numbers."""
+        return
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor]:
         """The whole in float32."""

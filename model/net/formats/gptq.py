@@ -76,10 +76,6 @@ class Gptq:
             "g_idx": Part(f"{module}.g_idx", WORDS, ((columns,),), optional=True),
         }
 
-    def is_coded(self, name: str) -> bool:
-        """All are."""
-        return True
-
     def form(self, name: str, tensor: Find) -> Form:
         """Codes of 4 or 8 bits; with minima where a zero is not in the middle."""
         return Form(KINDS[self.bits], has_minima(tensor(f"{module_of(name)}.qzeros"), self._zeros))

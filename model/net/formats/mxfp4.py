@@ -38,10 +38,6 @@ class Mxfp4:
             "scales": Part(f"{name}_scales", BYTES, (groups,)),
         }
 
-    def is_coded(self, name: str) -> bool:
-        """All are."""
-        return True
-
     def form(self, name: str, tensor: Find) -> Form:
         """Codes of their own kind."""
         return Form(MXFP4)

@@ -58,12 +58,11 @@ class Format(Protocol):
         """By their roles, the tensors that hold a matrix of this shape."""
         ...
 
-    def is_coded(self, name: str) -> bool:
-        """Whether a matrix that is held becomes codes. They have its rows first; plain numbers lie as those of its family."""
-        ...
+    def form(self, name: str, tensor: Find) -> Form | None:
+        """What keeps a matrix that is held, whose parts nobody has looked at yet; None: plain numbers.
 
-    def form(self, name: str, tensor: Find) -> Form:
-        """What a matrix of codes is kept in; where some of it is missing or misshapen, whatever: it is refused elsewhere."""
+        Codes have its rows first; plain numbers lie as those of its family do.
+        """
         ...
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:

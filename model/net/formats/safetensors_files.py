@@ -90,14 +90,9 @@ class Safetensors(Weights):
     def form(self, name: str) -> Form | None:
         """What keeps a matrix in the folder's format."""
         held = self._held(name, self._optional)
-        if held is None or self.format is None or not self.format.is_coded(held):
+        if held is None or self.format is None:
             return None
         return self.format.form(held, lambda part: self._mapped(part) if part in self.where else None)
-
-    def is_coded(self, name: str) -> bool:
-        """Whether it is in a format of codes."""
-        held = self._held(name, self._optional)
-        return held is not None and self.format is not None and self.format.is_coded(held)
 
     def _there(self, name: str, optional: str) -> str:
         """The name with or without its optional part."""

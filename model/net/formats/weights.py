@@ -68,10 +68,6 @@ class Weights:
         """The tensors that hold one of this name and shape; None after noting what is wrong. `optional`: see `Family`."""
         raise NotImplementedError
 
-    def is_coded(self, name: str) -> bool:
-        """Whether the files have codes of a matrix: their rows come first, whatever the order of its family's plain ones."""
-        return False
-
     def _is_spare(self, name: str) -> bool:
         """Whether a tensor that nobody asked for may be passed over."""
         return False
