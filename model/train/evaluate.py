@@ -18,7 +18,6 @@ from model.tokenizer import Tokenizer
 from model.train import corpus
 from model.train.loss import Hidden, bits_per_byte, hidden_states
 
-
 BLOCK = 32
 
 
