@@ -10,6 +10,8 @@ from model.rope import DynamicScaling, Rope, RopeScaling
 from model.sublayers import DeltaSpec, MixtureSpec, Routing
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
+KV_GROUP = 32
+"""Numbers of a head that share a scale, in a KV cache of 8 bits."""
 """The shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
 NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
@@ -281,14 +283,19 @@ class ModelConfig:
         return self.num_kv_heads * self.head_size
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it."""
+        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it; see `head_bytes`."""
         return sum(self.block_bytes(group, 1, bytes_per_value) for group in self.memory_groups if not group.has_state)
 
     def block_bytes(self, group: MemoryGroup, block_size: int, bytes_per_value: int) -> int:
         """Bytes of a block of a group, over all of its layers: of `block_size` tokens, or of one state."""
         if group.has_state:
             return sum(self.layers[number].state_bytes for number in group.layers)
-        return 2 * len(group.layers) * self.kv_size * bytes_per_value * block_size
+        return 2 * len(group.layers) * self.num_kv_heads * self.head_bytes(bytes_per_value) * block_size
+
+    def head_bytes(self, bytes_per_value: int) -> int:
+        """Bytes of a token's keys in one head, or of its values; with one byte a value there is a scale for each group, too."""
+        scales = 2 * -(-self.head_size // KV_GROUP) if bytes_per_value == 1 else 0
+        return self.head_size * bytes_per_value + scales
 
 
 SIZES = (

@@ -190,6 +190,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_queued_requests=settings.max_queued_requests,
         block_size=settings.block_size,
         kv_cache_memory=settings.kv_cache_memory,
+        kv_dtype=settings.kv_dtype,
         prefix_caching=settings.prefix_caching,
         draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,

@@ -10,8 +10,8 @@ from model.chat import ChatTemplate
 from model.config import MemoryGroup, ModelConfig
 from model.engine.build import DTYPES, EngineOptions, size_engine
 from model.errors import CheckpointError
-from model.net.checkpoint import inspect, open_weights
-from model.net.transformer import Decoder
+from model.net.checkpoint import formed, inspect, open_weights
+from model.net.quantised import count_bytes
 from service import hub
 from service.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
@@ -21,16 +21,15 @@ GIB = 1 << 30
 
 def facts(folder: Path) -> dict[str, Any]:
     """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
-    config = inspect(folder)
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in Decoder(config).parameters())
+    config, net = inspect(folder), formed(folder)
     return {
         "supported": True,
         "folder": str(folder),
         **_shape(config),
-        "parameters": parameters,
+        "parameters": net.num_parameters,
         **_on_disk(folder),
-        "memory": {name: _memory(config, parameters, dtype) for name, dtype in DTYPES.items()},
+        "memory": {name: _memory(config, count_bytes(net, dtype), dtype) for name, dtype in DTYPES.items()},
+        "kv_int8": _cache(config, torch.int8),
         "tokenizer": _tokenizer(folder, config),
         "chat_template": ChatTemplate.load(folder) is not None,
     }
@@ -74,24 +73,24 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
         ("parameters", f"{found['parameters']:,}"),
         ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
+        *([("quantised", found["format"])] if found["format"] else []),
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
         ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
     for name, memory in found["memory"].items():
-        rows.append((f"in {name}", _in_words(memory)))
+        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}"))
+    rows.append(("kv_dtype int8", _in_words(found["kv_int8"])))
     return rows
 
 
-def _in_words(memory: dict[str, int]) -> str:
-    each, past = memory["kv_bytes_per_token"], memory["kv_bytes_per_token_past_windows"]
-    parts = [f"weights {_size(memory['weights_bytes'])}", f"KV cache {_size(each)} a token"]
+def _in_words(cache: dict[str, int]) -> str:
+    each, past = cache["kv_bytes_per_token"], cache["kv_bytes_per_token_past_windows"]
+    parts = [f"KV cache {_size(each)} a token"]
     if past < each:
         parts[-1] += f", {_size(past)} once it is out of the windows' sight"
-    if memory["state_bytes"]:
-        parts.append(f"states {_size(memory['state_bytes'])} a request")
-    parts.append(
-        f"a cache of 1 GiB holds {memory['kv_tokens_in_gib']:,} tokens, of {memory['requests_in_gib']} requests at most"
-    )
+    if cache["state_bytes"]:
+        parts.append(f"states {_size(cache['state_bytes'])} a request")
+    parts.append(f"a cache of 1 GiB holds {cache['kv_tokens_in_gib']:,} tokens, of {cache['requests_in_gib']} requests at most")
     return "; ".join(parts)
 
 
@@ -105,17 +104,21 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _on_disk(folder: Path) -> dict[str, Any]:
-    """The files that hold weights, and in what."""
+    """The files that hold weights, in what, and how they are quantised."""
     with open_weights(folder) as weights:
-        return {"weights": {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}}
+        files = {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}
+        return {"weights": files, "format": weights.title}
 
 
-def _memory(config: ModelConfig, parameters: int, dtype: torch.dtype) -> dict[str, int]:
-    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB."""
-    size = dtype.itemsize
-    sized = size_engine(config, dtype, "cpu", EngineOptions(kv_cache_memory=GIB))
+def _memory(config: ModelConfig, weights: int, dtype: torch.dtype) -> dict[str, int]:
+    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB. `weights`: bytes."""
+    return {"weights_bytes": weights, **_cache(config, dtype)}
+
+
+def _cache(config: ModelConfig, held: torch.dtype) -> dict[str, int]:
+    size = held.itemsize
+    sized = size_engine(config, held, "cpu", EngineOptions(kv_cache_memory=GIB))
     return {
-        "weights_bytes": parameters * size,
         "kv_bytes_per_token": config.kv_bytes_per_token(size),
         "kv_bytes_per_token_past_windows": sum(config.block_bytes(group, 1, size) for group in _keeping_all(config)),
         "state_bytes": config.state_bytes,

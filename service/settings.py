@@ -81,6 +81,9 @@ class Settings(BaseModel):
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(
         None, description="bytes; default: a share of the available memory"
     )
+    kv_dtype: Literal["auto", "int8"] = Field(
+        "auto", description="what keys and values are kept in; auto: as computed; int8: half the memory of bfloat16, CPU only"
+    )
     prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="tokens that a step may guess from the text so far, without a change of any answer; 0 is off"

@@ -16,6 +16,12 @@ TREE = Path(__file__).parents[2]
 OURS = "attend"
 PACKAGES = {"transformers": "transformers", "openvino": "openvino_genai", "llamacpp": "llama_cpp"}
 """The package that each peer's interpreter must have."""
+FORMS = {
+    "bf16": {"transformers": ["bf16"], "openvino": ["bf16"], "llamacpp": ["bf16"]},
+    "int8": {"openvino": ["int8"], "llamacpp": ["Q8_0"]},
+    "int4": {"openvino": ["int4"], "llamacpp": ["Q4_0", "Q4_K_M"]},
+}
+"""How peers call the forms of weights that ours is compared with."""
 
 
 class PeerError(Exception):
@@ -32,12 +38,24 @@ class Contestant:
     """Answers with seconds. Stopped between its turns: threads that spin for the next work would take the others' cores.
 
     `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
+    `form`: how weights are kept, in the peer's own words. `isa`: the instruction set that Attend is to use; empty is the best.
     """
 
-    def __init__(self, peer: str, folder: Path, log: Path, python: str = sys.executable, tree: Path = TREE) -> None:
+    def __init__(
+        self,
+        peer: str,
+        folder: Path,
+        log: Path,
+        python: str = sys.executable,
+        tree: Path = TREE,
+        *,
+        form: str = "bf16",
+        isa: str = "",
+    ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads())} | ({"PYTHONPATH": str(tree)} if peer == OURS else {})
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_ISA": isa}
+        environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(

@@ -1,8 +1,9 @@
 """The engine beside its peers, in-process, on the same random weights: attend bench engine --shape S --peer transformers
 
 W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens, prompt
-tokens/s. Greedy, end-of-text ignored, bfloat16. Each contestant is a process of its own, which stands still while others
-have their turn; the roofline is measured between two of them. A ratio is the median of the quotients of neighbours.
+tokens/s. Greedy, end-of-text ignored. Each contestant is a process of its own, which stands still while others have their
+turn; the roofline is measured between two of them, for weights in bfloat16. A ratio is the median of the quotients of
+neighbours. With --weights int8,int4 each side keeps the weights in its own form of so many bits.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """
@@ -10,6 +11,7 @@ A peer that is installed in another environment: --python openvino=/path/to/venv
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -22,10 +24,11 @@ from typing import Any
 
 import psutil
 
-from loadtest.bench.contestant import OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
+from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
+from model.net.native.library import VARIANTS, load
 
 Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""
@@ -59,12 +62,14 @@ async def turn(work: Callable[[Run], float], run: Run, neighbours: Neighbours) -
     return value
 
 
-def compare(contestants: Mapping[str, Contestant], pairs: int, neighbours: Neighbours) -> list[Comparison]:
-    """Every work in turns."""
+def compare(
+    contestants: Mapping[str, Contestant], pairs: int, neighbours: Neighbours, seconds: float = math.inf
+) -> list[Comparison]:
+    """Every work in turns, within so many seconds."""
     found = []
     for name, work in WORKS.items():
         turns = {each: partial(turn, work, contestant, neighbours) for each, contestant in contestants.items()}
-        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs))))
+        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, seconds=seconds / len(WORKS)))))
     return found
 
 
@@ -77,9 +82,10 @@ def parameters(shape: str) -> int:
     return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
 
 
-def check_memory(shape: str, contestants: int) -> None:
+def check_memory(shape: str, contestants: int, weights: str = "bf16") -> None:
     """Raises PeerError where so many processes with this model do not fit beside each other."""
-    needed = contestants * (COPIES * 2 * parameters(shape) + CACHE)
+    copies = COPIES if weights == "bf16" else 1
+    needed = contestants * (copies * 2 * parameters(shape) + CACHE)
     free = psutil.virtual_memory().available
     if needed > free:
         raise PeerError(f"{contestants} contestants of shape {shape} need {needed >> 30} GiB of memory; {free >> 30} are free")
@@ -97,28 +103,27 @@ def roofline(shape: str, folder: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one shape gave."""
+    """What one shape gave, with one form of weights."""
 
     shape: str
+    weights: str
     comparisons: list[Comparison]
     limits: dict[str, float]
     facts: dict[str, Any]
 
     def rows(self) -> Iterator[list[str]]:
-        """Cells: shape, work, ours with its share of the roofline, and each peer with the ratio."""
+        """Cells: shape, form, work, ours with its share of the roofline of bfloat16, and each peer with the ratio."""
         for each in self.comparisons:
             mine, limit = self.ours(each).median, self.limits[each.what]
-            cells = [self.shape, each.what, f"{mine:.0f}", f"{mine / limit:.0%} of {limit:.0f}"]
-            yield cells + [
-                cell for name in each.others() for cell in (f"{each.figure(name).median:.0f}", each.ratio(name).short())
-            ]
+            others = (f"{name}: {each.figure(name).median:.0f}, {each.ratio(name).short()}" for name in each.others())
+            yield [self.shape, self.weights, each.what, f"{mine:.0f}", f"{mine / limit:.0%} of {limit:.0f}", "; ".join(others)]
 
     def figures(self) -> Iterator[Figure]:
         """Everything, named after the shape."""
         for each in self.comparisons:
             share = tuple(value / self.limits[each.what] for value in self.ours(each).values)
             for found in (*each.figures(), Figure(f"{each.what}, share of the roofline", "ratio", share)):
-                yield replace(found, what=f"{self.shape} {found.what}")
+                yield replace(found, what=f"{self.shape} {self.weights} {found.what}")
 
     @staticmethod
     def ours(comparison: Comparison) -> Figure:
@@ -126,21 +131,23 @@ class Outcome:
         return comparison.figure(next(iter(comparison.values)))
 
 
-def bench_shape(shape: str, peers: Mapping[str, str], options: argparse.Namespace) -> Outcome:
+def bench_shape(shape: str, weights: str, peers: Mapping[str, str], options: argparse.Namespace) -> Outcome:
     """Every work of one shape. `peers` are interpreters by the peer's name."""
-    check_memory(shape, len(peers) + 1)
+    entries = [(OURS, weights, sys.executable)]
+    entries += [(peer, form, python) for peer, python in peers.items() for form in FORMS[weights].get(peer, [])]
+    check_memory(shape, len(entries), weights)
     checkpoint = write_shape(shape, options.folder)
     starts = [
-        partial(Contestant, peer, checkpoint, options.folder / f"{peer}.log", python)
-        for peer, python in {OURS: sys.executable, **peers}.items()
+        partial(Contestant, peer, checkpoint, options.folder / f"{peer}-{form}.log", python, form=form, isa=options.isa)
+        for peer, form, python in entries
     ]
     with together(starts) as contestants:
         limits = roofline(shape, options.folder)
         neighbours = Neighbours([each.process.pid for each in contestants])
-        comparisons = compare({each.name: each for each in contestants}, options.pairs, neighbours)
+        comparisons = compare({each.name: each for each in contestants}, options.pairs, neighbours, options.seconds)
         facts = {"contestants": [each.facts for each in contestants], "cores_of_others": neighbours.laps}
-    print(f"{shape}: {neighbours.sentence()}", file=sys.stderr)
-    return Outcome(shape, comparisons, limits, facts)
+    print(f"{shape} {weights}: {neighbours.sentence()}", file=sys.stderr)
+    return Outcome(shape, weights, comparisons, limits, facts)
 
 
 def listed(text: str) -> list[str]:
@@ -164,12 +171,19 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
     )
+    parser.add_argument("--weights", type=listed, default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for all turns; who is slow then has fewer of them")
+    parser.add_argument("--isa", default="", help=f"Attend's instruction set, of {', '.join(VARIANTS)}; default: the best here")
     parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints and the contestants' logs")
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
-    if wrong := [*set(options.shape) - set(SHAPES), *set(options.peer or ()) - set(PACKAGES)]:
+    known = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
+    if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
         parser.error(f"there is no {wrong[0]!r}")
+    if options.isa not in ("", *VARIANTS[: load().attend_best() + 1]):
+        parser.error(f"this CPU has no {options.isa!r}")
+    options.seconds = 60 * options.minutes / len(options.shape) / len(options.weights)
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
     found = [peer for peer in options.peer or PACKAGES if installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):
@@ -182,20 +196,14 @@ def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
     options = read_flags(words)
     try:
-        outcomes = [bench_shape(shape, options.peers, options) for shape in options.shape]
+        pairs = [(shape, weights) for shape in options.shape for weights in options.weights]
+        outcomes = [bench_shape(shape, weights, options.peers, options) for shape, weights in pairs]
     except PeerError as error:
         sys.exit(str(error))
-    names = [each["name"] for each in outcomes[0].facts["contestants"][1:]]
-    head = [
-        "shape",
-        "work",
-        "Attend tok/s",
-        "of the roofline",
-        *(cell for name in names for cell in (f"{name} tok/s", "ratio")),
-    ]
+    head = ["shape", "weights", "work", "Attend tok/s", "of bf16's roofline", "peers: tok/s, Attend's ratio"]
     shown = table(head, (row for outcome in outcomes for row in outcome.rows()))
     figures = [figure for outcome in outcomes for figure in outcome.figures()]
-    facts = {outcome.shape: outcome.facts | {"roofline": outcome.limits} for outcome in outcomes}
+    facts = {f"{outcome.shape} {outcome.weights}": outcome.facts | {"roofline": outcome.limits} for outcome in outcomes}
     file(options.json, shown, figures, bench="engine", facts=facts)
 
 

@@ -23,8 +23,9 @@ from loadtest.bench.limits import CONTEXT, decode_bytes, prompt_operations
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, LONG, SHAPES
 from model.config import ModelConfig
-from model.net.backends import BatchLayout, KVCache, Paged, Row
+from model.net.backends import BatchLayout, Paged, Row
 from model.net.families.table import FAMILIES
+from model.net.kv_cache import KVCache
 from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.transformer import Decoder
 
@@ -102,9 +103,9 @@ def llama_beside(config: ModelConfig, work: str) -> ModelConfig:
 def random_decoder(config: ModelConfig) -> NativeDecoder:
     """With the same million of numbers again and again: drawing takes longer than all else."""
     with torch.device("meta"):
-        net = Decoder(config, POSITIONS)
+        net = Decoder(config, config.max_positions)
     net = net.bfloat16().to_empty(device="cpu").requires_grad_(False)
-    net.reach(POSITIONS)
+    net.reach(config.max_positions)
     if config.tied_head:
         net.head.weight = net.embedding.tokens.weight
     numbers = torch.randn(FILLING, generator=torch.Generator().manual_seed(0)).mul_(0.04).bfloat16()

@@ -31,8 +31,8 @@ def interval(values: Sequence[float], sureness: float = 0.95) -> tuple[float, fl
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
-    """The quotients of neighbours: what two contestants who took turns did in the same turn."""
-    return tuple(a / b for a, b in zip(above, below, strict=True))
+    """The quotients of neighbours: what two contestants who took turns did in the same turn, as far as both had one."""
+    return tuple(a / b for a, b in zip(above, below, strict=False))
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -106,12 +106,22 @@ class Comparison:
         return (*medians, *(self.ratio(name).short() if name in self.others() else "" for name in list(self.values)[1:]))
 
 
-async def take_turns(contestants: Mapping[str, Callable[[], Awaitable[T]]], turns: int, warm_up: int = 1) -> dict[str, list[T]]:
-    """What each contestant measures in each turn after those to warm up; every other turn goes from the last to the first."""
+async def take_turns(
+    contestants: Mapping[str, Callable[[], Awaitable[T]]], turns: int, warm_up: int = 1, seconds: float = math.inf
+) -> dict[str, list[T]]:
+    """What each contestant measures in each turn after those to warm up; every other turn goes from the last to the first.
+
+    Within so many seconds each has an equal share of the time: who is slow has fewer turns, but one at least.
+    """
     found: dict[str, list[T]] = {name: [] for name in contestants}
+    spent = dict.fromkeys(contestants, 0.0)
     for turn in range(turns + warm_up):
         for name in list(contestants)[:: 1 if turn % 2 else -1]:
+            if turn > warm_up and spent[name] * (1 + 1 / turn) > seconds / len(contestants):
+                continue
+            started = time.perf_counter()
             value = await contestants[name]()
+            spent[name] += time.perf_counter() - started
             if turn >= warm_up:
                 found[name].append(value)
     return found

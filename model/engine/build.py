@@ -23,13 +23,14 @@ from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
 from model.gguf.places import is_gguf, parts
-from model.net.backends import AttentionBackend, KVCache
+from model.net.backends import AttentionBackend
 from model.net.checkpoint import load, read_config
 from model.net.formats.codes import INT4, INT8, Kind
+from model.net.kv_cache import KVCache
 from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
-from model.net.quantised import kinds_in
+from model.net.quantised import names_of_kinds
 from model.params import SamplingParams
 from model.sampling import best_tokens, sample, sample_by_row
 
@@ -56,6 +57,8 @@ class EngineOptions:
     block_size: int = 32
     kv_cache_memory: int | None = None
     """Bytes."""
+    kv_dtype: str = "auto"
+    """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
     draft_tokens: int = 0
     """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on what is computed beside it."""
@@ -78,20 +81,18 @@ def build_engine(
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
-    kind = quantised_kind(options.quantize, device)
+    kind, held = quantised_kind(options.quantize, device), choose_kv_dtype(options, dtype, device, backend.name)
     natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
-    keeps = natively and kind is None
-    net = load(folder, dtype, device, context=0, quantize=kind, keep_codes=keeps, mapped=natively, report=report)
-    weights = kind.name if kind is not None else ", ".join(kinds_in(net)) or str(dtype).removeprefix("torch.")
-    engine_config = size_engine(config, dtype, device, options)
+    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
+    weights = names_of_kinds(net) or name_of(dtype)
+    engine_config = size_engine(config, held, device, options)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
     counts = [group.num_blocks for group in engine_config.groups]
-    cache = KVCache.allocate(config, counts, engine_config.block_size, dtype, device)
+    cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
     form = serving_form(net, backend)
-    if options.draft_tokens and dtype != torch.float32 and not isinstance(form, native.NativeDecoder):
-        why = f"a guess could change an answer of the {backend.name} backend in {str(dtype).removeprefix('torch.')}"
-        raise SettingError(f"draft_tokens is set, but {why}: it needs float32, or the native backend")
+    if options.draft_tokens and not isinstance(form, native.NativeDecoder):
+        check_guesses(options, dtype, backend.name)
     graphs = record_steps(form, backend, cache, engine_config)
     best = native.best_tokens if isinstance(form, native.NativeDecoder) else best_tokens
     draw = partial(sample_by_row if options.deterministic else sample, best=best)
@@ -104,7 +105,7 @@ def build_engine(
     info = EngineInfo(
         family=config.family,
         device=device,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name_of(dtype),
         weights=weights,
         backend=backend.name,
         num_parameters=net.num_parameters,
@@ -116,7 +117,7 @@ def build_engine(
         num_blocks=engine_config.num_blocks,
         bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
-        fingerprint=fingerprint(folder, f"{dtype} {weights} {_setup(options, device, backend)}"),
+        fingerprint=fingerprint(folder, f"{dtype} {weights} {held} {_setup(options, device, backend)}"),
     )
     engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, async_scheduling=device == "cuda")
 
@@ -172,10 +173,31 @@ def quantised_kind(wanted: str, device: str) -> Kind | None:
     if wanted == "none":
         return None
     if device != "cpu":
-        raise SettingError(
-            f"quantize is {wanted}, but weights in whole numbers are not multiplied on {device}: it needs device = cpu"
-        )
+        raise SettingError(f"quantize is {wanted}, but {device} does not multiply whole numbers: it needs device = cpu")
     return {"int8": INT8, "int4": INT4}[wanted]
+
+
+def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, backend: str) -> torch.dtype:
+    """What the KV cache holds; int8 is refused where nobody computes it."""
+    if options.kv_dtype == "auto":
+        return dtype
+    if device != "cpu" or backend == "triton":
+        who = "the triton backend" if device == "cpu" else device
+        raise SettingError(f"kv_dtype is {options.kv_dtype}, but it is not computed on {who} yet: it needs device = cpu")
+    return torch.int8
+
+
+def check_guesses(options: EngineOptions, dtype: torch.dtype, backend: str) -> None:
+    """Refuse guesses where sums that depend on the number of rows are rounded more coarsely than to float32: SettingError."""
+    how = f"in {name_of(dtype)}" if options.kv_dtype == "auto" else f"with kv_dtype = {options.kv_dtype}"
+    if (dtype, options.kv_dtype) != (torch.float32, "auto"):
+        why = f"a guess could change an answer of the {backend} backend {how}"
+        raise SettingError(f"draft_tokens is set, but {why}: it needs float32, or the native backend")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As callers read it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:
@@ -184,8 +206,8 @@ def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -
     return asked and native.NativeBackend.supports(config, torch.bfloat16, device, options.block_size)
 
 
-def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:
-    """The cache takes what memory it is given, and the context length what the cache can hold."""
+def size_engine(config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:
+    """The cache takes what memory it is given, and the context length what it can hold, with keys and values `held` so."""
     asked = options.max_model_len
     if asked is not None and asked > config.max_positions:
         raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
@@ -200,10 +222,10 @@ def size_engine(config: ModelConfig, dtype: torch.dtype, device: str, options: E
         prefix_caching=options.prefix_caching and not any(group.has_state for group in config.memory_groups),
         draft_tokens=options.draft_tokens,
     )
-    groups = size_groups(config, wanted, dtype, memory, asked or 1)
+    groups = size_groups(config, wanted, held, memory, asked or 1)
     if not asked:
-        held = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
-        context = min([context, *held])
+        room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
+        context = min([context, *room])
     return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, groups=groups)
 
 

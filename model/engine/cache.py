@@ -28,16 +28,17 @@ def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:
 
 
 def size_groups(
-    model: ModelConfig, config: EngineConfig, dtype: torch.dtype, memory: int, least_tokens: int = 1
+    model: ModelConfig, config: EngineConfig, held: torch.dtype, memory: int, least_tokens: int = 1
 ) -> tuple[GroupSize, ...]:
     """The blocks of each group of layers that `memory` bytes hold: as many for each group, up to what requests can use of it.
 
-    So a short request finds as much room under a window as under full attention, and what windows leave is for long ones. One
-    request of `least_tokens` fits, where the memory suffices. `config` says how long requests may be, and how many run. A
-    window as long as they, or with too few blocks to give any back, keeps all tokens as full attention does.
+    Keys and values are `held` in that dtype. So a short request finds as much room under a window as under full attention, and
+    what windows leave is for long ones. One request of `least_tokens` fits, where the memory suffices. `config` says how long
+    requests may be, and how many run. A window as long as they, or with too few blocks to give any back, keeps all tokens as
+    full attention does.
     """
     groups, size = model.memory_groups, config.block_size
-    each = [model.block_bytes(group, size, dtype.itemsize) for group in groups]
+    each = [model.block_bytes(group, size, held.itemsize) for group in groups]
     most = [_most(group, config) for group in groups]
     wanted = [_least(group, config, least_tokens) for group in groups]
     possible = [_least(group, config, 1) for group in groups]

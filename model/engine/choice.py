@@ -11,8 +11,9 @@ from model.engine.adapters import Adapters
 from model.engine.graphs import CudaRecorder, DecodeGraphs
 from model.errors import SettingError
 from model.net.adapters import AdaptedDecoder, targets_of
-from model.net.backends import BACKENDS, AttentionBackend, BackendKind, KVCache
+from model.net.backends import BACKENDS, AttentionBackend, BackendKind
 from model.net.features import ALL, NATIVE, TRITON, features
+from model.net.kv_cache import KVCache
 from model.net.native.adapters import NativeAdapters
 from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.native.library import load as load_native

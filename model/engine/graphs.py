@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
+from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
+from model.net.kv_cache import KVCache
 from model.net.transformer import Decoder
 from model.params import SamplingParams
 from model.sampling import sample

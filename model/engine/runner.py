@@ -15,7 +15,8 @@ from model.engine.lookup import num_right
 from model.engine.plan import PromptScores, StepInput, StepResult
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from model.errors import DeviceFailed
-from model.net.backends import AttentionBackend, BatchLayout, KVCache, Paged, Row
+from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
+from model.net.kv_cache import KVCache
 from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
 from model.sampling import EXCLUDED, UNSCORED, logprobs, sample

@@ -229,4 +229,4 @@ class _Reader:
             count *= each
         if count == 0:
             raise self._wrong(f"tensor {name} has shape {list(shape)}: it is empty")
-        return count // block * size
+        return int(count // block * size)

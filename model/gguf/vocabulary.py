@@ -179,7 +179,7 @@ def _scored(vocabulary: Vocabulary) -> Tokenizer:
     word = vocabulary.words[0 if unknown is None else unknown]
     merges = _merges(vocabulary)
     raw = Tokenizer(models.BPE(vocabulary.ids, merges, unk_token=word, fuse_unk=True, byte_fallback=True))
-    spaces = [normalizers.Replace(" ", SPACE)]
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     spelled = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocabulary.flag("add_space_prefix", True):
         spaces, spelled = [normalizers.Prepend(SPACE), *spaces], [*spelled, decoders.Strip(" ", 1, 0)]

@@ -22,8 +22,8 @@ from torch import Tensor
 from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
 from model.net.features import ALL, features
-from model.net.mapped import large_pages
-from model.net.states import Recurrence, State, Turns, advance, allocate
+from model.net.kv_cache import KVCache
+from model.net.states import Recurrence, Turns, advance
 from model.transfer import integers, to_device
 
 LEAST_KEYS = 64
@@ -39,35 +39,6 @@ class Row:
     blocks: Sequence[int]
     start: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Keys and values of all layers, each a tensor [slots, K, D]. Layers of one group have as many slots."""
-
-    keys: list[Tensor]
-    """Of a layer with a state it is empty."""
-    values: list[Tensor]
-    block_size: int
-    group_of_layer: Sequence[int] = ()
-    """Which of the layout's groups each layer belongs to; empty: there is one."""
-    states: dict[int, State] = field(default_factory=dict)
-    """Of each layer that keeps a state in place of keys and values: tensors [slots, ...]."""
-
-    @classmethod
-    def allocate(
-        cls, config: ModelConfig, num_blocks: int | Sequence[int], block_size: int, dtype: torch.dtype, device: str
-    ) -> "KVCache":
-        """Room for `num_blocks` blocks, of each group or of all, beside the reserved one. All is taken now."""
-        groups, of_layer = config.memory_groups, config.group_of_layer
-        counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
-        slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
-        width = config.num_kv_heads * config.head_size
-        sizes = [slots[group] * width for group in (*of_layer, *of_layer)]
-        memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.empty(sum(sizes), dtype=dtype, device=device)
-        parts = [part.view(-1, config.num_kv_heads, config.head_size) for part in memory.zero_().split(sizes)]
-        states = allocate(config, counts[-1], device)
-        return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer, states)
 
 
 @dataclass(frozen=True)
@@ -266,14 +237,6 @@ class BackendKind(Protocol):
         ...
 
 
-def write(layer: int, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> tuple[Tensor, Tensor]:
-    """Put this step's keys and values into their slots; returns the layer's two caches."""
-    keys, values = cache.keys[layer], cache.values[layer]
-    keys.index_copy_(0, layout.slots_T, k_TKD)
-    values.index_copy_(0, layout.slots_T, v_TKD)
-    return keys, values
-
-
 @dataclass
 class ReferenceBackend:
     """The equation itself, request by request, in float32: slow, and right by inspection."""
@@ -296,7 +259,7 @@ class ReferenceBackend:
         layout: BatchLayout,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        keys, values = write(layer, k_TKD, v_TKD, cache, layout)
+        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
         variant = variant_of(self.variants, layer)
         outputs, begin = [], 0
         for index, row in enumerate(layout.rows):
@@ -305,7 +268,7 @@ class ReferenceBackend:
             slots_S = layout.slots_of(slice(index, index + 1), num_keys)[0, first:]
             mask_TS = causal_mask(layout.positions_T[begin : begin + row.count], num_keys, variant.window)[:, first:]
             q = q_THD[begin : begin + row.count].float()
-            outputs.append(attend(q, keys[slots_S].float(), values[slots_S].float(), mask_TS, variant, sinks_H))
+            outputs.append(attend(q, *cache.read(layer, slots_S, torch.float32), mask_TS, variant, sinks_H))
             begin += row.count
         return torch.cat(outputs).to(q_THD.dtype)
 
@@ -332,19 +295,17 @@ class TorchBackend:
         layout: BatchLayout,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        keys, values = write(layer, k_TKD, v_TKD, cache, layout)
+        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
         variant = variant_of(self.variants, layer)
         reads = layout.reads(variant.window)
         out_THD = torch.empty_like(q_THD)
         for rows_N, slots, mask in reads.single:
-            pages = (cached.index_select(0, slots).unflatten(0, (len(rows_N), -1)) for cached in (keys, values))
-            k, v = (page.transpose(1, 2) for page in pages)
+            pages = cache.read(layer, slots, q_THD.dtype)
+            k, v = (page.unflatten(0, (len(rows_N), -1)).transpose(1, 2) for page in pages)
             q = q_THD.index_select(0, rows_N)[:, None].transpose(1, 2)
             out_THD.index_copy_(0, rows_N, fused(q, k, v, mask, variant, sinks_H)[:, :, 0])
         for tokens, slots_S, mask_TS in reads.longer:
-            q, k, v = (
-                x.transpose(0, 1)[None] for x in (q_THD[tokens], keys.index_select(0, slots_S), values.index_select(0, slots_S))
-            )
+            q, k, v = (x.transpose(0, 1)[None] for x in (q_THD[tokens], *cache.read(layer, slots_S, q_THD.dtype)))
             out_THD[tokens] = fused(q, k, v, mask_TS, variant, sinks_H)[0].transpose(0, 1)
         return out_THD
 

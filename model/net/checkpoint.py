@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from model import generation_config
 from model.config import ModelConfig
-from model.errors import CheckpointError
+from model.errors import CheckpointError, SettingError
 from model.gguf.places import is_gguf
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.formats.codes import Codes, Form, Kind
 from model.net.formats.gguf import Gguf
 from model.net.formats.safetensors_files import Safetensors
+from model.net.formats.table import format_of
 from model.net.formats.weights import Weights
 from model.net.linear import Linear, reform
 from model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
@@ -49,6 +50,7 @@ def read_config(folder: Path) -> ModelConfig:
         if is_gguf(folder):
             raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
         raise
+    format_of(raw)
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
 
 
@@ -66,15 +68,19 @@ def load(
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
     With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any.
+    SettingError where the files have codes, and `quantize` asks for others.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
     with torch.device("meta"):
         net = Decoder(read_config(folder), context)
-        if quantize is not None:
-            quantise_matrices(net, quantize)
-    if keep_codes:
-        adopt_forms(net, folder)
+    forms = forms_of(net, folder)
+    if quantize is not None and forms:
+        raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
+    if quantize is not None:
+        quantise_matrices(net, quantize)
+    elif keep_codes:
+        adopt_forms(net, forms)
     fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
@@ -100,6 +106,7 @@ def fill(
                 _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
                 plain |= isinstance(tensor, Codes) and not isinstance(slot.module, QuantisedLinear)
                 first += tensor.numel() // slot.width
+                del tensor  # before the next is made
                 weights.release()
                 report(weights.read, weights.size)
         if tied:
@@ -115,30 +122,43 @@ def fill(
     net.mapped = mapped
 
 
-def adopt_forms(net: Decoder, folder: Path) -> None:
-    """Give each matrix of a decoder without numbers the form that keeps what the files have of it, where they have codes."""
+def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:
+    """What keeps each matrix that the files have in codes, by our names. Says in the log what of them is not carried out."""
     family, forms = family_of(read_json(folder, "config.json")), {}
     with open_weights(folder) as weights:
         family = weights.spelled(family)
         for slot in _slots(net):
             path = slot.ours.removesuffix(".weight")
-            parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot)]
+            parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot, weights)]
             coded = [form for form in parts if form is not None]
             if coded and len(coded) == len(parts) and not path.endswith(PLAIN):
                 forms[path] = reduce(Form.joined, coded)
-    embedding = forms.pop("embedding.tokens", None)
-    if embedding is not None:
-        net.embedding.tokens = quantised_embedding(net.config, embedding)
-        if net.config.tied_head:
-            forms["head"] = embedding
+        for note in weights.notes:
+            log.info("%s: %s", folder, note)
+    return forms
+
+
+def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
+    """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
+    embedding = forms.get("embedding.tokens")
     if rounded := sum(not form.exact for form in forms.values()):
         log.info("%d matrices are rounded once more, to int8: their type in the file is not kept in memory", rounded)
 
     def kept(path: str, linear: Linear) -> Linear:
-        form = forms.get(path)
+        form = embedding if path == "head" and net.config.tied_head else forms.get(path)
         return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
 
     reform(net, kept)
+    if embedding is not None:
+        net.embedding.tokens = quantised_embedding(net.config, embedding)
+
+
+def formed(folder: Path) -> Decoder:
+    """A decoder without numbers, whose matrices have the forms that keep what the files have. Raises CheckpointError."""
+    with torch.device("meta"):
+        net = Decoder(read_config(folder), context=0)
+    adopt_forms(net, forms_of(net, folder))
+    return net
 
 
 def inspect(folder: Path) -> ModelConfig:
@@ -150,7 +170,7 @@ def inspect(folder: Path) -> ModelConfig:
     with open_weights(folder) as weights:
         family = weights.spelled(family)
         for slot in _slots(net):
-            for name, shape in _their_shapes(net.config, family, slot):
+            for name, shape in _their_shapes(net.config, family, slot, weights):
                 weights.find(name, shape, family.optional_part)
         weights.check(family, tied=config.tied_head)
     return config
@@ -211,18 +231,22 @@ def _slots(net: Decoder) -> Iterator[_Slot]:
 
 
 def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) -> Iterator[Tensor | Codes]:
-    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows."""
-    for name, shape in _their_shapes(config, family, slot):
-        for tensor in weights.take(name, shape, family.optional_part):
-            if weights.problems:  # rows are missing before it
-                continue
-            if isinstance(tensor, Codes):
-                assert family.transposed is None, "codes lie in groups of columns"
-                yield tensor if family.adapt is None else tensor.each(partial(family.adapt, config, name))
-                continue
-            mine = tensor.mT if _is_transposed(family, slot) else tensor
-            mine = mine if family.adapt is None else family.adapt(config, name, mine)
-            yield mine if not _has_offset(family, slot) else mine.float() + (family.gain_offset or 0.0)
+    """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows.
+
+    None is held when the next is made.
+    """
+    for name, shape in _their_shapes(config, family, slot, weights):
+        pieces = weights.take(name, shape, family.optional_part)
+        yield from (_ours(config, family, slot, name, piece) for piece in pieces if not weights.problems)  # or rows are missing
+
+
+def _ours(config: ModelConfig, family: Family, slot: _Slot, name: str, piece: Tensor | Codes) -> Tensor | Codes:
+    """A piece with its rows first, in our order."""
+    if isinstance(piece, Codes):
+        return piece if family.adapt is None else piece.each(partial(family.adapt, config, name))
+    mine = piece.mT if _is_transposed(family, slot) else piece
+    mine = mine if family.adapt is None else family.adapt(config, name, mine)
+    return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
 
 def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, device: str, *, stays: bool) -> None:
@@ -247,11 +271,12 @@ def _has_offset(family: Family, slot: _Slot) -> bool:
     return family.gain_offset is not None and slot.ours.endswith("norm.weight")
 
 
-def _their_shapes(config: ModelConfig, family: Family, slot: _Slot) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
-        yield name, (*shape[:-2], *shape[:-3:-1]) if _is_transposed(family, slot) else shape
+        turned = _is_transposed(family, slot) and weights.form(name) is None  # codes have their rows first
+        yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 
 def _is_transposed(family: Family, slot: _Slot) -> bool:

@@ -146,11 +146,6 @@ def quantised_embedding(config: ModelConfig, form: Form) -> QuantisedLinear:
     return QuantisedEmbedding.form(table, form.kind, has_minima=form.has_minima)
 
 
-def kinds_in(net: Decoder) -> list[str]:
-    """The names of what codes mean in the matrices of a decoder; none where all are plain."""
-    return sorted({module.kind.name for module in net.modules() if isinstance(module, QuantisedLinear)})
-
-
 def _form_of(name: str, linear: Linear, kind: Kind) -> Linear:
     if name.endswith(PLAIN):
         return linear
@@ -163,3 +158,17 @@ def _unit(codes: Codes) -> Tensor:
     if codes.minima_OG is not None:
         largest_O = torch.maximum(largest_O, codes.minima_OG.abs().amax(-1))
     return torch.ldexp(torch.ones_like(largest_O), torch.frexp(largest_O).exponent - LARGEST)
+
+
+def names_of_kinds(net: Decoder) -> str:
+    """How the matrices of the blocks are kept, as `int4` or `int4+int8`; empty where all are plain."""
+    kinds = {module.kind.name for module in net.blocks.modules() if isinstance(module, QuantisedLinear)}
+    return "+".join(sorted(kinds))
+
+
+def count_bytes(net: Decoder, dtype: torch.dtype) -> int:
+    """What the weights of a decoder take whose plain numbers are of this dtype; codes take what they take."""
+    plain = sum(parameter.numel() for parameter in net.parameters()) * dtype.itemsize
+    forms = (module for module in net.modules() if isinstance(module, QuantisedLinear))
+    held = {None if net.config.tied_head and form is net.head else form for form in forms}
+    return plain + sum(part.nbytes for form in held if form is not None for part in form.buffers(recurse=False))

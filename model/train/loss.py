@@ -4,7 +4,7 @@ Shapes: T tokens · E model width · V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,8 +118,12 @@ def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:
     return total
 
 
+Hidden = Callable[[Decoder, Tensor], Tensor]
+"""(net, tokens [B, L]) -> hidden states [B * L, E]."""
+
+
 @torch.inference_mode()
-def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int) -> float:
+def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int, hidden: Hidden = hidden_states) -> float:
     """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes.
 
     Windows of `context` tokens overlap by half, and each token but the first is scored once, with at least half
@@ -129,7 +133,7 @@ def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int) ->
     while scored < len(tokens):
         start = max(0, min(scored - context // 2, len(tokens) - 1 - context))
         window = tokens[start : start + context + 1].long()
-        hidden_TE = hidden_states(net, window[None, :-1])[scored - 1 - start :]
+        hidden_TE = hidden(net, window[None, :-1])[scored - 1 - start :]
         targets_T = window[scored - start :]
         for chunk_TE, chunk_T in zip(hidden_TE.split(CHUNK), targets_T.split(CHUNK), strict=True):
             nats += F.cross_entropy(net.logits(chunk_TE).float(), chunk_T, reduction="sum").item()

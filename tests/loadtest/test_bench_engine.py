@@ -1,5 +1,6 @@
 """The contestants of the engine benchmark, their turns and their table; peers that compute nothing."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from loadtest.bench import all as everything
 from loadtest.bench import engine, start
 from loadtest.bench.contestant import TREE, Contestant, PeerError, installed, together
-from loadtest.bench.figures import Comparison
+from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES
 from tests.service.server import wait_for
@@ -139,10 +140,28 @@ def test_every_work_is_measured_in_turns():
 
 def test_the_table_has_the_share_of_the_roofline_and_every_peer():
     values = {"Attend": [80.0, 80.0], "one": [40.0, 40.0], "two": [160.0, 160.0]}
-    outcome = engine.Outcome("S", [Comparison("W1", "tokens/s", values)], {"W1": 200.0}, {})
+    outcome = engine.Outcome("S", "int8", [Comparison("W1", "tokens/s", values)], {"W1": 200.0}, {})
     (row,) = outcome.rows()
-    assert row == ["S", "W1", "80", "40% of 200", "40", "2.00 (2.00 to 2.00)", "160", "0.50 (0.50 to 0.50)"]
-    assert {figure.what: figure.median for figure in outcome.figures()}["S W1, share of the roofline"] == 0.4
+    peers = "one: 40, 2.00 (2.00 to 2.00); two: 160, 0.50 (0.50 to 0.50)"
+    assert row == ["S", "int8", "W1", "80", "40% of 200", peers]
+    assert {figure.what: figure.median for figure in outcome.figures()}["S int8 W1, share of the roofline"] == 0.4
+
+
+def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_of_the_same_turns():
+    turns = []
+
+    def contestant(name, seconds):
+        async def run():
+            turns.append(name)
+            await asyncio.sleep(seconds)
+            return float(turns.count(name))
+
+        return run
+
+    found = asyncio.run(take_turns({"a": contestant("a", 0.0), "b": contestant("b", 0.05)}, 9, seconds=0.4))
+    assert len(found["a"]) == 9 and 1 <= len(found["b"]) <= 3
+    assert Comparison("x", "s", found).ratio("b").values == (1.0,) * len(found["b"])
+    assert len(asyncio.run(take_turns({"c": contestant("c", 0.05)}, 9, seconds=0.01))["c"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,6 +169,8 @@ def test_the_table_has_the_share_of_the_roofline_and_every_peer():
     [
         ["--shape", "XL"],
         ["--peer", "no"],
+        ["--weights", "int5"],
+        ["--isa", "sse"],
         ["--python", "openvino"],
         ["--peer", "openvino", "--python", "openvino=/bin/false"],
     ],
@@ -167,7 +188,13 @@ def test_a_shape_is_measured_only_where_every_contestant_has_room():
 
 
 def test_the_shapes_have_the_parameters_that_they_are_named_after():
-    assert {name: round(engine.parameters(name) / 1e6, 1) for name in SHAPES} == {"S": 12.5, "M": 134.5, "1B": 1235.7}
+    assert {name: round(engine.parameters(name) / 1e6, 1) for name in SHAPES} == {
+        "S": 12.5,
+        "M": 134.5,
+        "L": 494.0,
+        "Q": 596.0,
+        "1B": 1235.7,
+    }
 
 
 PAGE = """# Numbers

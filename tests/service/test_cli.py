@@ -17,6 +17,7 @@ from service import cli, inspect_cli
 from service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
+from tests.model.net.formats.writing import GPTQ, gptq, is_matrix, pack_folder, plain_folder
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +272,7 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
         "float32": 256, "bfloat16": 128, "float16": 128
     }  # fmt: skip
     assert found["memory"]["bfloat16"]["kv_tokens_in_gib"] == 64 * 128, "64 requests of 128 tokens need less than a GiB"
+    assert found["kv_int8"]["kv_bytes_per_token"] == 2 * 2 * 2 * (8 + 2), "a scale of two bytes beside each head"
     assert found["memory"]["float32"]["weights_bytes"] == 4 * info.num_parameters
     assert found["tokenizer"]["size"] == VOCAB
     assert (found["chat_template"], found["supported"]) == (False, True)
@@ -279,9 +281,31 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
 def test_inspect_tells_a_person_the_same(attend, folder):
     status, out, err = attend("inspect", folder)
     assert (status, err) == (0, "")
-    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;",
+    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;", "80 bytes a token;",
                  "a cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
         assert told in out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(attend, tmp_path, tied):
+    """A byte and, for 32 of them, a scale of two, for what is packed; four for the row of each matrix; two for the rest."""
+    plain = write_letters(plain_folder(tmp_path / "plain", tie_word_embeddings=tied))
+    outside = ("model.embed_tokens.weight",) if tied else ("model.embed_tokens.weight", "lm_head.weight")
+    folder = pack_folder(
+        plain,
+        gptq(8, 128, zeros=False),
+        GPTQ | {"bits": 8, "group_size": 128},
+        lambda name, each: is_matrix(name, each) or name in outside,
+    )
+    found = json.loads(attend("inspect", folder, "--json")[1])
+    assert found["format"] == "GPTQ (gptq), 8 bits, a scale for 128 columns of a row"
+    assert found["parameters"] == json.loads(attend("inspect", plain, "--json")[1])["parameters"]
+    held = [each for name, each in load_file(plain / "model.safetensors").items() if is_matrix(name, each) or name in outside]
+    packed, rows = sum(each.numel() for each in held), sum(map(len, held))
+    rest = found["parameters"] - packed
+    assert found["memory"]["bfloat16"]["weights_bytes"] == packed + packed // 16 + 4 * rows + 2 * rest
+    out = attend("inspect", folder)[1]
+    assert "quantised       GPTQ (gptq), 8 bits, a scale for 128 columns of a row" in out and "I32" in out
 
 
 def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):

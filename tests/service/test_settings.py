@@ -21,6 +21,7 @@ BAD = {
     "max_queued_requests": ["-1"],
     "block_size": ["17"],
     "kv_cache_memory": ["0", "4GB"],
+    "kv_dtype": ["fp8"],
     "num_threads": ["-1"],
     "request_timeout_seconds": ["0", "nan", "inf", "-3", "soon"],
     "drain_seconds": ["-1", "nan", "inf"],

@@ -10,11 +10,15 @@ def start(folder, threads):
     """Facts, and (prompts, output tokens) -> tokens made."""
     from model.engine.build import EngineOptions, build_engine
     from model.engine.request import Request
+    from model.net.native import library
     from model.params import SamplingParams
 
-    form = {"dtype": "bfloat16", "quantize": os.environ.get("ATTEND_BENCH_WEIGHTS", "none")}
-    options = EngineOptions(**form, num_threads=threads, kv_cache_memory=2 << 30, prefix_caching=False)
+    form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
+    weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}
+    options = EngineOptions(**weights, num_threads=threads, kv_cache_memory=2 << 30, prefix_caching=False)
     engine = build_engine(Path(folder), options)
+    if isa:
+        library.load().attend_choose(library.VARIANTS.index(isa))
     engine.start()
     runner, greedy = asyncio.Runner(), SamplingParams(temperature=0)
 
@@ -26,5 +30,5 @@ def start(folder, threads):
         return made
 
     waits = os.environ.get("OMP_WAIT_POLICY")
-    facts = {"name": "Attend", "version": version("attend"), "backend": engine.info.backend, "dtype": engine.info.dtype}
-    return facts | {"omp_wait_policy": waits}, lambda prompts, output: runner.run(work(prompts, output))
+    facts = {"name": "Attend", "version": version("attend"), "backend": engine.info.backend, "weights": engine.info.weights}
+    return facts | {"omp_wait_policy": waits, "isa": isa}, lambda prompts, output: runner.run(work(prompts, output))

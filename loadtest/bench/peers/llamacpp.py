@@ -1,4 +1,4 @@
-"""llama.cpp through the functions of its C interface, in bfloat16; the checkpoint is converted to GGUF at the first use."""
+"""llama.cpp through its C interface; the checkpoint is converted to GGUF, of the type asked for, at the first use."""
 
 import ctypes
 import json
@@ -63,7 +63,10 @@ def convert(folder, target):
     out.add_feed_forward_length(config["intermediate_size"])
     out.add_head_count(heads)
     out.add_head_count_kv(kv_heads)
-    out.add_rope_dimension_count(hidden // heads)
+    head = config.get("head_dim") or hidden // heads
+    out.add_rope_dimension_count(head)
+    out.add_key_length(head)
+    out.add_value_length(head)
     out.add_rope_freq_base(10000.0)
     out.add_layer_norm_rms_eps(config["rms_norm_eps"])
     out.add_vocab_size(config["vocab_size"])
@@ -132,11 +135,30 @@ class Context:
         return made
 
 
+TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15}
+"""Numbers of llama_ftype."""
+
+
+def quantised(source, target, form, threads):
+    """Write the file in another type, by llama.cpp's own quantiser."""
+    import llama_cpp
+
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.nthread = TYPES[form], threads
+    assert llama_cpp.llama_model_quantize(source.encode(), f"{target}.part".encode(), ctypes.byref(options)) == 0
+    os.rename(target + ".part", target)
+
+
 def start(folder, threads):
     """Facts, and (prompts, output tokens) -> tokens made."""
     import llama_cpp
 
-    path = os.path.join(folder, "model-bf16.gguf")
-    if not os.path.isfile(path):
-        convert(folder, path)
-    return {"name": "llama.cpp", "version": llama_cpp.__version__, "dtype": "bfloat16"}, Context(path, threads).generate
+    form = os.environ.get("BENCH_FORM", "bf16")
+    path = plain = os.path.join(folder, "model-bf16.gguf")
+    if not os.path.isfile(plain):
+        convert(folder, plain)
+    if form != "bf16":
+        path = os.path.join(folder, f"model-{form}.gguf")
+        if not os.path.isfile(path):
+            quantised(plain, path, form, threads)
+    return {"name": f"llama.cpp {form}", "version": llama_cpp.__version__}, Context(path, threads).generate

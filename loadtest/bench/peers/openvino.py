@@ -1,14 +1,21 @@
-"""OpenVINO GenAI's continuous batching, in bfloat16; the checkpoint is exported beside itself at the first use."""
+"""OpenVINO GenAI's continuous batching; the checkpoint is exported beside itself at the first use, in the form asked for."""
 
 import os
 import subprocess
 import sys
 
+FORMATS = {
+    "bf16": ["--weight-format", "fp16"],
+    "int8": ["--weight-format", "int8"],
+    "int4": ["--weight-format", "int4", "--group-size", "32", "--ratio", "1.0"],
+}
+"""Those of optimum-cli; with bf16 the numbers between matrices are bfloat16."""
 
-def export(folder, target):
-    """Convert a checkpoint, with float16 weights; takes a minute. Raises CalledProcessError."""
+
+def export(folder, target, form):
+    """Convert a checkpoint; takes a minute or more. Raises CalledProcessError."""
     tool = os.path.join(os.path.dirname(sys.executable), "optimum-cli")
-    command = [tool, "export", "openvino", "-m", folder, "--task", "text-generation-with-past", "--weight-format", "fp16"]
+    command = [tool, "export", "openvino", "-m", folder, "--task", "text-generation-with-past", *FORMATS[form]]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     subprocess.run([*command, target + ".part"], env={**os.environ, **offline}, check=True)
     os.rename(target + ".part", target)
@@ -20,9 +27,10 @@ def start(folder, threads):
     import openvino
     import openvino_genai as genai
 
-    exported = os.path.join(folder, "openvino")
+    form = os.environ.get("BENCH_FORM", "bf16")
+    exported = os.path.join(folder, "openvino" if form == "bf16" else f"openvino-{form}")
     if not os.path.isdir(exported):
-        export(folder, exported)
+        export(folder, exported, form)
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_seqs = 2, 32  # GiB, and requests at once
     scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = 4096, True
@@ -37,4 +45,4 @@ def start(folder, threads):
         inputs = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in prompts]
         return sum(len(each.m_generation_ids[0]) for each in pipeline.generate(inputs, [config] * len(inputs)))
 
-    return {"name": "OpenVINO GenAI", "version": genai.__version__, "dtype": "bfloat16"}, generate
+    return {"name": f"OpenVINO {form}", "version": genai.__version__, "dtype": "bfloat16"}, generate

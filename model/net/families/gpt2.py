@@ -20,7 +20,6 @@ from model.net.families.reading import (
 
 def read(raw: Raw) -> ModelConfig:
     """Its keys have names of their own."""
-    refuse(raw, "quantization_config", None)
     refuse(raw, "scale_attn_weights", True)
     refuse(raw, "scale_attn_by_inverse_layer_idx", False)
     refuse(raw, "add_cross_attention", False)

@@ -1,6 +1,6 @@
 """gpt-oss: experts with a clamped SwiGLU, attention sinks, biases everywhere, and a window in every other layer.
 
-Its experts come in bfloat16, as [in, out], or in MXFP4, which is unpacked as it is read. Columns of gates and ups alternate.
+Its experts come in bfloat16, as [in, out], or in MXFP4, as [out, in]. Columns of gates and ups alternate.
 """
 
 import re
@@ -8,7 +8,6 @@ import re
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import CheckpointError
 from model.net.families import llama
 from model.net.families.positions import rope
 from model.net.families.reading import (
@@ -28,11 +27,8 @@ YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_po
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Of quantised forms it knows MXFP4, which only the experts have."""
-    method = raw.get("quantization_config") or {"quant_method": "mxfp4"}
-    if not isinstance(method, dict) or method.get("quant_method") != "mxfp4":
-        raise CheckpointError(f"config.json: quantization_config {method!r} is not supported; known: quant_method mxfp4")
-    raw = raw | {"quantization_config": None, "head_dim": raw.get("head_dim") or 64}
+    """Without a rope it has a YaRN of its own."""
+    raw = raw | {"head_dim": raw.get("head_dim") or 64}
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         raw = raw | {"rope_parameters": YARN}
     bias = flag(raw, "attention_bias", True)

@@ -55,7 +55,7 @@ def _text(raw: Raw) -> dict[str, Any]:
     text = raw.get("text_config", raw)
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json: text_config must be an object; got {text!r}")
-    outer = ("model_type", "tie_word_embeddings", "quantization_config")  # which hold for the text model as well
+    outer = ("model_type", "tie_word_embeddings")  # which hold for the text model as well
     text = text | {key: raw[key] for key in outer if raw.get(key) is not None}
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(text.get(key), dict):

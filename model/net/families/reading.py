@@ -127,7 +127,6 @@ def head_size(raw: Raw) -> int:
 
 def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation_key: str = "hidden_act") -> dict[str, Any]:
     """The fields of ModelConfig whose keys are the same in most families; keywords are what an absent key means."""
-    refuse(raw, "quantization_config", None)
     heads = size(raw, "num_attention_heads")
     default = "silu" if activation_key == "hidden_act" else "gelu_pytorch_tanh"
     return {

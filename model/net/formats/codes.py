@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     name: str
     bits: int
     values: tuple[int, ...] = ()
-    """Those of the 16 codes of 4 bits; none where a code is its own value, from -127 to 127."""
+    """Those of the 16 codes of 4 bits; none where a code is its own value, from -128 to 127."""
 
 
 INT8 = Kind("int8", 8)

@@ -1,28 +1,43 @@
-"""Tensors in safetensors files, plain or in MXFP4."""
+"""Tensors in safetensors files: plain, or in the format that config.json names."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.errors import CheckpointError
-from model.net import mxfp4
 from model.net.families.reading import Family
-from model.net.formats.codes import Codes
+from model.net.formats.codes import Codes, Form
+from model.net.formats.reading import Part
+from model.net.formats.table import format_of
 from model.net.formats.weights import Place, Weights
-from model.weights import INDEX, check_header, read_index, weight_files
+from model.weights import INDEX, check_header, read_index, read_json, weight_files
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-"""What weights may be stored in, under safetensors' names; an eight-bit float needs scales that are not read."""
+"""What plain weights may be stored in, under safetensors' names."""
+
+
+class _Asked(NamedTuple):
+    """A matrix in the folder's format that was found."""
+
+    name: str
+    shape: Sequence[int]
+    roles: list[str]
+    """Of the tensors that hold it."""
 
 
 class Safetensors(Weights):
     """The safetensors files of a folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.format = format_of(read_json(folder, "config.json"))
+        if self.format is not None:
+            self.title, self.notes = self.format.title, self.format.notes
+        self._asked: dict[str, _Asked] = {}
+        self._optional = ""
         super().__init__(folder, weight_files(folder))
         self._opened = {path.name: _open(path) for path in self.files}
         for file, handle in self._opened.items():
@@ -44,6 +59,7 @@ class Safetensors(Weights):
 
     def spelled(self, family: Family) -> Family:
         """The family with the fused tensors that are there."""
+        self._optional = family.optional_part
         fused = {}
         for ours, (theirs, *_) in family.fused.items():
             start, end = theirs.split("{}")
@@ -53,18 +69,49 @@ class Safetensors(Weights):
         return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
 
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
-        """(name, file) of what holds a tensor of this shape, itself or its MXFP4 parts; None after noting what is wrong."""
-        parts = {name: shape}
-        if name not in self.where and f"{name}_blocks" in self.where:
-            parts = mxfp4.parts(name, shape)
-        stored = STORED if name in parts else mxfp4.STORED
-        places = [self._find(part, size, optional, stored) for part, size in parts.items()]
+        """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""
+        held = self._held(name, optional)
+        if held is None or self.format is None or len(shape) < 2:
+            place = self._find(Part(self._there(name, optional), tuple(STORED), (tuple(shape),)))
+            return None if place is None else [place]
+        try:
+            parts = self.format.parts(held, shape, self._stored)
+        except ValueError as error:
+            self.problems.append(f"{self.where.get(held, self.path.name)}: tensor {held}: {error}")
+            return None
+        parts = {role: part for role, part in parts.items() if not part.optional or part.name in self.where}
+        places = [self._find(part) for part in parts.values()]
         found = [place for place in places if place is not None]
-        return found if len(found) == len(places) else None
+        if len(found) < len(places):
+            return None
+        self._asked[found[0][0]] = _Asked(held, shape, list(parts))
+        return found
 
-    def _find(self, name: str, shape: tuple[int, ...], optional: str, dtypes: Collection[str]) -> Place | None:
+    def form(self, name: str) -> Form | None:
+        """What keeps a matrix in the folder's format."""
+        held = self._held(name, self._optional)
+        if held is None or self.format is None:
+            return None
+        return self.format.form(held, lambda part: self._mapped(part) if part in self.where else None)
+
+    def _there(self, name: str, optional: str) -> str:
+        """The name with or without its optional part."""
         short = name.replace(optional, "", 1)
-        name = name if name in self.where or short not in self.where else short
+        return name if name in self.where or short not in self.where else short
+
+    def _held(self, name: str, optional: str) -> str | None:
+        """The name under which the folder's format holds a matrix."""
+        if self.format is None:
+            return None
+        names = dict.fromkeys((name, name.replace(optional, "", 1)))
+        return next((each for each in names if self.format.holds(each, self._stored)), None)
+
+    def _stored(self, name: str) -> str | None:
+        file = self.where.get(name)
+        return None if file is None else str(self._opened[file].get_slice(name).get_dtype())
+
+    def _find(self, part: Part) -> Place | None:
+        name = part.name
         if name not in self.where:
             self.problems.append(f"tensor {name} is missing")
             return None
@@ -72,11 +119,12 @@ class Safetensors(Weights):
         file = self.where[name]
         tensor = self._opened[file].get_slice(name)
         found, stored = tensor.get_shape(), tensor.get_dtype()
-        if stored not in dtypes:
-            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(dtypes)}")
+        if stored not in part.stored:
+            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(part.stored)}")
             return None
-        if found != list(shape):
-            self.problems.append(f"{file}: tensor {name} has shape {found}, expected {list(shape)}")
+        if tuple(found) not in part.shapes:
+            expected = " or ".join(str(list(shape)) for shape in part.shapes)
+            self.problems.append(f"{file}: tensor {name} has shape {found}, expected {expected}")
             return None
         return name, file
 
@@ -85,8 +133,18 @@ class Safetensors(Weights):
         return tensor
 
     def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes]:
-        """The tensor itself, or the experts of one in MXFP4, one after the other."""
-        return iter(held) if len(held) == 1 else _unpacked(*held)
+        """The tensor itself, or what its format makes of its parts."""
+        asked = self._asked.get(name)
+        if asked is None or self.format is None:
+            yield from held
+            return
+        try:
+            yield from self.format.read(asked.name, asked.shape, dict(zip(asked.roles, held, strict=True)))
+        except ValueError as error:
+            self.problems.append(f"{self.where[name]}: tensor {name}: {error}")
+
+    def _is_spare(self, name: str) -> bool:
+        return self.format is not None and self.format.is_spare(name, lambda: self._mapped(name))
 
 
 def _open(path: Path) -> Any:
@@ -98,9 +156,3 @@ def _open(path: Path) -> Any:
         return safe_open(str(path), framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def _unpacked(blocks: Tensor, scales: Tensor) -> Iterator[Tensor]:
-    """Experts [1, in, out]: all of them at once would take their room twice."""
-    for expert in range(len(blocks)):
-        yield mxfp4.unpack(blocks[expert : expert + 1], scales[expert : expert + 1]).mT

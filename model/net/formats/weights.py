@@ -38,6 +38,11 @@ class Weights:
         """Bytes of the tensors that were taken."""
         self._taken: list[Tensor] = []
 
+    title: str | None = None
+    """How the files are quantised, for people."""
+    notes: tuple[str, ...] = ()
+    """What of that is not carried out, or carried out in another way: for the log."""
+
     def __enter__(self) -> "Weights":
         return self
 
@@ -62,6 +67,10 @@ class Weights:
     def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
         """The tensors that hold one of this name and shape; None after noting what is wrong. `optional`: see `Family`."""
         raise NotImplementedError
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether a tensor that nobody asked for may be passed over."""
+        return False
 
     def _mapped(self, name: str) -> Tensor:
         """A tensor in the mapped file, as it is stored."""
@@ -114,7 +123,7 @@ class Weights:
         left_out = tuple(family.left_out)
         for name, file in self.where.items():
             ignored = family.ignored.search(name) or name.startswith(left_out) or (tied and name in heads)
-            if name not in self.used and not ignored:
+            if name not in self.used and not ignored and not self._is_spare(name):
                 self.problems.append(f"{file}: tensor {name} is unexpected")
         if self.problems:
             more = len(self.problems) - SHOWN

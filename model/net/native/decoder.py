@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from model.config import AttentionVariant, ModelConfig
-from model.net.backends import BatchLayout, KVCache, Paged
+from model.net.backends import BatchLayout, Paged
 from model.net.delta import GatedDelta
 from model.net.experts import Mixture
 from model.net.features import NATIVE, features
+from model.net.kv_cache import KVCache
 from model.net.linear import Linear
 from model.net.mapped import release
 from model.net.native.library import load, variant
@@ -46,7 +47,10 @@ def native() -> ctypes.CDLL:
 
 
 class NativeBackend:
-    """Keys lie in the cache as [block][K][B][D], values as [block][K][B / 2][D][2]: as the matrix units read them."""
+    """Keys lie in the cache as [block][K][B][D], values as [block][K][B / 2][D][2]: as the matrix units read them.
+
+    In 8 bits both lie as [block][K], and there the codes [B][D], then the scales [B][G].
+    """
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
@@ -77,7 +81,7 @@ class NativeBackend:
         qkv = torch.cat([part.flatten(1) for part in (q_THD, k_TKD, v_TKD)], dim=1)
         out_THD = torch.empty_like(q_THD)
         sizes = (len(qkv), q_THD.shape[1], k_TKD.shape[1], q_THD.shape[2])
-        caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size)
+        caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size, cache.in_8_bits)
         rows, held = _rows(layout)
         numbers = _numbers(self._variants[layer : layer + 1], q_THD.shape[2])
         sinks = None if sinks_H is None else sinks_H.float().contiguous()
@@ -142,7 +146,7 @@ class NativeDecoder:
         assert layout.states_R is not None or not attention.cache.states, "nobody said where the states lie"
         places = None if layout.states_R is None else layout.states_R.data_ptr()
         buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr())
-        caches = (keys, values, attention.cache.block_size, groups)
+        caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
         _check(self._library.attend_step(self._net, *tokens, *caches, starts, counts, num_rows, tables, width, *buffers))
         del held
         return hidden_TE

@@ -16,8 +16,9 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from model.config import AttentionVariant, ModelConfig
-from model.net.backends import BatchLayout, KVCache, variant_of, write
+from model.net.backends import BatchLayout, variant_of
 from model.net.features import TRITON, features
+from model.net.kv_cache import KVCache
 from model.net.triton import kernels
 from model.transfer import integers
 
@@ -254,7 +255,7 @@ class TritonBackend:
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        write(layer, k_TKD, v_TKD, cache, layout)
+        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
         return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout, sinks_H: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from model.engine.build import (
     build_engine,
     choose_device,
     choose_dtype,
+    choose_kv_dtype,
     decodes_natively,
     fingerprint,
     processor,
@@ -397,6 +398,36 @@ def test_only_the_native_decoder_which_copies_them_gets_matrices_in_the_mapped_f
     monkeypatch.setattr(model.engine.build, "load", watched)
     build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)).close()
     assert [net.mapped for net in seen] == [mapped]
+
+
+def test_a_cache_in_8_bits_holds_nearly_twice_the_tokens_of_bfloat16(tmp_path):
+    """34 bytes in place of 64 for 32 numbers. It has a fingerprint of its own."""
+    save(tiny_decoder(tiny_config(head_size=32, max_positions=1 << 16)), tmp_path, torch.bfloat16)
+    infos = []
+    for kv_dtype in ("auto", "int8"):
+        options = replace(OPTIONS, dtype="bfloat16", backend="torch", kv_cache_memory=1 << 20, kv_dtype=kv_dtype)
+        engine = build_engine(tmp_path, options)
+        assert engine._engine.runner.cache.in_8_bits == (kv_dtype == "int8")
+        infos.append(engine.info)
+    plain, small = infos
+    assert small.num_blocks + 1 == (plain.num_blocks + 1) * 64 // 34
+    assert small.fingerprint != plain.fingerprint
+
+
+def test_a_cache_in_8_bits_is_refused_where_nobody_computes_it():
+    options = replace(OPTIONS, kv_dtype="int8")
+    assert choose_kv_dtype(options, torch.float32, "cpu", "reference") == torch.int8
+    for device, backend, who in (("cuda", "torch", "cuda"), ("cpu", "triton", "the triton backend")):
+        with pytest.raises(
+            SettingError, match=f"^kv_dtype is int8, but it is not computed on {who} yet: it needs device = cpu"
+        ):
+            choose_kv_dtype(options, torch.float32, device, backend)
+        assert choose_kv_dtype(OPTIONS, torch.bfloat16, device, backend) == torch.bfloat16
+
+
+def test_guessing_is_refused_where_8_bits_would_make_a_rounding_larger(folder):
+    with pytest.raises(SettingError, match=r"^draft_tokens is set, but .* of the torch backend with kv_dtype = int8: it needs"):
+        build_engine(folder, replace(OPTIONS, backend="torch", kv_dtype="int8", draft_tokens=4))
 
 
 def test_an_engine_that_is_warm_knows_what_a_token_may_take(folder):

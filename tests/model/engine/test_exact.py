@@ -17,8 +17,14 @@ from tests.model.engine.machines import answers
 
 needs_library = pytest.mark.skipif(load() is None, reason="the native decoder is not built here: python -m model.net.native")
 CONFIG = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=128, qk_norm="head")
-BLOCK = CONFIG.kv_bytes_per_token(2) * 32
-WAYS = [{}, {"max_batch_tokens": 13}, {"max_batch_requests": 2}, {"kv_cache_memory": 6 * BLOCK}, {"prefix_caching": False}]
+WAYS = [
+    {},
+    {"max_batch_tokens": 13},
+    {"max_batch_requests": 2},
+    {"kv_cache_memory": 6},
+    {"prefix_caching": False},
+    {"draft_tokens": 8},
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +35,10 @@ def folder(tmp_path_factory):
 
 
 def build(folder, **changes):
-    options = {"dtype": "bfloat16", "kv_cache_memory": 65 * BLOCK, "max_model_len": 120, "deterministic": True}
-    return build_engine(folder, EngineOptions(**options | changes))
+    """With memory for 65 blocks, or so many."""
+    options = {"dtype": "bfloat16", "kv_cache_memory": 65, "max_model_len": 120, "deterministic": True} | changes
+    options["kv_cache_memory"] *= 32 * CONFIG.kv_bytes_per_token(1 if options.get("kv_dtype") == "int8" else 2)
+    return build_engine(folder, EngineOptions(**options))
 
 
 def crowd():
@@ -43,13 +51,14 @@ def crowd():
 
 
 @needs_library
-def test_tokens_are_the_same_alone_in_a_crowd_in_chunks_and_after_preemption(folder):
-    engine, alone = build(folder, prefix_caching=False)._engine, {}
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_tokens_are_the_same_alone_in_a_crowd_in_chunks_and_after_preemption(folder, kv_dtype):
+    engine, alone = build(folder, prefix_caching=False, kv_dtype=kv_dtype)._engine, {}
     for request in crowd():
         alone |= answers(engine, [request])  # each has ended before the next comes
     assert len({tuple(tokens) for tokens, _ in alone.values()}) > 10, "the answers hardly differ: the test says little"
     for way in WAYS:
-        engine = build(folder, **way)._engine
+        engine = build(folder, **way, kv_dtype=kv_dtype)._engine
         assert answers(engine, crowd()) == alone, way
         assert ("kv_cache_memory" in way) == (engine.scheduler.num_preemptions > 0)
 

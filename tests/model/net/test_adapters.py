@@ -35,7 +35,7 @@ KINDS = {
 
 @torch.inference_mode()
 def logits(folder: Path, adapter: Path | None = None) -> Tensor:
-    net = load(folder, torch.float32, "cpu")
+    net = load(folder, torch.float32, "cpu", keep_codes=True)
     if adapter is not None:
         decoder, read = AdaptedDecoder(net), targets_of(folder).read(adapter)
         decoder.use([Group(read, range(len(TOKENS)))], len(TOKENS))

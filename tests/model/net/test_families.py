@@ -175,7 +175,7 @@ REFUSED = {
     },
     "rope_theta above 1": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 0.5}},
     "(hidden_act|activation).*mish": {"hidden_act": "mish"},
-    "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
+    "quantization_config": {"quantization_config": {"quant_method": "hqq"}},
     "partial_rotary_factor": {"partial_rotary_factor": 0.5},
     "original_max_position_embeddings": {
         "rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

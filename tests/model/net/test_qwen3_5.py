@@ -84,7 +84,7 @@ REFUSED = {
     "full_attention_interval": {"layer_types": None, "full_attention_interval": 0},
     "attn_output_gate": {"attn_output_gate": False},
     "output_gate_type": {"output_gate_type": "sigmoid"},
-    "quantization_config": {"quantization_config": {"quant_method": "fp8"}},
+    "quantization_config": {"quantization_config": {"quant_method": "hqq"}},
     "rope_type 'mrope'": {"rope_parameters": {"rope_type": "mrope"}},
 }
 

@@ -8,9 +8,9 @@ import torch
 
 from model.net.checkpoint import save
 from model.train import card, corpus
-from model.train.evaluate import bzip2_bits_per_byte, count_bytes, measure, xz_bits_per_byte
+from model.train.evaluate import bzip2_bits_per_byte, count_bytes, measure, through_8_bits, xz_bits_per_byte
 from model.train.headers import Header, Verdict
-from model.train.loss import bits_per_byte
+from model.train.loss import bits_per_byte, hidden_states
 from tests.model.checkpoints import byte_level_tokenizer, tiny_config, tiny_decoder, write_tokenizer
 
 
@@ -54,3 +54,6 @@ def test_a_checkpoint_is_measured_on_every_held_out_file(tmp_path):
     assert len(texts) > 1
     expected = bits_per_byte(net, tokens, len("".join(texts)), net.config.max_positions)
     assert measure(folder, root) == pytest.approx(expected, rel=1e-6)
+    plain, coarse = (measure(folder, root, 40, hidden) for hidden in (hidden_states, through_8_bits))
+    assert plain == pytest.approx(bits_per_byte(net, tokens, len("".join(texts)), 40), rel=1e-6)
+    assert 0 < abs(coarse - plain) < 0.01 * plain, "8 bits cost something, and little"

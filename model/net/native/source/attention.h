@@ -88,6 +88,15 @@ INLINE Past past_of(const Tile& t, const Cache& cache, i64 K, i64 from) {
     return {cache.keys + place, cache.values + place, std::min<i64>(KEYS, t.end - from)};
 }
 
+struct CodedPast {  // the same in a cache of 8 bits
+    Codes keys, values;
+};
+
+INLINE CodedPast coded_past_of(const Tile& t, const Cache& cache, i64 K, i64 from) {
+    i64 B = cache.block_size, piece = t.blocks[from / B] * K + t.head;
+    return {codes_of(cache.keys, B, piece, from % B, t.D), codes_of(cache.values, B, piece, from % B, t.D)};
+}
+
 // --- a step's tokens: `rows` requests, each with tokens start .. start + count - 1
 
 struct Step {

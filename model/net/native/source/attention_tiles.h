@@ -240,10 +240,10 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
             store(output(t, j) + i, narrow(load<floats>(sums + j * t.D + i) * (1.0f / totals[j * LANES])));
 }
 
-// `later` is what comes after this tile, or null: its first keys and values are asked for already. Heads that are no whole tiles are left to
-// the vector units.
+// `later` is what comes after this tile, or null: its first keys and values are asked for already. Heads that are no whole tiles, and caches
+// in 8 bits, are left to the vector units.
 OF(AMX) static void attend_tile_amx(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
-    if (t.D % 32) return attend_tile<floats>(t, cache, K);
+    if (t.D % 32 || cache.in_8_bits) return attend_tile<floats>(t, later, cache, K);
     switch (t.lanes) {
         case 1: return attend_lanes<1>(t, later, cache, K);
         case 2: return attend_lanes<2>(t, later, cache, K);

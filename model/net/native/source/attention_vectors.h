@@ -1,7 +1,7 @@
 // Attention with the vectors of a target: a vector holds columns of a head, and in the softmax keys.
 //
 // Lanes take turns, a few at a time, at keys and values that have become float32. A score is a sum for each place in a vector, and then the
-// sum of those: its bits depend on nobody else.
+// sum of those: its bits depend on nobody else. A code times its scale is exact in float32, so where that is done does not matter.
 #pragma once
 #include "attention.h"
 
@@ -42,35 +42,126 @@ INLINE float highest_of(Vector x) {
 
 struct Room {  // of a tile; rows of a head's columns are P apart
     alignas(64) float q[LANES * MAX_HEAD], sums[LANES * MAX_HEAD], keys[KEYS * MAX_HEAD], values[KEYS * MAX_HEAD];
+    alignas(64) float scales[2][KEYS * MAX_HEAD / GROUP];  // of keys and values in 8 bits
     alignas(64) float scores[LANES * KEYS], highest[LANES], factor[LANES];
     alignas(64) float totals[LANES * LANES];  // of the weights, by their keys' places in a vector
 };
 
-// Keys and values in float32. Whole groups of keys: of those that nobody knows the scores are not used.
-INLINE void widen_past(const Past& past, i64 D, i64 P, Room& room) {
-    for (i64 n = 0; n < ceiling(past.known, SOME) * SOME; n++)
-        for (i64 i = 0; i < D; i += LANES) store(room.keys + n * P + i, get(past.keys + n * D + i, D - i));
-    for (i64 n = 0; n < past.known; n += 2)
-        for (i64 i = 0; i < D; i += LANES) {
-            const bf16* from = past.values + n * D + 2 * i;
-            floats pairs = {};
-            if (D - i >= LANES) pairs = load<floats>(from);
-            else memcpy(&pairs, from, (D - i) * 4);
-            store(room.values + n * P + i, first_of(pairs)), store(room.values + (n + 1) * P + i, second_of(pairs));
-        }
+// The next codes as float32.
+INLINE void widen(const int8_t* from, eights& to) {
+    Lanes<8>::ints x;  // GCC 12 converts them one by one
+    __asm__("vpmovsxbd %1, %0" : "=x"(x) : "m"(*(const int8_t(*)[8])from));
+    to = __builtin_convertvector(x, eights);
+}
+INLINE void widen(const int8_t* from, floats& to) {
+    ints x;
+    __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const int8_t(*)[16])from));
+    to = __builtin_convertvector(x, floats);
+}
+INLINE void widen(const int8_t* from, fours& to) {
+    for (int j = 0; j < 4; j++) to[j] = from[j];
+}
+
+#define EACH __attribute__((always_inline))
+
+// Rows of keys or values: as float32 in the room, or as they lie in a cache. Columns from i + more on, where i is a multiple of GROUP, or of
+// all columns of SOME vectors, and more is less.
+template <class Vector>
+struct Wide {
+    const float* rows;
+    i64 P;
+    EACH Vector at(i64 n, i64 i, i64 more) const { return load<Vector>(rows + n * P + i + more); }
+};
+
+template <class Vector>
+struct Keys {
+    const bf16* rows;
+    i64 D;
+    EACH Vector at(i64 n, i64 i, i64 more) const { return numbers<Vector>(rows + n * D + i + more, LANES); }
+    EACH float one(i64 n, i64 i) const { return wide(rows[n * D + i]); }
+};
+
+template <class Vector>
+struct Values {  // two keys' side by side
+    const bf16* rows;
+    i64 D;
+    EACH Vector at(i64 n, i64 i, i64 more) const {
+        Vector pairs = load<Vector>(rows + n / 2 * 2 * D + 2 * (i + more));
+        return n % 2 ? second_of(pairs) : first_of(pairs);
+    }
+    EACH float one(i64 n, i64 i) const { return wide(rows[n / 2 * 2 * D + 2 * i + n % 2]); }
+};
+
+template <class Vector>
+struct Coded {
+    const int8_t* codes;
+    const float* scales;
+    i64 D, G;
+    EACH Vector at(i64 n, i64 i, i64 more) const {
+        Vector x;
+        widen(codes + n * D + i + more, x);
+        return x * scales[n * G + i / GROUP + more / GROUP];
+    }
+    EACH float one(i64 n, i64 i) const { return codes[n * D + i] * scales[n * G + i / GROUP]; }
+};
+
+// Those of KEYS tokens; their scales become float32.
+template <class Vector>
+INLINE Coded<Vector> coded(const Codes& from, i64 D, float* scales) {
+    i64 G = ceiling(D, GROUP);
+    for (i64 i = 0; i < KEYS * G; i += LANES) store(scales + i, numbers<floats>(from.scales + i, LANES));
+    return {from.codes, scales, D, G};
+}
+
+// What does not lie in whole vectors, or is read by many lanes, becomes float32 once.
+template <class Vector, class Rows>
+INLINE Wide<Vector> widened(const Rows& rows, i64 known, i64 D, i64 P, float* to) {
+    const i64 WIDTH = sizeof(Vector) / 4;
+    auto row = [&](i64 n) EACH {
+        i64 i = 0;
+        for (; i + WIDTH <= D; i += WIDTH) store(to + n * P + i, rows.at(n, i / GROUP * GROUP, i % GROUP));
+        for (; i < D; i++) to[n * P + i] = rows.one(n, i);
+    };
+    for (i64 n = 0; n < known; n += 2) row(n), row(n + 1);
+    return {to, P};
+}
+
+// The next keys and values, which come from far away: some of them are asked for at a time, while others are worked on.
+struct Coming {
+    const char *keys, *values;
+    i64 bytes, at = 0;  // of the keys, and as many of the values
+    EACH void ask() {
+        for (i64 end = std::min(at + ceiling(bytes, KEYS / SOME), bytes); at < end; at += 64)
+            __builtin_prefetch(keys + at), __builtin_prefetch(values + at);
+    }
+};
+
+// What comes after the step at `from`: in this tile, or in the one that comes later.
+INLINE Coming coming_after(const Tile& t, const Tile* later, const Cache& cache, i64 K, i64 from) {
+    i64 next = from + KEYS;
+    if (next >= t.end) {
+        if (!later) return {nullptr, nullptr, 0};
+        return coming_after(*later, nullptr, cache, K, later->begin - KEYS);
+    }
+    if (!cache.in_8_bits) {
+        Past past = past_of(t, cache, K, next);
+        return {(const char*)past.keys, (const char*)past.values, KEYS * t.D * 2};
+    }
+    CodedPast past = coded_past_of(t, cache, K, next);  // in blocks of KEYS the scales follow
+    return {(const char*)past.keys.codes, (const char*)past.values.codes, KEYS * (t.D + 2 * ceiling(t.D, GROUP))};
 }
 
 // Products of COUNT lanes' queries, from `lane` on, with the keys.
-template <class Vector, int COUNT>
-INLINE void score_lanes(Room& room, i64 lane, i64 known, i64 P) {
+template <class Vector, int COUNT, class Rows>
+INLINE void score_lanes(Room& room, const Rows& keys, i64 lane, i64 known, i64 P, Coming& coming) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* q = room.q + lane * P;
     for (i64 n = 0; n < known; n += SOME) {
+        coming.ask();
         Vector sums[COUNT][SOME] = {};
-        const float* keys = room.keys + n * P;
         for (i64 i = 0; i < P; i += WIDTH)
             for (int key = 0; key < SOME; key++) {
-                Vector k = load<Vector>(keys + key * P + i);
+                Vector k = keys.at(n + key, i / GROUP * GROUP, i % GROUP);
                 for (int j = 0; j < COUNT; j++) sums[j][key] = add_product(sums[j][key], k, load<Vector>(q + j * P + i));
             }
         for (int j = 0; j < COUNT; j++) store(room.scores + (lane + j) * KEYS + n, sums_of(sums[j]));
@@ -78,19 +169,22 @@ INLINE void score_lanes(Room& room, i64 lane, i64 known, i64 P) {
 }
 
 // Adds COUNT lanes' weighted values to their sums, which become smaller by `factor` before.
-template <class Vector, int COUNT>
-INLINE void sum_lanes(Room& room, i64 lane, i64 known, i64 P) {
+template <class Vector, int COUNT, class Rows>
+INLINE void sum_lanes(Room& room, const Rows& values, i64 lane, i64 known, i64 P) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* weights = room.scores + lane * KEYS;
     for (i64 i = 0; i < P; i += SOME * WIDTH) {
         Vector sums[COUNT][SOME];
         for (int j = 0; j < COUNT; j++)
             for (int v = 0; v < SOME; v++) sums[j][v] = load<Vector>(room.sums + (lane + j) * P + i + v * WIDTH) * room.factor[lane + j];
-        for (i64 n = 0; n < known; n++)
+        auto add = [&](i64 n) EACH {
             for (int v = 0; v < SOME; v++) {
-                Vector value = load<Vector>(room.values + n * P + i + v * WIDTH);
+                Vector value = values.at(n, i, v * WIDTH);
                 for (int j = 0; j < COUNT; j++) sums[j][v] = add_product(sums[j][v], value, weights[j * KEYS + n] - Vector{});
             }
+        };
+        for (i64 n = 0; n + 1 < known; n += 2) add(n), add(n + 1);
+        if (known % 2) add(known - 1);
         for (int j = 0; j < COUNT; j++)
             for (int v = 0; v < SOME; v++) store(room.sums + (lane + j) * P + i + v * WIDTH, sums[j][v]);
     }
@@ -130,12 +224,39 @@ INLINE void weigh(const Tile& t, i64 from, Room& room) {
 // How many of the lanes that are left come next.
 INLINE i64 next_lanes(i64 left) { return left == AT_ONCE + 1 ? 2 : std::min<i64>(left, AT_ONCE); }
 
+static const i64 FEW_LANES = 2 * AT_ONCE;  // which read a cache as it lies
+
+// All lanes, with up to KEYS keys and their values.
+template <class Vector, class SomeKeys, class SomeValues>
+INLINE void attend_rows(const Tile& t, i64 from, i64 known, i64 P, Room& room, Coming& coming, const SomeKeys& keys, const SomeValues& values) {
+    for (i64 j = 0, count; j < t.lanes; j += count) {
+        count = next_lanes(t.lanes - j);
+        if (count == 1) score_lanes<Vector, 1>(room, keys, j, known, P, coming);
+        else if (count == 2) score_lanes<Vector, 2>(room, keys, j, known, P, coming);
+        else score_lanes<Vector, AT_ONCE>(room, keys, j, known, P, coming);
+    }
+    weigh<Vector>(t, from, room);
+    for (i64 j = 0, count; j < t.lanes; j += count) {
+        count = next_lanes(t.lanes - j);
+        if (count == 1) sum_lanes<Vector, 1>(room, values, j, known, P);
+        else if (count == 2) sum_lanes<Vector, 2>(room, values, j, known, P);
+        else sum_lanes<Vector, AT_ONCE>(room, values, j, known, P);
+    }
+}
+
+template <class Vector, class SomeKeys, class SomeValues>
+INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, Coming& coming, const SomeKeys& keys, const SomeValues& values) {
+    if (t.lanes <= FEW_LANES && P == t.D) return attend_rows<Vector>(t, from, known, P, room, coming, keys, values);
+    Wide<Vector> wide_keys = widened<Vector>(keys, known, t.D, P, room.keys);
+    attend_rows<Vector>(t, from, known, P, room, coming, wide_keys, widened<Vector>(values, known, t.D, P, room.values));
+}
+
 template <class Vector>
-INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
+INLINE void attend_tile(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
     Room room;
     const i64 UNIT = SOME * sizeof(Vector) / 4, P = ceiling(t.D, UNIT) * UNIT;
     memset(room.sums, 0, t.lanes * P * 4);
-    memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
+    if (P != t.D) memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
     memset(room.scores, 0, sizeof room.scores), memset(room.totals, 0, sizeof room.totals);
     for (i64 j = 0; j < t.lanes; j++) {
         for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(query(t, j) + i, t.D - i) : floats{});
@@ -143,20 +264,15 @@ INLINE void attend_tile(const Tile& t, const Cache& cache, i64 K) {
     }
     store(room.highest, first_score(t));
     for (i64 from = t.begin; from < t.end; from += KEYS) {
-        Past past = past_of(t, cache, K, from);
-        widen_past(past, t.D, P, room);
-        for (i64 j = 0, count; j < t.lanes; j += count) {
-            count = next_lanes(t.lanes - j);
-            if (count == 1) score_lanes<Vector, 1>(room, j, past.known, P);
-            else if (count == 2) score_lanes<Vector, 2>(room, j, past.known, P);
-            else score_lanes<Vector, AT_ONCE>(room, j, past.known, P);
-        }
-        weigh<Vector>(t, from, room);
-        for (i64 j = 0, count; j < t.lanes; j += count) {
-            count = next_lanes(t.lanes - j);
-            if (count == 1) sum_lanes<Vector, 1>(room, j, past.known, P);
-            else if (count == 2) sum_lanes<Vector, 2>(room, j, past.known, P);
-            else sum_lanes<Vector, AT_ONCE>(room, j, past.known, P);
+        i64 known = std::min<i64>(KEYS, t.end - from);
+        Coming coming = coming_after(t, later, cache, K, from);
+        if (cache.in_8_bits) {
+            CodedPast past = coded_past_of(t, cache, K, from);
+            Coded<Vector> keys = coded<Vector>(past.keys, t.D, room.scales[0]), values = coded<Vector>(past.values, t.D, room.scales[1]);
+            attend_keys<Vector>(t, from, known, P, room, coming, keys, values);
+        } else {
+            Past past = past_of(t, cache, K, from);
+            attend_keys<Vector>(t, from, known, P, room, coming, Keys<Vector>{past.keys, t.D}, Values<Vector>{past.values, t.D});
         }
     }
     for (i64 j = 0; j < t.lanes; j++) {

@@ -59,8 +59,8 @@ struct Kernels {
     TARGET static void raise_##NAME(const Additions& more, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) { \
         raise_rows<VECTOR>(more, block, pitch, first, rows, panel, panels);                                                      \
     }                                                                                                                            \
-    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile*, const Cache& cache, i64 K) {              \
-        attend_tile<VECTOR>(t, cache, K);                                                                                        \
+    TARGET __attribute__((unused)) static void tile_##NAME(const Tile& t, const Tile* later, const Cache& cache, i64 K) {        \
+        attend_tile<VECTOR>(t, later, cache, K);                                                                                 \
     }                                                                                                                            \
     TARGET static void sum_##NAME(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls,            \
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
@@ -569,7 +569,7 @@ int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try
     return 1;
 }
 
-// The same of a matrix in whole numbers, see Codes.
+// The same of a matrix in whole numbers, see CodedRows.
 int attend_pack_codes(Net* net, i64 number, i64 bits, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const float* units,
                       const int8_t* table, const bf16* bias) try {
     const Slot& slot = net->slots[number];
@@ -626,12 +626,12 @@ int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try
 
 void attend_free(Net* net) { delete net; }
 
-// One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches. Layers belong to groups:
+// One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches, bfloat16 or in 8 bits. Layers belong to groups:
 // slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
 // see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result.
 // Not for two threads at once. 1 where the memory does not suffice, else 0.
 int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
-                 i64 block_size, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
+                 i64 block_size, int in_8_bits, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
                  float* const* states, const i64* places, bf16* residual, bf16* hidden) try {
     make_room(*net, T);
     Rows all = {work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K)), {}};
@@ -650,7 +650,7 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
             const Layer& layer = net->layers[n];
             Input in = {tokens, positions, slots[groups[n]], T};
             Step step = {starts, counts, blocks[groups[n]], rows, width};
-            Memory memory = {{keys[n], values[n], block_size}, states[2 * n], states[2 * n + 1]};
+            Memory memory = {{keys[n], values[n], block_size, in_8_bits != 0}, states[2 * n], states[2 * n + 1]};
             layer_of(team, kernels, *net, layer, last, memory, in, step, all, residual);
             last = &layer.of_mlp;
         }
@@ -685,10 +685,10 @@ void attend_draw(const float* scores, i64 R, i64 V, const float* temperatures, c
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D]. Sinks [H] or null.
-void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, const i64* starts,
+void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, int in_8_bits, const i64* starts,
                   const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant, const float* sinks) {
     Step step = {starts, counts, blocks, rows, width};
-    Attention a = {{H, K, D}, {keys, values, block_size}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D};
+    Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
     Input in = {nullptr, slots, slots, T};
     compute(2, [&](Team::Member& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });

@@ -60,10 +60,10 @@ struct Matrix {
     bool counted = false;      // those are -8 .. 7, in their order
 };
 
-static const i64 GROUP = 32;  // columns that have a scale in common
+
 
 // A matrix in whole numbers as it comes: rows of codes, and of the scales of their groups.
-struct Codes {
+struct CodedRows {
     i64 bits;
     const uint8_t* codes;             // [N][K * bits / 8], with 4 bits the even column in the low half of a byte
     const uint16_t *scales, *minima;  // float16 [N][K / 32]; minima: null where all are zero
@@ -162,7 +162,7 @@ INLINE void pack_codes(const uint8_t* from, i64 bits, uint8_t* to) {
     }
 }
 
-static Matrix pack(Arena& arena, const Codes& from, i64 N, i64 columns, bool gated) {
+static Matrix pack(Arena& arena, const CodedRows& from, i64 N, i64 columns, bool gated) {
     Matrix m;
     m.N = N, m.K = ceiling(columns, GROUP) * GROUP, m.bits = from.bits;
     m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;

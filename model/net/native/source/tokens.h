@@ -3,7 +3,8 @@
 // Shapes: T tokens, E model width, H query heads, K key/value heads, D head size, B tokens in a block,
 // R columns of a head that are rotated, the first ones, P positions.
 // Caches: keys [block][K][B][D], values [block][K][B / 2][D][2], two tokens side by side: both as the matrix units of AMX read them,
-// and a token's few lines are near each other.
+// and a token's few lines are near each other. In 8 bits both are [block][K] pieces, each with the codes [B][D] of its tokens and then
+// the scales of their groups, bfloat16 [B][G]: see kv_cache.py. So a head's part of a block is whole cache lines there, too.
 #pragma once
 #include "numbers.h"
 
@@ -173,7 +174,22 @@ struct Heads {
 struct Cache {  // of one layer
     bf16 *keys, *values;
     i64 block_size;
+    bool in_8_bits = false;
 };
+
+static const i64 GROUP = 32;  // numbers that share a scale, in 8 bits or 4: of a head, or columns of a matrix
+
+struct Codes {  // of a head's tokens from some token of a block on: a number is its code times the scale of its group
+    int8_t* codes;  // [tokens][D]
+    bf16* scales;   // [tokens][G]
+};
+
+// Those of token `at` of a block and of those behind it. `held` are the keys or the values of a cache in 8 bits.
+INLINE Codes codes_of(const bf16* held, i64 block_size, i64 block_and_head, i64 at, i64 D) {
+    i64 G = ceiling(D, GROUP);
+    int8_t* piece = (int8_t*)held + block_and_head * block_size * (D + 2 * G);
+    return {piece + at * D, (bf16*)(piece + block_size * D) + at * G};
+}
 
 struct Turns {  // of queries and keys
     Norm q, k;
@@ -208,8 +224,56 @@ INLINE void write_two_values(const bf16* first, const bf16* second, bf16* block,
     for (bf16* to = block + at * D; i < D; i++) to[2 * i] = first[i], to[2 * i + 1] = second[i];
 }
 
+// The scale of a group whose largest magnitude has these bits: rounded up, NaN where a number is not finite.
+INLINE bf16 scale_of(uint32_t largest) {
+    if (largest >= 0x7f800000) return 0x7fc0;
+    float scale;
+    memcpy(&scale, &largest, 4);
+    scale /= 127;
+    memcpy(&largest, &scale, 4);
+    return (largest + 0xffff) >> 16;
+}
+
+// A head of one token, as `encode` of kv_cache.py. Only its own bytes are written: their neighbours may be in another thread's hands.
+INLINE void encode_head(const bf16* x, const Codes& to, i64 D) {
+    for (i64 g = 0; g * GROUP < D; g++) {
+        i64 count = std::min(GROUP, D - g * GROUP);
+        alignas(64) float group[GROUP] = {};
+        for (i64 i = 0; i < count; i += LANES) store(group + i, get(x + g * GROUP + i, count - i));
+        uint32_t largest = 0;
+        for (i64 i = 0; i < GROUP; i += LANES) {
+            words magnitudes = (words)magnitude(load<floats>(group + i));
+            for (int j = 0; j < LANES; j++) largest = std::max<uint32_t>(largest, magnitudes[j]);
+        }
+        float scale = wide(to.scales[g] = scale_of(largest));
+        int8_t codes[GROUP];
+        for (i64 i = 0; i < GROUP; i += LANES) {
+            words places = (words)(load<floats>(group + i) / scale + 12582912.0f);  // 1.5 * 2^23: the low bits are the nearest whole number
+            store(codes + i, __builtin_convertvector(places, Numbers<int8_t>));
+        }
+        if (largest == 0) memset(codes, 0, sizeof codes);
+        memcpy(to.codes + g * GROUP, codes, count);
+    }
+}
+
+// `write_tokens` for a cache in 8 bits. Keys become bfloat16 before, as they do in other caches.
+INLINE void encode_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
+    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
+    for (i64 t = 0; t < T; t++) {
+        bf16 *q = qkv + t * heads.width(), *k = q + heads.keys(), *v = k + K * D;
+        turn_heads(q, H, q, D, turns.q, turns, positions[t], D);
+        turn_heads(k, K, k, D, turns.k, turns, positions[t], D);
+        for (i64 head = 0; head < K; head++) {
+            i64 piece = slots[t] / B * K + head;
+            encode_head(k + head * D, codes_of(cache.keys, B, piece, slots[t] % B, D), D);
+            encode_head(v + head * D, codes_of(cache.values, B, piece, slots[t] % B, D), D);
+        }
+    }
+}
+
 // T tokens of a step: turns their queries where they are, and writes their keys and values to the cache.
 INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
+    if (cache.in_8_bits) return encode_tokens(qkv, heads, cache, turns, positions, slots, T);
     i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;

@@ -13,7 +13,7 @@ from model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config
 from tests.model.engine.machines import answers, ask, run
 from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine, repeating
-from tests.model.net.laws.ways import Way, each_way
+from tests.model.net.laws.ways import Way, each_way, leaves
 
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "max_positions": 256}
 MODELS = {
@@ -85,7 +85,7 @@ def poison(machine: Engine) -> None:
         pool = machine.scheduler.tables.groups[group].pool
         lost = torch.tensor([0, *(block for block in pool._free if block not in pool._keys)], device=cache.keys[0].device)
         for part in (cache.keys[layer], cache.values[layer]):
-            part.view(-1, size, *part.shape[1:]).index_fill_(0, lost, torch.nan)
+            part.view(-1, size, *part.shape[1:]).index_fill_(0, lost, leaves(part, torch.nan))
 
 
 @each_coming
@@ -95,7 +95,7 @@ def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
     machine = window_engine(way, config, **COMINGS[coming])
     found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}
     assert_near(way, config, crowd(), found)
-    if way.dtype == torch.float32:
+    if way.fine:
         assert {name: tokens for name, (tokens, _) in kept(way, config).items()} == {
             name: tokens for name, (tokens, _) in found.items()
         }
@@ -109,7 +109,7 @@ def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
 @each_model
 @each_way
 def test_guessing_changes_no_token_under_a_window(way, config):
-    if way.dtype != torch.float32 and not way.exact:
+    if not way.fine and not way.exact:
         pytest.skip("draft_tokens is refused here")
     machine = window_engine(way, config, draft_tokens=15)
     assert answers(engine(way, config), repeating()) == answers(machine, repeating())

@@ -4,7 +4,9 @@ A law is written once and holds for each way. A new way is one line of `WAYS`. W
 decided for a server, in `choose_backend`, and `promised` says what may not be refused.
 """
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +18,8 @@ from model.config import AttentionVariant, ModelConfig
 from model.engine.choice import choose_backend
 from model.errors import SettingError
 from model.net.attention import attention_weights, causal_mask
-from model.net.backends import AttentionBackend, BatchLayout, KVCache, Row
+from model.net.backends import AttentionBackend, BatchLayout, Row
+from model.net.kv_cache import KVCache, decode, encode
 from model.net.native.library import load as load_native
 from tests.model.checkpoints import tiny_config
 
@@ -32,9 +35,24 @@ class Way:
     device: str = "cpu"
     exact: bool = False
     """Whether a token has the same bits however it comes: alone, in a batch, in any chunk."""
+    held: torch.dtype | None = None
+    """What the cache holds; None: the dtype."""
 
     def __str__(self) -> str:
-        return f"{self.backend}-{str(self.dtype).removeprefix('torch.')}-{self.device}"
+        held = "" if self.held is None else f"-{str(self.held).removeprefix('torch.')}"
+        return f"{self.backend}-{str(self.dtype).removeprefix('torch.')}{held}-{self.device}"
+
+    @property
+    def fine(self) -> bool:
+        """Whether no rounding is coarser than that of float32, so that a draw is the same however a token comes."""
+        return self.dtype == torch.float32 and self.held is None
+
+    def cache(self, config: ModelConfig, num_blocks: int | Sequence[int], block_size: int, left: float = torch.nan) -> KVCache:
+        """A cache in which every number reads as `left`, or as one that is as far from all others."""
+        cache = KVCache.allocate(config, num_blocks, block_size, self.held or self.dtype, self.device)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.fill_(leaves(tensor, left))
+        return cache
 
     def make(self, config: ModelConfig, block_size: int) -> AttentionBackend | None:
         """What a server would run; None where it is refused, which must be in a sentence that names it."""
@@ -46,8 +64,16 @@ class Way:
         return None
 
 
+def leaves(tensor: Tensor, left: float) -> float:
+    """What fills a tensor of a cache so that its numbers read as `left`: bytes of -1 make scales of NaN, of 127 large ones."""
+    if tensor.dtype != torch.int8:
+        return left
+    return -1 if math.isnan(left) else min(left, 127)
+
+
 WAYS = [Way(backend, dtype) for backend in ("reference", "torch") for dtype in DTYPES]
-WAYS += [Way("native", torch.bfloat16, exact=True)]
+WAYS += [Way(backend, torch.float32, held=torch.int8) for backend in ("reference", "torch")]
+WAYS += [Way("native", torch.bfloat16, exact=True, held=held) for held in (None, torch.int8)]
 if os.environ.get("TRITON_INTERPRET") == "1":  # slow; tests/model/net/triton has a faster suite of its own
     WAYS += [Way("triton", dtype, exact=True) for dtype in DTYPES]
 if torch.cuda.is_available():
@@ -169,6 +195,15 @@ def texts_of(
 
 
 @lru_cache(maxsize=64)
+def held_by(way: Way, text: Text) -> Text:
+    """The text with the keys and values that the cache gives back: the equation is computed for these."""
+    if way.held is None:
+        return text
+    rounded = way.dtype if way.backend == "torch" else torch.float32
+    return Text(text.q, *(decode(encode(part)).to(rounded) for part in (text.k, text.v)))
+
+
+@lru_cache(maxsize=64)
 def oracle(text: Text, variant: AttentionVariant, last: int | None = None) -> tuple[Tensor, Tensor]:
     """The equation in float64 for the text's last tokens, and how far from it a way may be, both [T, H, D].
 
@@ -205,10 +240,7 @@ def cache_of(way: Way, shape: Shape, steps: Steps, left: float) -> KVCache:
     """With room for the blocks of the steps; every slot holds `left`."""
     num_blocks = max(block for step in steps for turn in step for block in turn.blocks)
     config = config_of(shape, AttentionVariant())
-    cache = KVCache.allocate(config, num_blocks, shape.block_size, way.dtype, way.device)
-    for tensor in (*cache.keys, *cache.values):
-        tensor.fill_(left)
-    return cache
+    return way.cache(config, num_blocks, shape.block_size, left)
 
 
 def compute_step(way: Way, backend: AttentionBackend, cache: KVCache, texts: list[Text], step: list[Turn]) -> list[Tensor]:

@@ -50,7 +50,7 @@ def dirty_cache(config, num_blocks: int, block_size: int, dtype: torch.dtype) ->
     """NaN wherever a request could have left something."""
     cache = KVCache.allocate(config, num_blocks, block_size, dtype, "cpu")
     for tensor in (*cache.keys, *cache.values, *(part for state in cache.states.values() for part in state)):
-        tensor.fill_(torch.nan)
+        tensor.fill_(-1 if tensor.dtype == torch.int8 else torch.nan)  # in 8 bits scales are NaN then
     return cache
 
 
@@ -77,11 +77,13 @@ def run(net, backend, chunk: int, block_size: int, dtype: torch.dtype, texts=Non
     return torch.cat([part for parts in found for part in parts])
 
 
-def run_native(net, chunk: int, block_size: int, lengths=LENGTHS, *, first: int = 0, texts=None) -> torch.Tensor:
+def run_native(
+    net, chunk: int, block_size: int, lengths=LENGTHS, *, first: int = 0, texts=None, held: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """The same by the native decoder; the text of `lengths[0]` is number `first`."""
     texts = [random_text(length, at) for at, length in enumerate(lengths, first)] if texts is None else texts
     backend = NativeBackend(net.config.attention_variants)
-    return run(NativeDecoder(net), backend, chunk, block_size, torch.bfloat16, [torch.as_tensor(text) for text in texts])
+    return run(NativeDecoder(net), backend, chunk, block_size, held, [torch.as_tensor(text) for text in texts])
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

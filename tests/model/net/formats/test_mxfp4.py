@@ -11,11 +11,15 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from model.errors import CheckpointError
-from model.net import mxfp4
-from model.net.checkpoint import inspect, load, read_config
+from model.net.checkpoint import formed, inspect, load
+from model.net.formats.codes import MXFP4
+from model.net.formats.mxfp4 import codes_of
+from model.net.linear import Linear
+from model.net.quantised import QuantisedExperts
 from model.net.transformer import Decoder
 from model.train.loss import hidden_states
 from tests.model.checkpoints import edit_config, edit_tensors, their_logits, their_model
+from tests.model.net.test_linear import filling
 
 SHAPE = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "sliding_window": 7, "pad_token_id": 0}
@@ -26,9 +30,9 @@ NAMES = [f"model.layers.{layer}.mlp.experts.{part}_proj" for layer in range(2) f
 
 def test_every_byte_and_every_exponent_is_the_number_of_the_standard():
     """All 256 bytes beside all exponents, against the bits read one by one: sign, two of exponent, one of mantissa."""
-    blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16)
-    scales = torch.arange(255, dtype=torch.uint8).view(1, 255, 1).expand(1, 255, 16)
-    found = mxfp4.unpack(blocks, scales)
+    bytes_ = torch.arange(256, dtype=torch.uint8).view(1, 256).expand(255, 256)
+    exponents = torch.arange(255, dtype=torch.uint8).view(255, 1).expand(255, 16)
+    found = codes_of(bytes_, exponents).dense()
 
     def number(code: int) -> float:
         size = (code & 1) / 2 if code & 6 == 0 else (1 + (code & 1) / 2) * 2.0 ** ((code >> 1 & 3) - 1)
@@ -36,15 +40,16 @@ def test_every_byte_and_every_exponent_is_the_number_of_the_standard():
 
     plain = [value for byte in range(256) for value in (number(byte & 15), number(byte >> 4))]
     expected = torch.tensor(plain, dtype=torch.float64) * 2.0 ** (torch.arange(255, dtype=torch.float64)[:, None] - 127)
-    # 4 and 6 times the largest power leave bfloat16, as they leave float32
-    assert torch.equal(found[0].double(), expected.float().bfloat16().double())
-    within = expected.abs() < torch.finfo(torch.bfloat16).max
-    assert within.float().mean() > 0.99 and torch.equal(found[0].double()[within], expected[within])
+    # 4 and 6 times the largest power leave float32
+    assert torch.equal(found.double(), expected.float().double())
+    within = expected.abs() < torch.finfo(torch.float32).max
+    assert within.float().mean() > 0.99 and torch.equal(found.double()[within], expected[within])
 
 
 def test_an_exponent_of_255_is_no_number():
-    blocks = torch.full((1, 1, 1, 16), 0x22, dtype=torch.uint8)
-    assert mxfp4.unpack(blocks, torch.tensor([[[255]]], dtype=torch.uint8)).isnan().all()
+    assert (
+        codes_of(torch.full((1, 16), 0x22, dtype=torch.uint8), torch.tensor([[255]], dtype=torch.uint8)).scales_OG.isnan().all()
+    )
 
 
 def packed() -> dict[str, Tensor]:
@@ -89,21 +94,28 @@ def logits(net: Decoder) -> Tensor:
 
 
 def test_a_packed_folder_is_the_plain_one_to_the_bit(folder, plain):
-    found, expected = load(folder, torch.float32, "cpu"), load(plain, torch.float32, "cpu")
+    found, expected = (load(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
     assert found.config == expected.config == inspect(folder)
-    for name, parameter in expected.named_parameters():
-        assert torch.equal(parameter, found.get_parameter(name)), name
+    experts = [matrix for block in found.blocks for matrix in (block.mlp.experts.gate_up, block.mlp.experts.down)]
+    assert all(isinstance(matrix, QuantisedExperts) and matrix.kind == MXFP4 and not matrix.has_minima for matrix in experts)
+    for name, module in expected.named_modules():
+        if isinstance(module, Linear):
+            assert torch.equal(module.weight, found.get_submodule(name).dense()), name
     theirs = their_logits(their_model(plain), TOKENS)
     assert (logits(found) - theirs).abs().max() <= 2e-4 * theirs.abs().max()
 
 
-def test_a_packed_folder_is_loaded_in_the_dtype_asked_for(folder):
-    """And bfloat16 holds the experts exactly."""
-    small, large = load(folder, torch.bfloat16, "cpu"), load(folder, torch.float32, "cpu")
-    assert {torch.bfloat16} == {parameter.dtype for parameter in small.parameters()}
-    for name, parameter in small.named_parameters():
-        if ".experts." in name and name.endswith("weight"):
-            assert torch.equal(parameter.float(), large.get_parameter(name))
+def test_experts_that_are_not_kept_as_codes_are_the_same_numbers(folder, plain):
+    found, expected = load(folder, torch.bfloat16, "cpu"), load(plain, torch.bfloat16, "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
+
+
+def test_experts_are_filled_one_by_one(folder, plain):
+    """What is owned beside the decoder is less than one expert in float32, however many there are."""
+    net = formed(folder)
+    owned, beside = filling(net, folder)
+    assert owned < 0.7 * filling(formed(plain), plain)[0]
+    assert beside < 4 * 64 * 64, beside
 
 
 BLOCKS, SCALES = f"{NAMES[0]}_blocks", f"{NAMES[0]}_scales"
@@ -124,9 +136,3 @@ def test_a_damaged_packed_folder_is_named(folder, changes, named):
     edit_tensors(folder, **{key.replace(".", "__"): value for key, value in changes.items()})
     with pytest.raises(CheckpointError, match=named):
         load(folder, torch.float32, "cpu")
-
-
-def test_another_quantised_form_is_refused_by_name(folder):
-    edit_config(folder, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(CheckpointError, match=r"config\.json: quantization_config .*fp8.* is not supported; known: .*mxfp4"):
-        read_config(folder)

@@ -1,0 +1,90 @@
+"""AWQ as AutoAWQ writes it (version gemm): w = (q - z) s with q and z from 0 to 15.
+
+A matrix [out, in] is kept as qweight [in, out / 8], qzeros [groups, out / 8] and scales [groups, out]. A word of 32 bits has
+eight neighbours of one column, not in their order.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from model.net.formats.codes import INT4, Codes, Form
+from model.net.formats.reading import (
+    SCALES,
+    WORDS,
+    Find,
+    Part,
+    Settings,
+    Stored,
+    Tensors,
+    as_bytes,
+    as_values,
+    bits_of,
+    count_groups,
+    count_words,
+    flat,
+    group_of,
+    grouped,
+    has_minima,
+    in_groups,
+    is_packed,
+    module_of,
+    refused,
+)
+
+BITS = 4
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The neighbours that a word holds, from its lowest bits on."""
+
+
+class Awq:
+    """All matrices that have a qweight."""
+
+    notes = ()
+
+    def __init__(self, settings: Settings) -> None:
+        bits_of(settings, "bits", "w_bit", known=(BITS,))
+        self.group = group_of(settings, "group_size", "q_group_size")
+        self.title = f"AWQ, {in_groups(BITS, self.group)}"
+        layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
+        if layout != "gemm" or settings.get("backend") == "llm-awq":
+            layout = "llm-awq" if settings.get("backend") == "llm-awq" else layout
+            raise refused(f"AWQ in the layout {layout!r} is not supported; known: 'gemm'. Take a checkpoint of AutoAWQ's in it")
+
+    def holds(self, name: str, stored: Stored) -> bool:
+        """Whether there is a qweight, or something else of it where there is no plain matrix."""
+        return is_packed(name, stored)
+
+    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+        """The three tensors."""
+        module, (rows, columns) = module_of(name), flat(shape)
+        groups, words = count_groups(columns, self.group), count_words(rows, BITS)
+        return {
+            "qweight": Part(f"{module}.qweight", WORDS, ((columns, words),)),
+            "qzeros": Part(f"{module}.qzeros", WORDS, ((groups, words),)),
+            "scales": Part(f"{module}.scales", SCALES, ((groups, rows),)),
+        }
+
+    def form(self, name: str, tensor: Find) -> Form:
+        """Codes of 4 bits; with minima where a zero is not 8."""
+        return Form(INT4, has_minima(tensor(f"{module_of(name)}.qzeros"), lambda zeros: as_values(_rows(zeros), BITS)))
+
+    def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
+        """The whole at once."""
+        zeros_OG = as_values(_rows(tensors["qzeros"]), BITS)
+        yield grouped(INT4, _rows(tensors["qweight"]), tensors["scales"].T, zeros_OG)
+
+    def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
+        """None is."""
+        return False
+
+
+def _rows(words_IW: Tensor) -> Tensor:
+    """Words [in, out / 8] to numbers [out, in]."""
+    bytes_WIN = as_bytes(words_IW.T).unflatten(-1, (-1, 4))
+    rows_WNI = torch.empty(words_IW.shape[1], len(ORDER), len(words_IW), dtype=torch.uint8)
+    for place, neighbour in enumerate(ORDER):
+        byte_WI = bytes_WIN[..., place // 2]
+        rows_WNI[:, neighbour] = byte_WI >> 4 if place % 2 else byte_WI & 15
+    return rows_WNI.flatten(0, 1)

@@ -1,0 +1,100 @@
+"""The keys and values of all tokens in all layers, as numbers or in 8 bits.
+
+In 8 bits the numbers of a head lie in groups of 32, the last of which may be shorter: signed codes, and one scale for each
+group, x = code * scale. A few columns of keys are far larger than the others in some models: they cost no more than the
+precision of their own group. Scales are bfloat16, rounded up, so that no number lies beyond the largest code: they have the
+range of float32, and take a coarser step than it by less than 1 %. A group with a number that is not finite has the scale
+NaN: it reads as NaN, so that its request ends, as it does where numbers are kept as they are.
+
+Shapes: T tokens · S slots · K key/value heads · D head size · G groups of a head · W bytes of a head, its D codes and then
+its G scales.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.config import KV_GROUP, ModelConfig
+from model.net.mapped import large_pages
+from model.net.states import State, allocate
+
+LARGEST = 127
+"""Codes are -127 to 127."""
+_FRACTION = (1 << 16) - 1
+"""The bits of float32 that bfloat16 does not have."""
+_NAN = 0x7FC0
+"""As bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of all layers, each a tensor [slots, K, D], or int8 [slots, K, W].
+
+    Layers of one group have as many slots.
+    """
+
+    keys: list[Tensor]
+    """Of a layer with a state it is empty."""
+    values: list[Tensor]
+    block_size: int
+    group_of_layer: Sequence[int] = ()
+    """Which of the layout's groups each layer belongs to; empty: there is one."""
+    states: dict[int, State] = field(default_factory=dict)
+    """Of each layer that keeps a state in place of keys and values: tensors [slots, ...]."""
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_blocks: int | Sequence[int], block_size: int, dtype: torch.dtype, device: str
+    ) -> "KVCache":
+        """Room for `num_blocks` blocks, of each group or of all, beside the reserved one. All is taken now.
+
+        With the dtype int8 it is in 8 bits.
+        """
+        groups, of_layer = config.memory_groups, config.group_of_layer
+        counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
+        slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
+        width = config.head_bytes(dtype.itemsize) // dtype.itemsize
+        sizes = [slots[group] * config.num_kv_heads * width for group in (*of_layer, *of_layer)]
+        memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.empty(sum(sizes), dtype=dtype, device=device)
+        parts = [part.view(-1, config.num_kv_heads, width) for part in memory.zero_().split(sizes)]
+        states = allocate(config, counts[-1], device)
+        return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer, states)
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether it holds codes and scales."""
+        return self.keys[0].dtype == torch.int8
+
+    def write(self, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
+        """Put keys and values into their slots."""
+        for held, new_TKD in ((self.keys[layer], k_TKD), (self.values[layer], v_TKD)):
+            held.index_copy_(0, slots_T, encode(new_TKD) if self.in_8_bits else new_TKD)
+
+    def read(self, layer: int, slots_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The keys and values [S, K, D] of some slots."""
+        found = (held.index_select(0, slots_S) for held in (self.keys[layer], self.values[layer]))
+        keys_SKD, values_SKD = ((decode(part) if self.in_8_bits else part).to(dtype) for part in found)
+        return keys_SKD, values_SKD
+
+
+def encode(x_TKD: Tensor) -> Tensor:
+    """Codes and scales, int8 [T, K, W]."""
+    size = x_TKD.shape[-1]
+    x_TKGN = F.pad(x_TKD.float(), (0, -size % KV_GROUP)).unflatten(-1, (-1, KV_GROUP))
+    highest_TKG = x_TKGN.abs().amax(-1)  # NaN where there is one
+    upwards_TKG = ((highest_TKG / LARGEST).view(torch.int32) + _FRACTION) >> 16
+    scales_TKG = upwards_TKG.where(highest_TKG.isfinite(), _NAN).to(torch.int16).view(torch.bfloat16)
+    codes = (x_TKGN / scales_TKG.float()[..., None]).round().nan_to_num(0).clamp(-LARGEST, LARGEST)  # 0 / 0 is 0 here
+    codes_TKD = codes.flatten(-2)[..., :size].to(torch.int8)
+    return torch.cat((codes_TKD, scales_TKG.view(torch.int8)), dim=-1)
+
+
+def decode(held_SKW: Tensor) -> Tensor:
+    """The numbers [S, K, D] of codes and scales: float32 holds them exactly."""
+    width = held_SKW.shape[-1]
+    size = width - 2 * -(-width // (KV_GROUP + 2))
+    scales_SKG = held_SKW[..., size:].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+    return held_SKW[..., :size] * scales_SKG.repeat_interleave(KV_GROUP, dim=-1)[..., :size]
