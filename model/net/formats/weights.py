@@ -92,7 +92,7 @@ class Weights:
             if not _is_finite(numbers):
                 self.problems.append(f"{file}: tensor {stored} holds NaN or infinity")
                 return
-            self._taken = held  # anew for each piece: the next one brings pages back
+            self._taken = list(held)  # anew for each piece: the next one brings pages back
             yield numbers
 
     def owns(self, tensor: Tensor) -> bool:
