@@ -108,27 +108,25 @@ class _Reader:
         if version not in (2, 3):
             why = "a big-endian file" if version & 0xFFFF == 0 else f"version {version} of the format"
             raise self._wrong(f"{why} is not read; known: versions 2 and 3, little-endian")
-        self._count(values, 13, "metadata")
+        self._count(values, "metadata")
         metadata: dict[str, Any] = {}
         for _ in range(values):
             name = self._string("the name of a value")
             if name in metadata:
                 raise self._wrong(f"{name} stands twice in the metadata")
             metadata[name] = self._value(self._number("I"), name)
-        self._count(tensors, 24, "tensors")
+        self._count(tensors, "tensors")
         described = [self._tensor() for _ in range(tensors)]
         return metadata, self._placed(described, self._alignment(metadata))
 
     def _wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: {what}")
 
-    def _count(self, count: int, smallest: int, what: str) -> None:
-        """Refuse more items than the rest of the file can hold, `smallest` bytes each, or than are read of a file."""
+    def _count(self, count: int, what: str) -> None:
+        """Refuse more items than are read of a file."""
         self._items += count
         if self._items > MOST_ITEMS:
             raise self._wrong(f"{count} {what} are more than the {MOST_ITEMS} items that are read of a file")
-        if count * smallest > self._end - self._at:
-            raise self._cut(f"{count} {what}")
 
     def _cut(self, what: str) -> CheckpointError:
         if self._end < self._size:
@@ -160,12 +158,12 @@ class _Reader:
         if kind == STRING:
             return self._strings(count, name)
         form = self._scalar(kind, name)
-        self._count(count, struct.calcsize("<" + form), f"elements of {name}")
+        self._count(count, f"elements of {name}")
         return list(struct.unpack(f"<{count}{form}", self._bytes(struct.calcsize(f"<{count}{form}"), name)))
 
     def _strings(self, count: int, name: str) -> list[str]:
         """An array of strings: there may be a million of them, so no call is made for each."""
-        self._count(count, _LENGTH.size, f"strings of {name}")
+        self._count(count, f"strings of {name}")
         found, data, at, end = [], self._data, self._at, self._end
         try:
             for _ in range(count):

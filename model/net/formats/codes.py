@@ -92,6 +92,9 @@ def values_of(kind: Kind, codes: Tensor) -> Tensor:
     """What codes stand for, float32."""
     if not kind.values:
         return codes.float()
+    first = kind.values[0]
+    if kind.values == tuple(range(first, first + 16)):  # several times faster than the table
+        return codes.float().add_(first)
     return torch.tensor(kind.values, dtype=torch.float32).index_select(0, codes.flatten().int()).view(codes.shape)
 
 

@@ -86,13 +86,13 @@ class Weights:
         if places is None:
             return
         held = [self._mapped(part) for part, _ in places]
-        self._taken += held
         self.read += sum(tensor.nbytes for tensor in held)
         stored, file = places[0]
         for numbers in self._numbers(stored, held):
             if not _is_finite(numbers):
                 self.problems.append(f"{file}: tensor {stored} holds NaN or infinity")
                 return
+            self._taken = list(held)  # anew for each piece: the next one brings pages back
             yield numbers
 
     def owns(self, tensor: Tensor) -> bool:

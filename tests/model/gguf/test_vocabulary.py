@@ -131,6 +131,15 @@ def test_a_split_makes_the_words_that_its_models_know(pre):
     assert words == WORDS[pre]
 
 
+def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder, tmp_path):
+    """Whatever the merges, which lead to no `the` here."""
+    raw = tokenizers.KINDS["gpt2"]()
+    for pre, whole in (("llama-bpe", True), ("tekken", True), ("dbrx", False), ("qwen2", False)):
+        tokens = byte_level(raw, pre, merges=[], add_bos_token=False)
+        tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / f"{pre}.gguf", tokens=tokens))
+        assert (tokenizer.encode("the") == [raw.token_to_id("the")]) is whole
+
+
 def test_texts_begin_with_the_start_token_as_the_split_has_it_where_the_file_does_not_say(folder, tmp_path):
     for kind, starts in (("llama3", True), ("qwen", False), ("llama2", True)):
         path = tmp_path / f"{kind}.gguf"

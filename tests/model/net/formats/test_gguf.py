@@ -119,9 +119,12 @@ def test_a_byte_of_minus_128_is_that_number(wide, tmp_path):
             numbers[..., 2::34] = 0x80
         return numbers, kind
 
-    ours = load(write_gguf(wide, tmp_path / "a.gguf", blocks), torch.float32, "cpu")
+    path = write_gguf(wide, tmp_path / "a.gguf", blocks)
+    ours, kept = load(path, torch.float32, "cpu"), load(path, torch.float32, "cpu", keep_codes=True)
     theirs = load(write_gguf(wide, tmp_path / "b.gguf", dequantised(blocks)), torch.float32, "cpu")
     assert all(torch.equal(mine, one) for mine, one in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert kept.head.codes.view(torch.int8).min() == -127
+    assert (kept.head.dense() - theirs.head.weight).abs().max() < theirs.head.weight.abs().max() / 127
 
 
 def test_matrices_of_a_type_that_is_served_stay_in_the_mapped_file(wide, tmp_path):
@@ -204,17 +207,25 @@ def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wid
     assert near < (0.01 if form.exact else 0.05)
 
 
-def test_parts_of_one_matrix_in_several_types_are_kept_in_8_bits(wide, tmp_path):
+@pytest.mark.parametrize(("values", "others"), [(Type.Q6_K, Type.Q4_K), (Type.Q4_K, Type.Q6_K), (Type.IQ4_NL, Type.Q4_1)])
+def test_parts_of_one_matrix_in_several_types_are_kept_in_8_bits(values, others, wide, tmp_path):
     """As in Q4_K_M: Q6_K values beside Q4_K queries and keys."""
 
     def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
-        return random_blocks(Type.Q6_K if "attn_v" in name else Type.Q4_K)(name, tensor)
+        return random_blocks(values if "attn_v" in name else others)(name, tensor)
 
     path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
     qkv = load(path, torch.float32, "cpu", keep_codes=True).blocks[0].attention.qkv
     assert isinstance(qkv, QuantisedLinear) and (qkv.kind, qkv.has_minima) == (INT8, True)
     plain_one = load(path, torch.float32, "cpu").blocks[0].attention.qkv.weight
     assert (qkv.dense() - plain_one).norm() < 0.01 * plain_one.norm()
+
+
+def test_gains_of_gemma_stay_in_float32_as_those_of_its_folder_do(tmp_path):
+    folder = make("gemma2", tmp_path / "theirs")
+    ours = load(write_gguf(folder, tmp_path / "tiny.gguf"), torch.bfloat16, "cpu").blocks[0].attention_norm.weight
+    assert ours.dtype == torch.float32
+    assert (ours - load(folder, torch.bfloat16, "cpu").blocks[0].attention_norm.weight).abs().max() < 1e-6
 
 
 def test_what_the_file_has_in_numbers_stays_in_numbers(wide, tmp_path):
