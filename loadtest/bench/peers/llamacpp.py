@@ -16,6 +16,8 @@ MATRICES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 
 
@@ -49,28 +51,31 @@ def interleaved(x, heads):
 
 
 def convert(folder, target):
-    """Write the GGUF file of a Llama checkpoint in bfloat16."""
+    """Write the GGUF file of a Llama or Qwen3 checkpoint in bfloat16."""
     import gguf
     import numpy
 
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     heads, kv_heads, hidden = config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]
-    out = gguf.GGUFWriter(target + ".part", "llama")
+    out = gguf.GGUFWriter(target + ".part", config["model_type"])
     out.add_context_length(config["max_position_embeddings"])
     out.add_embedding_length(hidden)
     out.add_block_count(config["num_hidden_layers"])
     out.add_feed_forward_length(config["intermediate_size"])
     out.add_head_count(heads)
     out.add_head_count_kv(kv_heads)
-    out.add_rope_dimension_count(hidden // heads)
+    head = config.get("head_dim") or hidden // heads
+    out.add_rope_dimension_count(head)
+    out.add_key_length(head)
+    out.add_value_length(head)
     out.add_rope_freq_base(10000.0)
     out.add_layer_norm_rms_eps(config["rms_norm_eps"])
     out.add_vocab_size(config["vocab_size"])
     out.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     out.add_tokenizer_model("no_vocab")
     for name, x in tensors(os.path.join(folder, "model.safetensors")):
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             x = interleaved(x, heads if "q_proj" in name else kv_heads)
         if x.ndim == 1:
             out.add_tensor(new_name(name), (x.astype(numpy.uint32) << 16).view(numpy.float32))
