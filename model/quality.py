@@ -57,6 +57,8 @@ class Quality:
     positions: int = 0
     nats: float = 0.0
     """-log p of the text's tokens."""
+    squares: float = 0.0
+    """Of what a token costs more, or less, than with the first form."""
     divergence: float = 0.0
     """Kullback-Leibler divergence from the first form's probabilities to these, in nats."""
     agreed: int = 0
@@ -66,10 +68,17 @@ class Quality:
         """Of a text of so many bytes."""
         return self.nats / math.log(2) / num_bytes
 
+    def uncertainty(self, first: "Quality") -> float:
+        """Standard error of the nats beside the first form's, for other texts of the same kind."""
+        more = self.nats - first.nats
+        return math.sqrt(max(0.0, self.squares - more * more / self.positions))
+
     def add(self, wanted_TV: Tensor, found_TV: Tensor, targets_T: Tensor) -> None:
         """Count positions with the log probabilities of the first form and of this one."""
         self.positions += len(targets_T)
-        self.nats += F.nll_loss(found_TV, targets_T, reduction="none").sum(dtype=torch.float64).item()
+        wanted_T, found_T = (F.nll_loss(each, targets_T, reduction="none").double() for each in (wanted_TV, found_TV))
+        self.nats += found_T.sum().item()
+        self.squares += (found_T - wanted_T).square().sum().item()
         parts_TV = F.kl_div(found_TV, wanted_TV, reduction="none", log_target=True)
         self.divergence += parts_TV.sum(dtype=torch.float64).item()
         self.agreed += int((found_TV.argmax(-1) == wanted_TV.argmax(-1)).sum())

@@ -133,6 +133,7 @@ def _row(name: str, quality: Quality, first: Quality, num_bytes: int) -> dict[st
         "form": name,
         "bits_per_byte": quality.bits_per_byte(num_bytes),
         "ratio": quality.nats / first.nats,
+        "ratio_error": quality.uncertainty(first) / first.nats,
         "kl_divergence": quality.divergence / quality.positions,
         "agreement": quality.agreed / quality.positions,
     }
@@ -144,12 +145,8 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [f"| weights | bits per byte | over {first} | KL divergence, nats a token | same likeliest token |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     for row in found["forms"]:
-        numbers = (
-            f"{row['bits_per_byte']:.4f}",
-            f"{row['ratio']:.4f}",
-            f"{row['kl_divergence']:.2g}",
-            f"{row['agreement']:.2%}",
-        )
+        ratio = f"{row['ratio']:.4f} ± {row['ratio_error']:.4f}" if row["ratio_error"] else "1"
+        numbers = (f"{row['bits_per_byte']:.4f}", ratio, f"{row['kl_divergence']:.3g}", f"{row['agreement']:.2%}")
         lines.append("| " + " | ".join((row["form"], *numbers)) + " |")
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from statistics import pstdev
 
 import pytest
 import torch
@@ -39,16 +40,20 @@ TOKENS = torch.randint(VOCAB, (43,), generator=torch.Generator().manual_seed(1))
 def test_sums_are_those_of_the_definition_over_all_positions_but_the_first(monkeypatch, context, at_once):
     monkeypatch.setattr(quality, "SCORES", at_once * VOCAB)
     wanted, given = table(0), table(1)
-    _, found = compare([Table(wanted), Table(given)], TOKENS, context)
+    first, found = compare([Table(wanted), Table(given)], TOKENS, context)
     nats = divergence = agreed = 0.0
+    more = []
     for last, target in pairwise(TOKENS):
         p, q = (scores[last].double().softmax(-1) for scores in (wanted, given))
         nats -= q[target].log().item()
+        more.append((p[target] / q[target]).log().item())
         divergence += sum((a * (a.log() - b.log())).item() for a, b in zip(p, q, strict=True))
         agreed += int(p.argmax() == q.argmax())
     assert (found.positions, found.agreed) == (len(TOKENS) - 1, agreed)
     assert found.nats == pytest.approx(nats, rel=1e-6)
     assert found.divergence == pytest.approx(divergence, rel=1e-6)
+    assert found.uncertainty(first) == pytest.approx(pstdev(more) * math.sqrt(len(more)), rel=1e-4)
+    assert first.uncertainty(first) == 0.0
     assert found.bits_per_byte(100) == pytest.approx(nats / math.log(2) / 100, rel=1e-6)
 
 
@@ -70,7 +75,7 @@ def test_each_token_but_the_first_is_scored_once_with_half_a_window_before_it(co
     scored = []
     for window in windows(num_tokens, context):
         assert 0 <= window.start < window.scored < window.stop <= num_tokens
-        assert window.stop - 1 - window.start <= context
+        assert window.stop - 1 - window.start == min(context, num_tokens - 1)
         assert window.scored - window.start >= min(window.scored, context // 2)
         scored += range(window.scored, window.stop)
     assert scored == list(range(1, num_tokens))

@@ -1,6 +1,7 @@
 """`attend quality` measures forms as they are served; what it cannot read is refused with a sentence."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from model.net import quantised
 from model.net.formats.codes import quantise
 from model.tokenizer import Tokenizer
 from model.train.evaluate import measure
+from service import cli
 from service.quality_cli import Text, names_of, read_text, show, table
 from service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
@@ -29,6 +31,21 @@ def text(tmp_path_factory):
     dice = torch.randint(32, 126, (500,), generator=torch.Generator().manual_seed(0))
     path.write_bytes(bytes(dice.tolist()))
     return path
+
+
+@pytest.fixture
+def attend(monkeypatch, capfd):
+    """Run the command here: (status, standard output, standard error)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["attend", *map(str, words)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0, *capfd.readouterr()
+        return 0, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture
@@ -84,14 +101,13 @@ def test_a_person_gets_a_table(folder, text, capsys):
 
 
 def test_a_table_has_a_row_for_each_form():
-    rows = [
-        {"form": form, "bits_per_byte": 1.5, "ratio": 1.0, "kl_divergence": 0.00123, "agreement": 0.875} for form in ("a", "b")
-    ]
-    assert table({"forms": rows}).splitlines() == [
+    row = {"bits_per_byte": 1.5, "ratio": 1.0, "ratio_error": 0.0, "kl_divergence": 0.0, "agreement": 1.0}
+    other = {"bits_per_byte": 1.8, "ratio": 1.2, "ratio_error": 0.00123, "kl_divergence": 0.0123, "agreement": 0.875}
+    assert table({"forms": [{"form": "a", **row}, {"form": "b", **other}]}).splitlines() == [
         "| weights | bits per byte | over a | KL divergence, nats a token | same likeliest token |",
         "| --- | --- | --- | --- | --- |",
-        "| a | 1.5000 | 1.0000 | 0.0012 | 87.50% |",
-        "| b | 1.5000 | 1.0000 | 0.0012 | 87.50% |",
+        "| a | 1.5000 | 1 | 0 | 100.00% |",
+        "| b | 1.8000 | 1.2000 ± 0.0012 | 0.0123 | 87.50% |",
     ]
 
 
@@ -155,3 +171,14 @@ def test_a_bad_factor_of_outliers_is_refused(forms, factor):
 def test_a_bad_number_of_bytes_is_refused(forms):
     with pytest.raises(SettingError, match="bytes must be at least 1; got 0"):
         forms(num_bytes=0)
+
+
+def test_the_command_prints_one_json_object(attend, folder, text):
+    status, out, _ = attend("quality", folder, "--text", text, "--bytes", "200", "--quantize", "int4", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert (found["model"], found["bytes"], found["positions"], found["outliers"]) == ("tiny", 200, 200, None)
+    assert [row["form"] for row in found["forms"]][1:] == ["int4"]
+    status, out, err = attend("quality", folder, "--quantize", "int5")
+    assert (status, out) == (2, "")
+    assert err == "attend: quantize has 'int5'; it takes int8 and int4, with commas between them\n"
