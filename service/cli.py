@@ -170,8 +170,8 @@ def train(
 def bench(
     context: typer.Context,
     what: str = typer.Argument(
-        help="engine, serve, serving, arrivals, prefix, lookup, lora, family, option, memory, loading, start, scheduler, "
-        "limits, gate or all; then its flags"
+        help="engine, serve, serving, arrivals, prefix, lookup, lora, family, option, quality, memory, loading, start, "
+        "scheduler, limits, gate or all; then its flags"
     ),
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
