@@ -1,4 +1,4 @@
-"""Checkpoints named hf://ORG/NAME[@REVISION]: downloaded once into the cache of huggingface_hub, and served from there.
+"""Checkpoints named hf://ORG/NAME[/FILE.gguf][@REVISION]: downloaded once into the cache of huggingface_hub, served from there.
 
 The library goes on where a connection was cut, keeps the files that are whole, and reads its own variables: HF_TOKEN,
 HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here. The layout of its cache is described in
@@ -20,8 +20,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 from model.errors import CheckpointError
+from model.gguf.places import SUFFIX, part_paths
 from model.weights import INDEX, WHOLE, read_index, way_out
-from service.settings import HUB, Settings
+from service.settings import HUB, REFERENCE, Settings
 
 SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
 SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", INDEX]
@@ -45,28 +46,30 @@ def with_folder(settings: Settings, say: Say = tell) -> Settings:
 
 
 def fetch(reference: str, say: Say) -> Path:
-    """The folder of hf://ORG/NAME[@REVISION] in the cache, with the files that are read. Raises CheckpointError.
+    """The folder of hf://ORG/NAME in the cache, with the files that are read, or its GGUF file. Raises CheckpointError.
 
     A branch is looked up anew each time; if the hub cannot be reached, the commit that is cached is taken.
     """
     import httpx2
     from huggingface_hub import errors
 
-    repository, _, revision = reference.removeprefix(HUB).partition("@")
+    match = REFERENCE.fullmatch(reference)
+    assert match is not None, "the settings refuse another"
+    repository, file, revision = match["repository"], match["file"], match["revision"]
     try:
         with _alone(repository, say), _ended_by_interrupt(), _bars():
             _remove_partial(_home(repository))
-            return _fetch(repository, revision or None, say)
+            return _fetch(repository, file, revision, say)
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, httpx2.HTTPError, OSError, ValueError) as error:
         raise CheckpointError(f"{reference} {_why(error, repository)}") from error
 
 
-def _fetch(repository: str, revision: str | None, say: Say) -> Path:
+def _fetch(repository: str, file: str | None, revision: str | None, say: Say) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = _small(repository, revision)
     sizes = _listing(repository, folder)
-    wanted = _weights(repository, folder, sizes)
+    wanted = _weights(repository, folder, sizes) if file is None else _parts(repository, file, sizes)
     missing = [name for name in wanted if not (folder / name).is_file()]
     if missing:
         size = sum(sizes.get(name, 0) for name in missing)
@@ -77,7 +80,7 @@ def _fetch(repository: str, revision: str | None, say: Say) -> Path:
         seconds = time.perf_counter() - started
         say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
     _verify(folder, say)
-    return folder
+    return folder if file is None else folder / file
 
 
 def _small(repository: str, revision: str | None) -> Path:
@@ -111,10 +114,22 @@ def _weights(repository: str, folder: Path, sizes: Mapping[str, int]) -> list[st
     table = read_index(folder)
     names = [WHOLE] if table is None else sorted(set(table.values()))
     if absent := [name for name in names if name not in sizes]:
+        if ggufs := [name for name in sizes if name.endswith(SUFFIX) and "/" not in name]:
+            raise CheckpointError(
+                f"{HUB}{repository} has no {absent[0]}; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}"
+            )
         copy = Path(repository).name
         first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
         out = way_out(Path(copy), [name for name in sizes if "/" not in name], first)
         raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
+    return names
+
+
+def _parts(repository: str, file: str, sizes: Mapping[str, int]) -> list[str]:
+    """The names of the parts of a GGUF file, all of which are there."""
+    names = [path.name for path in part_paths(Path(file))]
+    if absent := [name for name in names if name not in sizes]:
+        raise CheckpointError(f"{HUB}{repository} has no {absent[0]}")
     return names
 
 

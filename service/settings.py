@@ -20,8 +20,11 @@ from model.gguf.places import SUFFIX, only_gguf
 
 PREFIX = "ATTEND_"
 HUB = "hf://"
-REFERENCE = re.compile(r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\w[\w.-]*(/\w[\w.-]*)*)?", re.ASCII)
-"""A repository of the Hugging Face hub, and a branch, tag or commit of it."""
+REFERENCE = re.compile(
+    r"hf://(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/(?P<file>\w[\w.-]*\.gguf))?(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?",
+    re.ASCII,
+)
+"""A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -121,7 +124,9 @@ class Settings(BaseModel):
     @classmethod
     def _is_reference(cls, value: str) -> str:
         if value.startswith(HUB) and not REFERENCE.fullmatch(value):
-            raise PydanticCustomError("reference", "it must be hf://ORG/NAME or hf://ORG/NAME@REVISION")
+            raise PydanticCustomError(
+                "reference", "it must be hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, or one of them with @REVISION"
+            )
         return value
 
     @field_validator("adapter")
@@ -154,8 +159,8 @@ class Settings(BaseModel):
         """What callers write in `model`."""
         if self.served_model_name or not self.model:
             return self.served_model_name or "attend-default"
-        if self.model.startswith(HUB):
-            return self.model.removeprefix(HUB).partition("@")[0]
+        if (match := REFERENCE.fullmatch(self.model)) is not None:
+            return match["repository"]
         return Path(self.model).absolute().name.removesuffix(SUFFIX)
 
     @property

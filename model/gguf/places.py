@@ -15,20 +15,21 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == SUFFIX and not path.is_dir()
 
 
-def parts(path: Path) -> list[Path]:
-    """The files of a GGUF checkpoint, all of which are there: the file itself, or all NAME-00001-of-00003.gguf of its name.
-
-    Raises CheckpointError.
-    """
+def part_paths(path: Path) -> list[Path]:
+    """The file itself, or all NAME-00001-of-00003.gguf of its name, whether or not they are there. Raises CheckpointError."""
     match = _PART.fullmatch(path.name)
     count = int(match["count"]) if match else 1
     if count > MOST_PARTS:
         raise CheckpointError(f"{path} has {count} parts by its name, but at most {MOST_PARTS} are read")
-    paths = [path.with_name(f"{match['stem']}-{at:05}-of-{count:05}.gguf") for at in range(1, count + 1)] if match else [path]
-    for each in paths:
+    return [path.with_name(f"{match['stem']}-{at:05}-of-{count:05}.gguf") for at in range(1, count + 1)] if match else [path]
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of a GGUF checkpoint, all of which are there. Raises CheckpointError."""
+    for each in part_paths(path):
         if not each.is_file():
             raise CheckpointError(f"{each} is missing")
-    return paths
+    return part_paths(path)
 
 
 def only_gguf(folder: Path) -> Path | None:

@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send(self, name: str, content: bytes) -> None:
         server = self.server
-        if name.endswith(".safetensors"):
+        if name.endswith((".safetensors", ".gguf")):
             if server.gate is not None:
                 server.gate.wait(240)
             if server.spoiled:

@@ -208,7 +208,9 @@ BAD += ["hf://org/ti ny", "hf://org/tiny@a b", "hf://org/tiny@/main", "hf://org/
 
 @pytest.mark.parametrize("model", BAD)
 def test_a_reference_that_is_none_is_refused_with_the_form(model):
-    with pytest.raises(SettingError, match=r"cannot be used: it must be hf://org/name or hf://org/name@revision$"):
+    with pytest.raises(
+        SettingError, match=r"cannot be used: it must be hf://org/name, hf://org/name/file\.gguf, or one of them with"
+    ):
         read_settings({"model": model}, {})
 
 
@@ -381,3 +383,39 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def ggufs(source) -> dict[str, bytes]:
+    """Files of a repository of GGUF files alone: one, and another in two parts."""
+    weights = (source / WEIGHTS).read_bytes()
+    parts = {f"large-0000{at}-of-00002.gguf": weights + bytes([at]) for at in (1, 2)}
+    return {"small.gguf": weights, **parts, "config.json": (source / "config.json").read_bytes()}
+
+
+@pytest.mark.parametrize(
+    ("named", "taken"),
+    [("small.gguf", ["small.gguf"]), ("large-00001-of-00002.gguf", ["large-00001-of-00002.gguf", "large-00002-of-00002.gguf"])],
+)
+def test_of_a_repository_of_gguf_files_the_one_that_is_named_is_downloaded(at, server, ggufs, named, taken):
+    server.files = ggufs
+    path = at.fetch(f"{MODEL}/{named}")
+    assert path.name == named and {each.name for each in path.parent.glob("*.gguf")} == set(taken)
+    assert all((path.parent / name).read_bytes() == ggufs[name] for name in taken)
+    assert at.fetch(f"{MODEL}/{named}@{COMMIT}") == path
+
+
+def test_a_repository_of_gguf_files_asks_for_the_name_of_one(at, server, ggufs):
+    server.files = ggufs
+    with pytest.raises(CheckpointError) as error:
+        at.fetch()
+    last = min(name for name in ggufs if name.endswith(".gguf"))
+    assert str(error.value) == f"{MODEL} has no model.safetensors; name a GGUF file, as in {MODEL}/{last}"
+    with pytest.raises(CheckpointError, match=r"^hf://org/tiny has no other\.gguf$"):
+        at.fetch(f"{MODEL}/other.gguf")
+
+
+def test_a_spoiled_gguf_file_is_removed(at, server, ggufs):
+    server.files, server.spoiled = ggufs, True
+    with pytest.raises(CheckpointError, match=r"small\.gguf is damaged"):
+        at.fetch(f"{MODEL}/small.gguf")

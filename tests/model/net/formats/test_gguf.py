@@ -1,5 +1,6 @@
 """A GGUF file is the checkpoint that it was written from: every logit, for every family and type that is read."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from model.errors import CheckpointError
 from model.net.backends import ReferenceBackend
 from model.net.checkpoint import inspect, load
+from model.net.formats import gguf
 from model.net.formats.codes import GROUP, INT8
 from model.net.formats.ggml import FORMS
 from model.net.formats.gguf import READ
@@ -258,3 +260,24 @@ def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_p
     whole = load(path, torch.float32, "cpu")
     wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
     assert distance(found, wanted) <= (0.05 if FORMS[kind].exact else 0.25)
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that count as this process's memory."""
+    size, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        here = line.endswith(str(path)) if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line) else here
+        size += int(line.split()[1]) << 10 if here and line.startswith("Rss:") else 0
+    return size
+
+
+@pytest.mark.parametrize("keep_codes", [True, False])
+def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path, monkeypatch):
+    """An embedding of 2 MB in slices of 64 KB; the system brings up to 64 KB beside a page."""
+    monkeypatch.setattr(gguf, "SLICE", 1 << 16)
+    folder, seen = tmp_path / "long", []
+    net = shaped("Llama", vocab_size=8192, hidden_size=256, intermediate_size=256, num_hidden_layers=1, head_dim=64)
+    net.save_pretrained(folder)
+    path = write_gguf(folder, tmp_path / "long.gguf", stored_as(Type.Q8_0))
+    load(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda done, total: seen.append(resident(path)))
+    assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
