@@ -98,7 +98,7 @@ def test_every_contestant_gets_the_same_prompts():
 @pytest.mark.parametrize("path", sorted((TREE / PEERS).glob("*.py")), ids=lambda path: path.stem)
 def test_an_adapter_can_be_read_where_nothing_is_installed(path):
     """Its own packages are imported when it starts; Attend's nowhere but in the adapter of Attend."""
-    code = f"import runpy; runpy.run_path({str(path)!r})"
+    code = f"import runpy, sys; sys.path.append({str(path.parent)!r}); runpy.run_path({str(path)!r})"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, cwd="/")
     assert path.stem == "attend" or not {"from model", "from loadtest", "from service"} & {
         " ".join(line.split()[:2]).partition(".")[0] for line in path.read_text().splitlines() if line.split()
