@@ -327,7 +327,7 @@ def _router(mixture: Mixture) -> Linear:
 
 
 def _pieces(linear: Linear) -> Iterator[tuple[str, list[Any]]]:
-    """What packs each matrix of a module, one or one for each expert, and its pointers: they hold until the next is asked for."""
+    """What packs each matrix of a module, one or one for each expert, and its pointers, which hold until the next is asked for."""
     experts = range(linear.whole[0]) if len(linear.whole) > 2 else [...]
     if isinstance(linear, QuantisedLinear):
         table = (ctypes.c_int8 * 16)(*linear.kind.values)
