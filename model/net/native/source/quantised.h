@@ -52,10 +52,12 @@ INLINE void add_pairs(Lanes<8>::ints (&sums)[2], const Lanes<8>::ints (&w)[2], c
             : "+x"(sums[0]), "+x"(sums[1]), "=&x"(first), "=&x"(second)
             : "m"(*(const int32_t(*)[1])x), "x"(w[0]), "x"(w[1]));
 }
+#ifndef STAND_INS  // else those of tests
 INLINE void add_pairs(ints (&sums)[1], const ints (&w)[1], const void* x) {
     ints both;
     __asm__("vpbroadcastd %2, %1\n\tvpmaddwd %1, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(sums[0]), "=&v"(both) : "m"(*(const int32_t(*)[1])x), "v"(w[0]));
 }
+#endif
 
 INLINE Lanes<4>::ints look_up(const int8_t* table, Lanes<4>::ints codes) {  // each byte from 0 to 15
     uint8_t bytes[16];
@@ -68,11 +70,13 @@ INLINE Lanes<8>::ints look_up(const int8_t* table, Lanes<8>::ints codes) {
     __asm__("vbroadcasti128 %2, %0\n\tvpshufb %1, %0, %0" : "=&x"(values) : "x"(codes), "m"(*(const int8_t(*)[16])table));
     return values;
 }
+#ifndef STAND_INS
 INLINE ints look_up(const int8_t* table, ints codes) {
     ints values;
     __asm__("vbroadcasti32x4 %2, %0\n\tvpshufb %1, %0, %0" : "=&v"(values) : "v"(codes), "m"(*(const int8_t(*)[16])table));
     return values;
 }
+#endif
 
 // float16 without infinities. One that is not normal becomes zero where a CPU takes it for that: beside a row's largest scale it is.
 template <class Vector>
