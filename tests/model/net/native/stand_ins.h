@@ -55,11 +55,8 @@ INLINE __m512i setzero_si512() { return __m512i{}; }
 INLINE __m512 set1_ps(float x) { return x - __m512{}; }
 
 INLINE __m512 dpbf16_ps(const __m512& sums, const __m512bh& a, const __m512bh& b) {
-    Of<float> of = elements<float>(sums);
-    Of<bf16> first = elements<bf16>(a), second = elements<bf16>(b);
-    for (int i = 0; i < 16; i++)
-        for (int odd = 1; odd >= 0; odd--) of.at[i] += wide(first.at[2 * i + odd]) * wide(second.at[2 * i + odd]);
-    return as<__m512>(of);
+    floats first = (floats)a, second = (floats)b;
+    return (__m512)add_product(add_product((floats)sums, second_of(first), second_of(second)), first_of(first), first_of(second));
 }
 INLINE __m512i cvtne2ps_pbh(const __m512& high, const __m512& low) {
     Of<float> numbers[2] = {elements<float>(low), elements<float>(high)};
@@ -141,22 +138,32 @@ static void tile_stored(int tile, void* to, i64 stride) {
 INLINE void must_fit(const TileOf& c, const TileOf& a, const TileOf& b) {
     must(c.rows == a.rows && c.bytes == b.bytes && a.bytes == 4 * b.rows && b.bytes % 4 == 0, "shapes that do not fit");
 }
-static void tile_dpbf16ps(int to, int from, int by) {  // the first of all pairs in one sum, the second in another
-    TileOf &c = shaped(to), &a = shaped(from), &b = shaped(by);
-    must_fit(c, a, b);
-    for (int m = 0; m < c.rows; m++)
-        for (int n = 0; n < c.bytes / 4; n++) {
-            float sums[2] = {}, *result = (float*)c.at[m] + n;
-            for (int k = 0; k < a.bytes / 2; k++) sums[k % 2] += wide(((bf16*)a.at[m])[k]) * wide(((bf16*)b.at[k / 2])[2 * n + k % 2]);
-            *result += sums[0] + sums[1];
-        }
+template <class Vector>
+INLINE void store_row(TileOf& tile, int row, Vector x) {
+    memcpy(tile.at[row], &x, tile.bytes);
 }
-static void tile_dpbssd(int to, int from, int by) {
+OF(AVX2) static void tile_dpbf16ps(int to, int from, int by) {  // the first of all pairs in one sum, the second in another
     TileOf &c = shaped(to), &a = shaped(from), &b = shaped(by);
     must_fit(c, a, b);
-    for (int m = 0; m < c.rows; m++)
-        for (int n = 0; n < c.bytes / 4; n++)
-            for (int k = 0; k < a.bytes; k++) ((int32_t*)c.at[m])[n] += ((int8_t*)a.at[m])[k] * ((int8_t*)b.at[k / 4])[4 * n + k % 4];
+    for (int m = 0; m < c.rows; m++) {
+        floats first = {}, second = {};
+        for (int k = 0; k < b.rows; k++) {
+            floats pairs = load<floats>(b.at[k]);
+            bf16 x[2];
+            memcpy(x, a.at[m] + 4 * k, 4);
+            first = add_product(first, first_of(pairs), all(wide(x[0]))), second = add_product(second, second_of(pairs), all(wide(x[1])));
+        }
+        store_row(c, m, load<floats>(c.at[m]) + (first + second));
+    }
+}
+OF(AVX2) static void tile_dpbssd(int to, int from, int by) {
+    TileOf &c = shaped(to), &a = shaped(from), &b = shaped(by);
+    must_fit(c, a, b);
+    for (int m = 0; m < c.rows; m++) {
+        ints sums = load<ints>(c.at[m]);
+        for (int k = 0; k < a.bytes; k++) sums += ((load<ints>(b.at[k / 4]) << (24 - k % 4 * 8)) >> 24) * (int)(int8_t)a.at[m][k];
+        store_row(c, m, sums);
+    }
 }
 }  // namespace stand_ins
 
@@ -201,11 +208,7 @@ static void tile_dpbssd(int to, int from, int by) {
 INLINE void add_pairs(ints (&sums)[1], const ints (&w)[1], const void* x) {
     int16_t pair[2];
     memcpy(pair, x, 4);
-    for (int i = 0; i < 16; i++) {
-        int16_t weights[2];
-        memcpy(weights, (const char*)&w[0] + 4 * i, 4);
-        sums[0][i] += weights[0] * pair[0] + weights[1] * pair[1];
-    }
+    sums[0] += ((w[0] << 16) >> 16) * (int)pair[0] + (w[0] >> 16) * (int)pair[1];
 }
 
 INLINE ints look_up(const int8_t* table, const ints& codes) {
@@ -217,8 +220,8 @@ INLINE ints look_up(const int8_t* table, const ints& codes) {
 // sums += products of bytes, four by four: weights without a sign by signed numbers.
 template <class Ints, int VECTORS>
 INLINE void add_quads(Ints (&sums)[VECTORS], const Ints (&w)[VECTORS], const void* x) {
-    const int8_t* four = (const int8_t*)x;
+    int8_t four[4];
+    memcpy(four, x, 4);
     for (int v = 0; v < VECTORS; v++)
-        for (size_t i = 0; i < sizeof(Ints) / 4; i++)
-            for (int k = 0; k < 4; k++) sums[v][i] += ((const uint8_t*)&w[v])[4 * i + k] * four[k];
+        for (int k = 0; k < 4; k++) sums[v] += ((w[v] >> 8 * k) & 255) * (int)four[k];
 }
