@@ -181,7 +181,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     known = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
     if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
         parser.error(f"there is no {wrong[0]!r}")
-    if options.isa not in ("", *VARIANTS[: load().attend_best() + 1]):
+    if options.isa and (options.isa not in VARIANTS or not load().attend_has(VARIANTS.index(options.isa))):
         parser.error(f"this CPU has no {options.isa!r}")
     options.seconds = 60 * options.minutes / len(options.shape) / len(options.weights)
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)

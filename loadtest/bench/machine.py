@@ -22,7 +22,10 @@ def machine() -> dict[str, Any]:
     processor = dict(
         line.replace("\t", "").split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     )
-    flags = sorted({"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & set(processor.get("flags", "").split()))
+    flags = sorted(
+        {"amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2"}
+        & set(processor.get("flags", "").split())
+    )
     return {
         "processor": processor.get("model name", platform.machine()).strip(),
         "cores": threads(),

@@ -35,7 +35,9 @@ def start(folder, threads):
     scheduler.cache_size, scheduler.max_num_seqs = 2, 32  # GiB, and requests at once
     scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = 4096, True
     scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16", "INFERENCE_NUM_THREADS": threads}
+    with open("/proc/cpuinfo", encoding="ascii") as file:
+        numbers = "bf16" if "avx512_bf16" in file.read() else "f32"  # elsewhere it computes bfloat16 as float32
+    properties = {"INFERENCE_PRECISION_HINT": numbers, "KV_CACHE_PRECISION": numbers, "INFERENCE_NUM_THREADS": threads}
     pipeline = genai.ContinuousBatchingPipeline(exported, scheduler, "CPU", properties)
 
     def generate(prompts, output):
@@ -45,4 +47,4 @@ def start(folder, threads):
         inputs = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in prompts]
         return sum(len(each.m_generation_ids[0]) for each in pipeline.generate(inputs, [config] * len(inputs)))
 
-    return {"name": f"OpenVINO {form}", "version": genai.__version__, "dtype": "bfloat16"}, generate
+    return {"name": f"OpenVINO {form}", "version": genai.__version__, "dtype": numbers}, generate

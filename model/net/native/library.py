@@ -14,12 +14,13 @@ SOURCE = Path(__file__).with_name("source")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 """Sums keep the order in which they are written, infinities and NaN their meaning."""
-VARIANTS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
-"""From the least to the most that a CPU must have."""
+VARIANTS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
+"""The last one that a CPU has is its best. With AVX-512-BF16 and with AMX whole numbers use VNNI, too."""
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
 _ROWS = (_P, _P, _I, _P, _I)
 SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "attend_has": ((ctypes.c_int,), ctypes.c_int),
     "attend_best": ((), ctypes.c_int),
     "attend_choose": ((ctypes.c_int,), None),
     "attend_new": ((_P, _P, _P, _P), _P),
@@ -62,9 +63,14 @@ def build(compiler: str) -> Path:
 def load() -> ctypes.CDLL | None:
     """The library with the best variant chosen, or None where it was not built or cannot be loaded. torch must be imported."""
     try:
-        library = ctypes.CDLL(str(library_path()))
+        return opened(library_path())
     except OSError:  # also where the source, which names the library, is missing
         return None
+
+
+def opened(path: Path) -> ctypes.CDLL:
+    """A library of this source with the best variant chosen. Raises OSError where it cannot be loaded."""
+    library = ctypes.CDLL(str(path))
     for name, (arguments, result) in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result

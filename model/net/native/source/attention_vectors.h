@@ -53,11 +53,13 @@ INLINE void widen(const int8_t* from, eights& to) {
     __asm__("vpmovsxbd %1, %0" : "=x"(x) : "m"(*(const int8_t(*)[8])from));
     to = __builtin_convertvector(x, eights);
 }
+#ifndef STAND_INS
 INLINE void widen(const int8_t* from, floats& to) {
     ints x;
     __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const int8_t(*)[16])from));
     to = __builtin_convertvector(x, floats);
 }
+#endif
 INLINE void widen(const int8_t* from, fours& to) {
     for (int j = 0; j < 4; j++) to[j] = from[j];
 }

@@ -1,7 +1,7 @@
 // A whole bfloat16 decoder on a CPU, one call a step: plain C ABI, no torch headers.
 //
 // `attend_step` is `Decoder.forward` of transformer.py. Each heavy loop exists once for each instruction set; `attend_choose` picks one
-// by number, and `attend_best` says which is the best that this CPU has. Threads are OpenMP's, as torch's are.
+// by number, `attend_has` says whether this CPU has one, and `attend_best` which is the best that it has. Threads are OpenMP's, as torch's are.
 //
 // Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size,
 // R columns of a head that are rotated, P positions.
@@ -16,7 +16,8 @@
 #include "delta.h"
 #include "drawing.h"
 #include "experts.h"
-#include "quantised.h"
+#include "quantised_tiles.h"
+#include "quantised_vnni.h"
 #include "threads.h"
 #include "tiles.h"
 #include "tokens.h"
@@ -81,11 +82,23 @@ struct Kernels {
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
 VARIANT(avx512, OF(AVX512), floats, multiply_avx512, multiply_whole_avx512, round_avx512, tile_avx512)
-VARIANT(bf16_512, OF(AVX512), floats, multiply_bf16, multiply_whole_avx512, round_avx512, tile_bf16_512)
-VARIANT(amx, OF(AMX), floats, multiply_tiles, multiply_whole_avx512, round_avx512, attend_tile_amx)
 
-static const Kernels* const KERNELS[] = {&portable, &avx2, &avx512, &bf16_512, &amx};
-enum { PORTABLE, WITH_AVX2, WITH_AVX512, WITH_AVX512_BF16, WITH_AMX };
+using Multiply = decltype(Kernels::multiply);
+using Round = decltype(Kernels::round);
+using Attend = decltype(Kernels::attend);
+
+// The loops of another instruction set, with products of its own.
+static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend) {
+    kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend;
+    return kernels;
+}
+static const Kernels avx2_vnni = with(avx2, multiply_avx2, multiply_whole_vnni256, round_vnni256, tile_avx2);
+static const Kernels avx512_vnni = with(avx512, multiply_avx512, multiply_whole_vnni512, round_vnni512, tile_avx512);
+static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, tile_avx512);
+static const Kernels amx = with(avx512, multiply_tiles, multiply_whole_amx, round_vnni512, attend_tile_amx);
+
+static const Kernels* const KERNELS[] = {&portable, &avx2, &avx2_vnni, &avx512, &avx512_vnni, &avx512_bf16, &amx};
+enum { PORTABLE, WITH_AVX2, WITH_AVX2_VNNI, WITH_AVX512, WITH_AVX512_VNNI, WITH_AVX512_BF16, WITH_AMX };
 static int chosen = PORTABLE;
 
 OF(AMX) static void release_tiles() { _tile_release(); }
@@ -479,22 +492,44 @@ static void list_matrices(Net& net) {
     add(net.table, net.V, net.E);
 }
 
-static bool has_amx() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
+#ifdef STAND_INS
+static bool has(int) { return true; }
+#else
+static bool may_use_tiles() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
     const int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-    unsigned a = 7, b = 0, c = 0, d = 0;
-    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    return (d >> 22 & 1) && (d >> 24 & 1) && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
 }
+
+// Whether this CPU has instruction set `number`, and with it all that its kernels use.
+static bool has(int number) {
+    __builtin_cpu_init();
+    unsigned a = 7, b = 0, c = 0, d = 0, more = 7, b1 = 0, c1 = 1, d1 = 0;
+    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    __asm__("cpuid" : "+a"(more), "=b"(b1), "+c"(c1), "=d"(d1));
+    switch (number) {
+        case PORTABLE: return true;
+        case WITH_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+        case WITH_AVX2_VNNI: return has(WITH_AVX2) && (more >> 4 & 1);
+        case WITH_AVX512:
+            return has(WITH_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+        case WITH_AVX512_VNNI: return has(WITH_AVX512) && __builtin_cpu_supports("avx512vnni");
+        case WITH_AVX512_BF16: return has(WITH_AVX512_VNNI) && __builtin_cpu_supports("avx512bf16");
+        case WITH_AMX: return has(WITH_AVX512_BF16) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) && may_use_tiles();
+    }
+    return false;
+}
+#endif
 
 extern "C" {
 
+int attend_has(int number) { return has(number); }
+
 // The number of the best instruction set that this CPU has.
 int attend_best() {
-    __builtin_cpu_init();
-    bool wide512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-    if (wide512 && __builtin_cpu_supports("avx512bf16")) return has_amx() ? WITH_AMX : WITH_AVX512_BF16;
-    return wide512 ? WITH_AVX512 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") ? WITH_AVX2 : PORTABLE;
+    int best = WITH_AMX;
+    while (!has(best)) best--;
+    return best;
 }
 
 void attend_choose(int number) { chosen = number; }

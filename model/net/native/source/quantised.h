@@ -52,10 +52,12 @@ INLINE void add_pairs(Lanes<8>::ints (&sums)[2], const Lanes<8>::ints (&w)[2], c
             : "+x"(sums[0]), "+x"(sums[1]), "=&x"(first), "=&x"(second)
             : "m"(*(const int32_t(*)[1])x), "x"(w[0]), "x"(w[1]));
 }
+#ifndef STAND_INS  // else those of tests
 INLINE void add_pairs(ints (&sums)[1], const ints (&w)[1], const void* x) {
     ints both;
     __asm__("vpbroadcastd %2, %1\n\tvpmaddwd %1, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(sums[0]), "=&v"(both) : "m"(*(const int32_t(*)[1])x), "v"(w[0]));
 }
+#endif
 
 INLINE Lanes<4>::ints look_up(const int8_t* table, Lanes<4>::ints codes) {  // each byte from 0 to 15
     uint8_t bytes[16];
@@ -68,11 +70,13 @@ INLINE Lanes<8>::ints look_up(const int8_t* table, Lanes<8>::ints codes) {
     __asm__("vbroadcasti128 %2, %0\n\tvpshufb %1, %0, %0" : "=&x"(values) : "x"(codes), "m"(*(const int8_t(*)[16])table));
     return values;
 }
+#ifndef STAND_INS
 INLINE ints look_up(const int8_t* table, ints codes) {
     ints values;
     __asm__("vbroadcasti32x4 %2, %0\n\tvpshufb %1, %0, %0" : "=&v"(values) : "v"(codes), "m"(*(const int8_t(*)[16])table));
     return values;
 }
+#endif
 
 // float16 without infinities. One that is not normal becomes zero where a CPU takes it for that: beside a row's largest scale it is.
 template <class Vector>
@@ -199,6 +203,7 @@ INLINE void multiply_whole(const Turn turn, i64 t, float* results, i64 pitch) {
     for (i64 group = 0; group < turn.groups; group++) {
         ints products[HEIGHT][VECTORS] = {}, w[VECTORS];
         const int16_t *x = turn.x.x + (group * turn.x.rows + t) * GROUP, *values = whole.values + group * GROUP * PANEL;
+        if (HEIGHT == 1 && BITS < 16) ask_for(turn.codes + group * LINES * PANEL * 4 + AHEAD, LINES * PANEL * 4, 0, 1);
         for (int line = 0; line < LINES; line++)
             for (int half = 0; half < (BITS == 4 ? 2 : 1); half++, x += 4, values += 4 * PANEL)
                 for (int odd = 0; odd < 2; odd++) {
@@ -233,6 +238,7 @@ OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results, i6
     for (i64 group = 0; group < turn.groups; group++) {
         ints pairs[HEIGHT][2] = {}, products[HEIGHT][2];
         const int8_t* x = turn.x.bytes + (group * turn.x.rows + t) * GROUP;
+        if (HEIGHT == 1) ask_for(codes + AHEAD, LINES * PANEL * 4, 0, 1);
         for (int line = 0; line < LINES; line++, codes += PANEL * 4, x += 8) {
             ints first = load<ints>(codes), second = load<ints>(codes + 32);
             for (int r = 0; r < HEIGHT; r++) add_bytes(pairs[r], first & 0x0f0f0f0f, second & 0x0f0f0f0f, x + r * GROUP);
@@ -312,7 +318,7 @@ INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, 
             const uint8_t* next = m.codes + ((last ? item.panel * G + g + groups : at + G) * GROUP * PANEL * m.bits / 8);
             for (i64 block = 0; block < count; block++) {
                 i64 t = block * rows / count, height = (block + 1) * rows / count - t;
-                if (!over) ask_for(next, now * GROUP * PANEL * m.bits / 8, block, count);
+                if (!over && count > 1) ask_for(next, now * GROUP * PANEL * m.bits / 8, block, count);
                 multiply[height - 1](turn, t, whole.results + t * pitch + n * PANEL, pitch);
             }
         }

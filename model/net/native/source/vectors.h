@@ -7,6 +7,7 @@
 
 static const i64 NEAR_ROWS = 96;  // of x, whose columns of a turn stay in the second level of the cache
 static const i64 DEPTH = 384;     // columns of a turn, at most
+static const i64 AHEAD = 2048;    // bytes of weights that are asked for before one row of x multiplies them
 
 struct Near {
     alignas(64) float x[NEAR_ROWS * DEPTH];
@@ -31,6 +32,7 @@ INLINE void multiply_block(const float* x, const uint32_t* weights, i64 between,
         for (int v = 0; v < VECTORS; v++) total[t][v] = load<Vector>(sums + t * pitch + v * WIDTH);
     for (i64 k = 0; k < columns; k += 2, weights += PANEL) {
         Vector first[VECTORS], second[VECTORS];
+        for (int n = 0; HEIGHT == 1 && n < PANELS; n++) _mm_prefetch((const char*)(weights + n * between) + AHEAD, _MM_HINT_T0);
         for (int v = 0; v < VECTORS; v++) first[v] = first_of(load<Vector>(weights + v / SIDE * between + v % SIDE * WIDTH));
         for (int t = 0; t < HEIGHT; t++)
             for (int v = 0; v < VECTORS; v++) total[t][v] = add_product(total[t][v], first[v], x[t * DEPTH + k] - Vector{});

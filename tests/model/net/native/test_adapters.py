@@ -17,7 +17,8 @@ from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_decoder
 from tests.model.net.native.test_native import distance, random_text, shaped
 
-pytestmark = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+needs_library = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+pytestmark = [needs_library, pytest.mark.by_loops("amx")]
 LENGTHS = [1, 33, 64, 65, 20]
 SWITCHES = {
     "llama": {"num_kv_heads": 2},

@@ -1,4 +1,4 @@
-"""The native decoder computes what the plain decoder computes, in every variant that this CPU has."""
+"""The native decoder computes what the plain decoder computes, in every variant."""
 
 import shutil
 import subprocess
@@ -22,6 +22,7 @@ from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
 needs_library = pytest.mark.skipif(built is None, reason="the native decoder is not built here: python -m model.net.native")
+pytestmark = pytest.mark.by_loops("amx")
 SHAPES = [  # query heads, key/value heads, head size
     (4, 2, 32),
     (5, 5, 64),
@@ -151,6 +152,7 @@ def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, shape
 
 
 @needs_library
+@pytest.mark.by_loops("avx512", "avx512-bf16", "amx")
 @torch.inference_mode()
 def test_scores_are_those_of_the_head_and_do_not_depend_on_how_many_are_asked(variant):
     half = pair(shaped(4, 2, 32, vocab_size=VOCAB))[1]

@@ -16,9 +16,10 @@ from model.net.transformer import Decoder
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.net.native.test_native import distance, pair, run, run_native, shaped
 
-pytestmark = pytest.mark.skipif(
+needs_library = pytest.mark.skipif(
     library.load() is None, reason="the native decoder is not built here: python -m model.net.native"
 )
+pytestmark = [needs_library, pytest.mark.by_loops("avx2-vnni", "avx512", "avx512-vnni", "amx")]
 FORMS = [(kind, minima) for kind in KINDS.values() for minima in (False, True)]
 each_form = pytest.mark.parametrize(("kind", "minima"), FORMS, ids=lambda value: getattr(value, "name", str(value)))
 
@@ -77,6 +78,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.by_loops("amx")
 @each_form
 @pytest.mark.parametrize(("changes", "shape"), SHAPES, ids=str)
 @torch.inference_mode()
@@ -89,6 +91,7 @@ def test_the_decoder_is_the_plain_one_with_the_numbers_of_the_codes_up_to_roundi
         assert distance(run_native(small, chunk, 32), wanted) < 0.12
 
 
+@pytest.mark.by_loops  # a product by itself says it sooner
 @pytest.mark.parametrize("kind", [INT8, INT4, IQ4_NL], ids=lambda kind: kind.name)
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, kind):
