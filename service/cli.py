@@ -171,8 +171,8 @@ def train(
 def bench(
     context: typer.Context,
     what: str = typer.Argument(
-        help="engine, serve, serving, arrivals, prefix, lookup, lora, family, option, memory, loading, start, scheduler, "
-        "limits, gate or all; then its flags"
+        help="engine, serve, serving, arrivals, prefix, lookup, lora, family, option, quality, memory, loading, start, "
+        "scheduler, limits, gate or all; then its flags"
     ),
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
@@ -206,6 +206,45 @@ def inspect_(
     settings = read_settings({"model": folder})
     tracing.check(settings.otel_endpoint)
     raise typer.Exit(inspect_cli.show(settings, as_json=json))
+
+
+@app.command()
+def quality(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            help="Checkpoint folder, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    quantize: Annotated[str, typer.Option(help="Forms beside the model as it is, with commas between them.")] = "int8,int4",
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="UTF-8 file to read; default: Python's standard library, the files that the shipped model never saw."
+        ),
+    ] = None,
+    num_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes", help="How much of the text is read; default: about a minute a form on two slow cores.", metavar="N"
+        ),
+    ] = None,
+    outliers: Annotated[
+        float | None,
+        typer.Option(help="Put outliers of this factor into the model first, without changing its function.", metavar="FACTOR"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Tell what quantised weights cost: bits per byte of a text, KL divergence and agreement with the model as it is.
+
+    All forms are computed as they are served, and are in memory at the same time.
+    """
+    from service import quality_cli
+
+    settings = read_settings({"model": folder})
+    quality_cli.show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
 
 
 @app.command()

@@ -93,6 +93,11 @@ class AsyncEngine:
         return self._info
 
     @property
+    def engine(self) -> Engine:
+        """What the step thread steps. Nobody else touches it once that thread has started."""
+        return self._engine
+
+    @property
     def draining(self) -> bool:
         """Whether new requests are refused for good."""
         return self._draining

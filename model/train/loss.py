@@ -19,6 +19,7 @@ from model.net.attention import PLAIN, causal_mask
 from model.net.backends import fused, variant_of
 from model.net.states import Recurrence
 from model.net.transformer import Decoder
+from model.quality import windows
 
 CHUNK = 2048
 """Tokens whose logits live at the same time: 2048 x 8192 floats are 64 MiB."""
@@ -124,18 +125,12 @@ Hidden = Callable[[Decoder, Tensor], Tensor]
 
 @torch.inference_mode()
 def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int, hidden: Hidden = hidden_states) -> float:
-    """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes.
-
-    Windows of `context` tokens overlap by half, and each token but the first is scored once, with at least half
-    a window before it (except in the first window).
-    """
-    nats, scored = 0.0, 1
-    while scored < len(tokens):
-        start = max(0, min(scored - context // 2, len(tokens) - 1 - context))
-        window = tokens[start : start + context + 1].long()
+    """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes, read in `windows`."""
+    nats = 0.0
+    for start, scored, stop in windows(len(tokens), context):
+        window = tokens[start:stop].long()
         hidden_TE = hidden(net, window[None, :-1])[scored - 1 - start :]
         targets_T = window[scored - start :]
         for chunk_TE, chunk_T in zip(hidden_TE.split(CHUNK), targets_T.split(CHUNK), strict=True):
             nats += F.cross_entropy(net.logits(chunk_TE).float(), chunk_T, reduction="sum").item()
-        scored += len(targets_T)
     return nats / math.log(2) / num_bytes

@@ -48,7 +48,7 @@ def attend(monkeypatch, capfd):
 def test_help_lists_every_command(attend):
     status, out, _ = attend("--help")
     assert status == 0
-    assert all(command in out for command in ("serve", "generate", "train", "inspect", "check"))
+    assert all(command in out for command in ("serve", "generate", "train", "inspect", "quality", "check"))
 
 
 def test_serve_help_lists_every_setting_with_its_variable_and_default(attend):

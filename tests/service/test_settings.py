@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import settings as law
 from hypothesis import strategies as st
 
+from model.engine.build import EngineOptions
 from model.errors import SettingError
 from service.settings import PREFIX, Settings, read_settings
 
@@ -130,3 +131,19 @@ def test_a_model_is_named_after_its_folder_unless_it_has_a_name(tmp_path):
     assert Settings().name == "attend-default"
     assert Settings().folder.parts[-2:] == ("model", "default")
     assert Settings(model=".").folder.is_absolute()
+
+
+OF_THE_ENGINE = {
+    **{"device": "cpu", "dtype": "float16", "backend": "torch", "kv_dtype": "int8"},
+    **{"max_model_len": 77, "max_batch_requests": 5, "max_batch_tokens": 99, "max_queued_requests": 3, "block_size": 64},
+    **{"kv_cache_memory": 12345, "prefix_caching": False, "draft_tokens": 4, "deterministic": True, "num_threads": 3},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
+def test_a_setting_of_the_engine_reaches_it():
+    from service.deployment import engine_options
+
+    assert set(OF_THE_ENGINE) == EngineOptions.__dataclass_fields__.keys() & Settings.model_fields.keys()
+    options = engine_options(Settings(**OF_THE_ENGINE))
+    assert {name: getattr(options, name) for name in OF_THE_ENGINE} == OF_THE_ENGINE

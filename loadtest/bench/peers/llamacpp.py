@@ -16,6 +16,8 @@ MATRICES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 
 
@@ -49,14 +51,14 @@ def interleaved(x, heads):
 
 
 def convert(folder, target):
-    """Write the GGUF file of a Llama checkpoint in bfloat16."""
+    """Write the GGUF file of a Llama or Qwen3 checkpoint in bfloat16."""
     import gguf
     import numpy
 
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     heads, kv_heads, hidden = config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]
-    out = gguf.GGUFWriter(target + ".part", "llama")
+    out = gguf.GGUFWriter(target + ".part", config["model_type"])
     out.add_context_length(config["max_position_embeddings"])
     out.add_embedding_length(hidden)
     out.add_block_count(config["num_hidden_layers"])
@@ -73,7 +75,7 @@ def convert(folder, target):
     out.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     out.add_tokenizer_model("no_vocab")
     for name, x in tensors(os.path.join(folder, "model.safetensors")):
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             x = interleaved(x, heads if "q_proj" in name else kv_heads)
         if x.ndim == 1:
             out.add_tensor(new_name(name), (x.astype(numpy.uint32) << 16).view(numpy.float32))
@@ -149,16 +151,20 @@ def quantised(source, target, form, threads):
     os.rename(target + ".part", target)
 
 
+def file_of(folder, form, threads):
+    """The GGUF file of a checkpoint in a type, made at the first use."""
+    plain, path = (os.path.join(folder, f"model-{name}.gguf") for name in ("bf16", form))
+    if not os.path.isfile(plain):
+        convert(folder, plain)
+    if not os.path.isfile(path):
+        quantised(plain, path, form, threads)
+    return path
+
+
 def start(folder, threads):
     """Facts, and (prompts, output tokens) -> tokens made."""
     import llama_cpp
 
     form = os.environ.get("BENCH_FORM", "bf16")
-    path = plain = os.path.join(folder, "model-bf16.gguf")
-    if not os.path.isfile(plain):
-        convert(folder, plain)
-    if form != "bf16":
-        path = os.path.join(folder, f"model-{form}.gguf")
-        if not os.path.isfile(path):
-            quantised(plain, path, form, threads)
+    path = file_of(folder, form, threads)
     return {"name": f"llama.cpp {form}", "version": llama_cpp.__version__}, Context(path, threads).generate

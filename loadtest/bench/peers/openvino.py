@@ -12,10 +12,10 @@ FORMATS = {
 """Those of optimum-cli; with bf16 the numbers between matrices are bfloat16."""
 
 
-def export(folder, target, form):
-    """Convert a checkpoint; takes a minute or more. Raises CalledProcessError."""
+def export(folder, target, flags):
+    """Convert a checkpoint, with flags for its weights; takes a minute or more. Raises CalledProcessError."""
     tool = os.path.join(os.path.dirname(sys.executable), "optimum-cli")
-    command = [tool, "export", "openvino", "-m", folder, "--task", "text-generation-with-past", *FORMATS[form]]
+    command = [tool, "export", "openvino", "-m", folder, "--task", "text-generation-with-past", *flags]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     subprocess.run([*command, target + ".part"], env={**os.environ, **offline}, check=True)
     os.rename(target + ".part", target)
@@ -30,7 +30,7 @@ def start(folder, threads):
     form = os.environ.get("BENCH_FORM", "bf16")
     exported = os.path.join(folder, "openvino" if form == "bf16" else f"openvino-{form}")
     if not os.path.isdir(exported):
-        export(folder, exported, form)
+        export(folder, exported, FORMATS[form])
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_seqs = 2, 32  # GiB, and requests at once
     scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = 4096, True

@@ -119,6 +119,8 @@ INLINE Wide<Vector> widened(const Rows& rows, i64 known, i64 D, i64 P, float* to
     const i64 WIDTH = sizeof(Vector) / 4;
     auto row = [&](i64 n) EACH {
         i64 i = 0;
+        for (; i + GROUP <= D; i += GROUP)
+            for (i64 more = 0; more < GROUP; more += WIDTH) store(to + n * P + i + more, rows.at(n, i, more));
         for (; i + WIDTH <= D; i += WIDTH) store(to + n * P + i, rows.at(n, i / GROUP * GROUP, i % GROUP));
         for (; i < D; i++) to[n * P + i] = rows.one(n, i);
     };

@@ -308,8 +308,11 @@ INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, 
             Turn turn = {m.codes + at * GROUP * PANEL * m.bits / 8, m.scales + at * PANEL, m.minima ? m.minima + at * PANEL : nullptr, now, m.table, x};
             with.spread_scales(turn);
             if (spreads) with.spread(turn);
+            bool last = n + 1 == item.panels, over = last && g + groups >= G;
+            const uint8_t* next = m.codes + ((last ? item.panel * G + g + groups : at + G) * GROUP * PANEL * m.bits / 8);
             for (i64 block = 0; block < count; block++) {
                 i64 t = block * rows / count, height = (block + 1) * rows / count - t;
+                if (!over) ask_for(next, now * GROUP * PANEL * m.bits / 8, block, count);
                 multiply[height - 1](turn, t, whole.results + t * pitch + n * PANEL, pitch);
             }
         }

@@ -248,10 +248,10 @@ INLINE void encode_head(const bf16* x, const Codes& to, i64 D) {
         float scale = wide(to.scales[g] = scale_of(largest));
         int8_t codes[GROUP];
         for (i64 i = 0; i < GROUP; i += LANES) {
-            words places = (words)(load<floats>(group + i) / scale + 12582912.0f);  // 1.5 * 2^23: the low bits are the nearest whole number
+            // 1.5 * 2^23: the low bits are the nearest whole number; those of 0 / 0 are 0
+            words places = (words)(load<floats>(group + i) / scale + 12582912.0f);
             store(codes + i, __builtin_convertvector(places, Numbers<int8_t>));
         }
-        if (largest == 0) memset(codes, 0, sizeof codes);
         memcpy(to.codes + g * GROUP, codes, count);
     }
 }

@@ -84,6 +84,11 @@ static MultiplyBlock* const BF16_TWO[] = {TO_12(block_bf16, 2)};
 static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr}, BLOCKS_AVX2 = {6, 3, AVX2_ONE, AVX2_TWO};
 static const Blocks BLOCKS_AVX512 = {12, 12, nullptr, AVX512_TWO}, BLOCKS_BF16 = {12, 12, nullptr, BF16_TWO};
 
+// Asks for part `part` of `parts` of the weights that come next: they come from memory while others are multiplied.
+INLINE void ask_for(const void* from, i64 bytes, i64 part, i64 parts) {
+    for (i64 i = part * bytes / parts / 64; i < (part + 1) * bytes / parts / 64; i++) _mm_prefetch((const char*)from + i * 64, _MM_HINT_T1);
+}
+
 // Rows first .. first + rows - 1 of x by the panels of an item.
 template <class Vector, bool PAIRS>
 INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 rows, const Blocks& with) {
@@ -101,8 +106,11 @@ INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 row
         }
         for (i64 n = 0; n < item.panels; n += panels) {
             const uint32_t* weights = panel_of(m, item.panel + n) + k / 2 * PANEL;
+            bool last = n + panels >= item.panels, over = last && k + depth >= m.K;
+            const uint32_t* next = last ? panel_of(m, item.panel) + (k + depth) / 2 * PANEL : weights + panels * between;
             for (i64 block = 0; block < count; block++) {
                 i64 t = block * rows / count, height = (block + 1) * rows / count - t;
+                if (!over && count > 1) ask_for(next, columns * PANEL * 2, block, count);
                 multiply[height - 1](near.x + t * DEPTH, weights, between, columns, near.sums + t * pitch + n * PANEL, pitch);
             }
         }

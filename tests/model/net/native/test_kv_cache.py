@@ -4,17 +4,21 @@ import pytest
 import torch
 
 from model.net.backends import ReferenceBackend, TorchBackend
+from model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import SHAPES, distance, needs_library, pair, run, run_native, shaped
 
 pytestmark = needs_library
 LENGTHS = [130, 3, 65, 33]
+WINDOW = {"qk_norm": "head", "qkv_bias": True, "sliding_window": 40}
+DELTA = {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,)}
+SINKS = {"sinks": True, "softcap": 5.0, "sliding_window": 9, "window_layers": (1,)}
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 2, 40), (3, 1, 96), (2, 2, 128)], ids=str)
 @torch.inference_mode()
 def test_the_decoder_is_no_farther_from_the_plain_one_than_torch_is(variant, shape):
     """For all groupings and head sizes, whole groups or not, in few lanes and in many, in blocks that hold NaN from before."""
-    for changes, block_size in (({}, 32), ({"qk_norm": "head", "qkv_bias": True, "sliding_window": 40}, 64)):
+    for changes, block_size in (({}, 32), (WINDOW, 64)):
         whole, half = pair(shaped(*shape, **changes))
         variants = whole.config.attention_variants
         wanted = run(whole, ReferenceBackend(variants), 1000, block_size, torch.float32)
@@ -25,7 +29,11 @@ def test_the_decoder_is_no_farther_from_the_plain_one_than_torch_is(variant, sha
             assert distance(found, wanted) < min(theirs, 0.05)
 
 
-@pytest.mark.parametrize(("shape", "view"), [((9, 3, 64), {}), ((6, 2, 80), {}), ((8, 1, 32), {"sliding_window": 40})], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "view"),
+    [((9, 3, 64), {}), ((6, 2, 80), {}), ((8, 1, 32), WINDOW), ((4, 2, 32), SINKS), ((4, 2, 32), DELTA)],
+    ids=str,
+)
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, shape, view):
     """A tile of a few queries reads codes, one of many numbers that were made of them."""
@@ -38,3 +46,13 @@ def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, shape
     for at, length in enumerate(LENGTHS):
         assert torch.equal(run_native(net, 50, 32, [length], first=at, held=torch.int8), wanted[at]), length
     torch.set_num_threads(2)
+
+
+@pytest.mark.parametrize("view", [SINKS, DELTA], ids=["sinks", "delta"])
+@torch.inference_mode()
+def test_sinks_soft_caps_and_states_stay_as_they_are(variant, view):
+    whole, half = pair(shaped(4, 2, 32, **view))
+    variants = whole.config.attention_variants
+    wanted = run(whole, ReferenceBackend(variants), 1000, 32, torch.float32)
+    theirs = distance(run(half, TorchBackend(variants), 1000, 32, torch.int8), wanted)
+    assert distance(run_native(half, 40, 32, held=torch.int8), wanted) < min(theirs, 0.05)

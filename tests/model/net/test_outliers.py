@@ -1,0 +1,70 @@
+"""Outliers make some numbers between matrices large, and change no logit."""
+
+import pytest
+import torch
+
+from model.errors import SettingError
+from model.net.checkpoint import load, save
+from model.net.outliers import CHANNELS, put_outliers, write_with_outliers
+from model.train.loss import hidden_states
+from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
+
+TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2]])
+SWITCHES = [
+    {},
+    {"norm": "layernorm", "gated_mlp": False},
+    {"norm_place": "sandwich"},
+    {"norm_place": "parallel"},
+    {"norm_place": "shared"},
+    {"tied_head": True, "qkv_bias": True},
+    {"num_experts": 4, "experts_per_token": 2, "shared_expert_size": 20},
+]
+
+
+def inputs_of(net, name):
+    """What a matrix reads."""
+    seen = []
+    handle = net.get_submodule(name).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    hidden_states(net, TOKENS)
+    handle.remove()
+    return seen[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("factor", [64.0, 10.0])
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_a_model_with_outliers_has_the_logits_that_it_had(switches, factor):
+    net, changed = (tiny_decoder(tiny_config(**switches)) for _ in range(2))
+    put_outliers(changed, factor)
+    before, after = (each.logits(hidden_states(each, TOKENS)) for each in (net, changed))
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["blocks.0.attention.qkv", "blocks.1.mlp.gate_up"])
+def test_outliers_stand_in_a_few_channels_of_what_matrices_read(name):
+    net, changed = (tiny_decoder(tiny_config()) for _ in range(2))
+    put_outliers(changed, 64.0)
+    grown_E = (inputs_of(changed, name) / inputs_of(net, name)).mean(0).round()
+    assert sorted(grown_E.tolist()) == [1.0] * (len(grown_E) - CHANNELS) + [64.0] * CHANNELS
+
+
+def test_a_model_without_norms_before_its_sublayers_is_refused():
+    for place in ("post", "output"):
+        with pytest.raises(SettingError, match="no norms before its sublayers"):
+            put_outliers(tiny_decoder(tiny_config(norm_place=place)), 8.0)
+
+
+@torch.no_grad()
+def test_a_written_model_with_outliers_is_the_one_that_it_was(tmp_path):
+    save(tiny_decoder(tiny_config()), tmp_path / "plain", torch.bfloat16)
+    write_with_outliers(tmp_path / "plain", tmp_path / "changed", 64.0)
+    nets = [load(tmp_path / name, torch.float32, "cpu") for name in ("plain", "changed")]
+    assert not torch.equal(nets[0].blocks[0].attention_norm.weight, nets[1].blocks[0].attention_norm.weight)
+    before, after = (net.logits(hidden_states(net, TOKENS)) for net in nets)
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+def test_a_family_that_is_not_written_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="family gpt2"):
+        write_with_outliers(write_checkpoint("gpt2", tmp_path / "plain"), tmp_path / "changed", 8.0)
