@@ -69,7 +69,8 @@ def test_a_start_that_fails_says_why():
         asyncio.run(main())
 
 
-FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "backend": "native", "kv_tokens": 32}
+FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
+FACTS |= {"backend": "native", "kv_tokens": 32}
 
 
 def test_a_replica_that_dies_while_it_is_asked_is_asked_again(monkeypatch, capsys):
