@@ -60,7 +60,8 @@ class Settings(BaseModel):
         "auto", description="who computes attention; auto is the fastest that fits"
     )
     quantize: Literal["none", "int8", "int4"] = Field(
-        "none", description="keep the weights in whole numbers: half or a quarter of the memory, and faster on a CPU"
+        "none",
+        description="keep weights in whole numbers: half or a quarter of the memory; faster where the native decoder serves",
     )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the defaults of sampling from the checkpoint's generation_config.json"

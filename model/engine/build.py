@@ -25,7 +25,7 @@ from model.errors import EngineFailed, SettingError
 from model.gguf.places import is_gguf, parts
 from model.net.backends import AttentionBackend
 from model.net.checkpoint import load, read_config
-from model.net.formats.codes import INT4, INT8, Kind
+from model.net.formats.codes import KINDS, Kind
 from model.net.kv_cache import KVCache
 from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
@@ -174,7 +174,7 @@ def quantised_kind(wanted: str, device: str) -> Kind | None:
         return None
     if device != "cpu":
         raise SettingError(f"quantize is {wanted}, but {device} does not multiply whole numbers: it needs device = cpu")
-    return {"int8": INT8, "int4": INT4}[wanted]
+    return KINDS[wanted]
 
 
 def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, backend: str) -> torch.dtype:

@@ -60,8 +60,6 @@ struct Matrix {
     bool counted = false;      // those are -8 .. 7, in their order
 };
 
-
-
 // A matrix in whole numbers as it comes: rows of codes, and of the scales of their groups.
 struct CodedRows {
     i64 bits;

@@ -158,7 +158,7 @@ def test_a_product_is_that_of_the_definition_for_any_number_of_rows(variant, kin
 def test_the_largest_numbers_of_both_sides_do_not_overflow(variant, kind, minima, signs):
     """All products have their largest size and one sign, or signs that differ in each group's halves and pairs."""
     columns = 4864
-    low, high = (0, 15) if kind.values else (-127, 127)
+    low, high = (0, 15) if kind.values else (-128, 127)
     if kind.values:
         low, high = min(range(16), key=kind.values.__getitem__), max(range(16), key=kind.values.__getitem__)
     pattern = torch.arange(columns) // 3 % 2 if signs == 0 else torch.full((columns,), int(signs > 0))
