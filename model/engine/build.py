@@ -81,8 +81,9 @@ def build_engine(
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
-    kind, held = quantised_kind(options.quantize, device), choose_kv_dtype(options, dtype, device, backend.name)
     natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
+    kind = quantised_kind(options.quantize, device, natively=natively)
+    held = choose_kv_dtype(options, dtype, device, backend.name)
     net = load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
     weights = names_of_kinds(net) or name_of(dtype)
     engine_config = size_engine(config, held, device, options)
@@ -168,12 +169,16 @@ def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
 
 
-def quantised_kind(wanted: str, device: str) -> Kind | None:
+def quantised_kind(wanted: str, device: str, *, natively: bool) -> Kind | None:
     """What codes mean in matrices that are kept in whole numbers; None for plain ones. Raises SettingError."""
     if wanted == "none":
         return None
     if device != "cpu":
         raise SettingError(f"quantize is {wanted}, but {device} does not multiply whole numbers: it needs device = cpu")
+    if not natively:
+        log.warning(
+            "quantize is %s without the native backend: each product first makes its matrix plain, which is slow", wanted
+        )
     return KINDS[wanted]
 
 

@@ -21,6 +21,7 @@ from model.engine.build import (
     decodes_natively,
     fingerprint,
     processor,
+    quantised_kind,
     size_engine,
 )
 from model.engine.cache import free_memory
@@ -438,3 +439,19 @@ def test_an_engine_that_is_warm_knows_what_a_token_may_take(folder):
         assert 0 < engine._engine.seconds_a_token < 60
     finally:
         engine.close()
+
+
+def test_an_engine_says_how_its_weights_are_kept_and_each_way_has_a_fingerprint(folder, caplog):
+    engines = {wanted: build_engine(folder, replace(OPTIONS, quantize=wanted)) for wanted in ("none", "int8", "int4")}
+    assert [engine.info.weights for engine in engines.values()] == [engines["none"].info.dtype, "int8", "int4"]
+    assert len({engine.info.fingerprint for engine in engines.values()}) == 3
+    assert len({engine.info.num_parameters for engine in engines.values()}) == 1
+    with caplog.at_level("WARNING"):
+        build_engine(folder, replace(OPTIONS, backend="torch", quantize="int4"))
+    assert "quantize is int4 without the native backend" in caplog.text
+
+
+def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
+    with pytest.raises(SettingError, match="^quantize is int8, but cuda does not multiply whole numbers"):
+        quantised_kind("int8", "cuda", natively=False)
+    assert quantised_kind("none", "cuda", natively=False) is None
