@@ -452,6 +452,6 @@ def test_an_engine_says_how_its_weights_are_kept_and_each_way_has_a_fingerprint(
 
 
 def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
-    with pytest.raises(SettingError, match="^quantize is int8, but cuda does not multiply whole numbers"):
+    with pytest.raises(SettingError, match=r"^quantize is int8, but cuda does not multiply whole numbers"):
         quantised_kind("int8", "cuda", natively=False)
     assert quantised_kind("none", "cuda", natively=False) is None
