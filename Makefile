@@ -11,7 +11,7 @@ ALONE    = $(sort $(shell grep -rl --include="*.py" "mark\.alone" tests))
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity bench-gate protos train clean
+.PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity bench-gate screenshots protos train clean
 
 # --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
@@ -71,6 +71,9 @@ capacity: setup  ## the highest rate of requests that keeps the objectives
 
 bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; default HEAD~1); fails where the engine became slower
 	$(BIN)/python -m loadtest.bench.gate $(ARGS)
+
+screenshots: setup  ## the README's pictures of the page, of a server of its own (needs Chromium)
+	$(BIN)/python -m tests.service.pictures
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)

@@ -54,6 +54,8 @@ class ChatTemplate:
         self.options = frozenset(variables - _RESERVED - set(environment.globals) - set(tokens))
         """What `render` takes beside the messages."""
         self.source = source
+        self.sources = source + (for_tools or "")
+        """All that is written in the templates."""
         self._clock = clock
         self._always = {
             **tokens,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
 
 Value = TypeVar("Value")
-Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "tools"]
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_CHOICES = 1000
@@ -63,13 +63,16 @@ _CAUSES: dict[int, str] = {
 }
 """What it says of a grammar that a signal ended its compilation."""
 
-_JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
+JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
     "lenient": False,  # a keyword that is not carried out is refused by name
     "coerce_one_of": False,
     "json_allow_general_unicode_escapes": True,
 }
+"""How JSON may be written."""
+_SPECIAL = re.compile(r"<\[\d+\]>")
+"""A special token by its id, in a grammar of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ class GrammarSpec:
     kind: Kind
     text: str
     """A JSON schema, a regular expression (Rust's syntax; it matches the whole answer), a JSON list of strings, a grammar
-    (Lark as in llguidance's docs/syntax.md, or llama.cpp's GBNF), each at most 64 KiB; "" for json_object."""
+    (Lark as in llguidance's docs/syntax.md, or llama.cpp's GBNF), each at most 64 KiB; "" for json_object. "tools" is a grammar
+    in Lark that the server wrote for calls of tools; it may name special tokens by their ids."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -270,6 +274,8 @@ def _source(kind: Kind, text: str) -> str:
         return llguidance.LLMatcher.grammar_from_regex(text)
     if kind == "grammar":
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+    if kind == "tools":
+        return llguidance.LLMatcher.grammar_from_lark(text)
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
     schema = json.loads(text) if kind == "json_schema" else {"type": "object"}
@@ -277,7 +283,7 @@ def _source(kind: Kind, text: str) -> str:
         raise ValueError("must be a JSON object")
     if "x-guidance" in schema:
         raise ValueError('"x-guidance" is not supported')
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
 
 
 def _escape(text: str) -> str:
@@ -332,13 +338,14 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
     except Exception as error:  # the converters raise what they like
         return " ".join(str(error).split())[:SHOWN] or type(error).__name__, ""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
-    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=_limits())
+    walked = _source(kind, _SPECIAL.sub(f"<[{_Bytes.other}]>", text)) if kind == "tools" else source
+    matcher = llguidance.LLMatcher(tokenizer, walked, log_level=0, limits=_limits())
     draw = random.Random(0)
     for step in range(_PROBE_STEPS):
         if matcher.is_stopped():  # complete, or in error
             break
-        bits = int.from_bytes(matcher.compute_bitmask(), "little") & ((1 << 256) - 1)
-        allowed = [byte for byte in range(256) if bits >> byte & 1]
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in (*range(256), _Bytes.other) if bits >> token & 1]
         if allowed:
             matcher.consume_token(draw.choice(allowed))
         elif not matcher.is_error() and not matcher.is_accepting():
@@ -347,12 +354,13 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
 
 
 class _Bytes:
-    """The least tokenizer that the library takes: one token a byte, and an end."""
+    """The least tokenizer that the library takes: one token a byte, and an end. One more stands for any special token."""
 
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
-    special_token_ids = (256,)
+    other = 257
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", b"<other>")
+    special_token_ids = (256, other)
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)

@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,11 @@ class Tokenizer:
         """Whether a text is the same without a token: one that is unknown, or special and skipped."""
         return (skip_special_tokens and token_id in self._special) or self.raw.id_to_token(token_id) is None
 
+    def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of the texts that are special tokens, with their ids."""
+        ids = {text: self.raw.token_to_id(text) for text in texts}
+        return {text: token for text, token in ids.items() if token is not None and token in self._special}
+
     def sound(self, token_id: int | None, utf8: codecs.IncrementalDecoder) -> list[int]:
         """The tokens for the next one, None for the end: a byte token waits in `utf8` until its character is whole, and bytes
         that are no character become the bytes of U+FFFD. Other tokenizers' tokens stay as they are."""
@@ -186,9 +191,13 @@ class StreamDecoder:
     decoders that have neither, a trailing U+FFFD is held back while it may still become a character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: Mapping[int, str] | None = None
+    ) -> None:
+        """`shown` are special tokens that are text all the same; text begins anew after one."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown or {}
         self._alone = tokenizer.alone(skip_special_tokens=skip_special_tokens)
         self._utf8 = _utf8_decoder()
         self._patience = 0 if tokenizer.has_byte_tokens else PATIENCE
@@ -199,6 +208,10 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` settles; may be empty."""
+        if token_id in self._shown:
+            piece = self.flush() + self._shown[token_id]
+            self._unfinished, self._tokens, self._context, self._sent = False, [], 0, ""
+            return piece
         if self._alone is None:
             return self._decode_again(token_id)
         text = self._alone[token_id]

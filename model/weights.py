@@ -27,6 +27,14 @@ READ = (".json", ".jinja", ".safetensors", SUFFIX)
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder. Raises CheckpointError."""
+    document = read_any_json(folder, name)
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{folder / name} must hold a JSON object")
+    return document
+
+
+def read_any_json(folder: Path, name: str) -> Any:
+    """What a JSON file of the folder holds. Raises CheckpointError."""
     path = folder / name
     if is_gguf(folder):
         from model.gguf.documents import document  # it needs numpy, and a folder does not
@@ -39,12 +47,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_JSON:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes, but at most {MOST_JSON} are read")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return document
 
 
 def read_index(folder: Path) -> dict[str, str] | None:

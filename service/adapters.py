@@ -1,7 +1,7 @@
-"""The LoRA adapters that callers can name: those of the setting `adapter`, and those in a folder that is looked at again.
+"""The LoRA adapters that callers can name: those of the setting `adapter`, and those in a folder that is watched.
 
-The folder is the one truth for all replicas: each looks at it once a second. A folder in it is an adapter under its own name.
-One that is gone is no longer found; calls that have it end with it. One that is bad is not served, and the log says why.
+The folder is the same for all replicas: each reads it once a second. A folder in it is an adapter under its own name. A removed
+adapter is no longer found; calls that have it keep it to their end. A bad adapter is not served, and the log gives the reason.
 """
 
 import logging
@@ -23,7 +23,7 @@ Seen = tuple[tuple[str, int, int, int], ...]
 
 
 class Reader(Protocol):
-    """What makes an adapter of a folder: `model.engine.adapters.Adapters`."""
+    """Reads an adapter from a folder: `model.engine.adapters.Adapters`."""
 
     def read(self, folder: Path) -> Adapter:
         """Raises CheckpointError."""
@@ -68,11 +68,11 @@ class Shelf:
         return list(self._adapters)
 
     def get(self, name: str) -> Adapter | None:
-        """The adapter of this name; None where there is none. Who gets it may go on with it after it is gone from here."""
+        """The adapter of this name; None where there is none. The caller may keep it after it is removed from here."""
         return self._adapters.get(name)
 
     def look(self) -> None:
-        """Load what is new or has changed in the folder, and let go of what is no longer there."""
+        """Load new and changed adapters of the folder, and drop removed ones."""
         now = self._clock()
         try:
             faults = self._looked()
@@ -86,23 +86,23 @@ class Shelf:
         self._complaints = {name: each for name, each in self._complaints.items() if name in faults}
 
     def follow(self) -> None:
-        """Look once a second from now on, on a thread, until `close`."""
+        """Read the folder once a second, on a thread, until `close`."""
         if self._folder is not None:
             threading.Thread(target=self._follow, name="attend-adapters", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """End that thread."""
         self._stopping.set()
 
     def _follow(self) -> None:
         while not self._stopping.wait(CHECK_SECONDS):
             try:
                 self.look()
-            except Exception:  # whatever a folder does to a reader, the next look comes
+            except Exception:  # an error of any kind must not end the thread
                 log.exception("looking at the folder of adapters failed")
 
     def _looked(self) -> dict[str, str]:
-        """Take what the folder has; returns what is wrong, by name."""
+        """Load the adapters of the folder; returns the errors, by name."""
         found: dict[str, tuple[Seen, Adapter]] = {}
         bad: dict[str, tuple[Seen, str]] = {}
         faults: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Work beside the event loop, in which callers take turns. What takes long stands back behind the engine's steps.
+"""Work beside the event loop, in which callers take turns. Long work runs only while the engine leaves a core free.
 
 A prompt of some thousand characters is worked on at once, by threads beside the engine's. A text of a MiB, or a large schema,
 would take a core from every stream for a second: it runs on one thread that the operating system lets run when nothing else
@@ -27,7 +27,7 @@ LARGE = 64 << 10
 MOST_LARGE = 64
 """Large texts at a time; they wait for each other."""
 THREADS = 4
-"""For work that is not large, and lets go of the interpreter for the most part, as the tokenizer does."""
+"""For work that is not large and mostly runs without the interpreter lock, as the tokenizer does."""
 
 
 class Places:
@@ -72,7 +72,7 @@ class Places:
 
 
 class TurnPool:
-    """Threads that take one piece of work of each owner in turn: who brings many waits for his own, and nobody else does.
+    """Threads that take one piece of work of each owner in turn: an owner with many pieces delays only his own.
 
     With `rests` a thread rests after each piece for the time that it took of a CPU.
     """
@@ -84,7 +84,7 @@ class TurnPool:
         self._waiting: OrderedDict[str | None, dict[Future[Any], Callable[[], Any]]] = OrderedDict()
 
     def submit(self, owner: str | None, work: Callable[[], T]) -> Future[T]:
-        """The result of `work` to be. Work that is cancelled before its turn is never begun, and forgotten at once."""
+        """A future of the result of `work`. Work that is cancelled before its turn is never begun, and dropped at once."""
         future: Future[T] = Future()
         with self._lock:
             self._waiting.setdefault(owner, {})[future] = work
@@ -93,7 +93,7 @@ class TurnPool:
         return future
 
     def _forget(self, owner: str | None, future: Future[Any]) -> None:
-        """Let go of work that was cancelled: it may hold a long text, and its turn may be far away."""
+        """Drop cancelled work: it may hold a long text, and its turn may be far away."""
         with self._lock:
             pieces = self._waiting.get(owner, {})
             if pieces.pop(future, None) is not None and not pieces:
@@ -119,7 +119,8 @@ class TurnPool:
             time.sleep(time.thread_time() - began)
 
 
-def _stand_back() -> None:
+def stand_back() -> None:
+    """Let the calling thread run only when nothing else wants to, where the system allows it."""
     with contextlib.suppress(AttributeError, OSError):  # another system, or a sandbox that forbids it
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
@@ -127,7 +128,7 @@ def _stand_back() -> None:
 _quick = TurnPool(THREADS, "attend-quick")
 _alone = TurnPool(1, "attend-alone", rests=True)
 """For work that holds the interpreter."""
-_patient = TurnPool(1, "attend-aside", _stand_back)
+_patient = TurnPool(1, "attend-aside", stand_back)
 _large = Places(MOST_LARGE, "long texts are waiting")
 
 
@@ -143,9 +144,9 @@ async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, 
 
 
 async def alone(work: Callable[[], T], owner: str | None = None) -> T:
-    """The result of work that holds the interpreter. One piece at a time, with a rest after each as long as itself.
+    """The result of work that holds the interpreter lock. One piece at a time, with a rest after each as long as itself.
 
-    Four threads would take the interpreter from the event loop and the engine in turns. With them four bodies of 1 MiB at a
-    time made a gap of 950 ms between a neighbour's messages; one after the other 346 ms, with rests between them 145 ms.
+    Four threads would take the lock from the event loop and the engine one after the other. With them four bodies of 1 MiB at
+    a time made a gap of 950 ms between a neighbour's messages; one after the other 346 ms, with rests between them 145 ms.
     """
     return await asyncio.wrap_future(_alone.submit(owner, work))

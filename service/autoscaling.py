@@ -1,4 +1,4 @@
-"""How many replicas the load wants: the policy that Serve's autoscaler asks, over what the engines themselves say.
+"""How many replicas the load needs: the policy of Serve's autoscaler, from the loads that the engines report.
 
 Serve alone would count requests. But an engine is full when its places are taken, or its KV blocks, or when calls wait as
 long as they run, and which comes first depends on their lengths. Serve adds the delays: a decision must hold for so long.
@@ -17,8 +17,8 @@ FULL, ROOMY = 0.75, 0.5
 """Replicas are added until each is at most FULL, and removed as long as the rest would be at most ROOMY. Between the two
 the number stays, so that a steady load changes nothing."""
 LOOK_BACK_SECONDS, UP_SECONDS, DOWN_SECONDS = 15.0, 15.0, 600.0
-"""Loads are means over the first; a decision must hold for the second to add, and for the third to remove: a replica is
-dear to start, for its weights, and perhaps a node."""
+"""Loads are means over the first; a decision must hold for the second to add, and for the third to remove: starting a replica
+is expensive, since it loads weights and may need a node."""
 
 
 class Reading(NamedTuple):

@@ -11,7 +11,7 @@ starts, and they end at (requests that run) / (steps that a request takes * seco
   by half or so.
 - Serve sends the call to the replica with the least wait. It chooses by load, so mostly it does.
 
-None means that nothing is known yet, or that the call does not fit the context.
+None means: not known yet, or the call does not fit the context.
 """
 
 import time
@@ -31,13 +31,13 @@ STEP_MEMORY, PROMPT_MEMORY, REQUEST_MEMORY = 64, 16, 64
 
 
 class Mean(NamedTuple):
-    """A quotient of two sums that fade, so that what was long ago counts little."""
+    """A quotient of two sums that fade: old terms count little."""
 
     above: float = 0.0
     below: float = 0.0
 
     def add(self, above: float, below: float, keep: float) -> "Mean":
-        """With one more term in each sum; all that came before counts `keep` times as much."""
+        """With one more term in each sum; the earlier terms count `keep` times as much."""
         return Mean(self.above * keep + above, self.below * keep + below)
 
     @property
@@ -111,7 +111,7 @@ class LoadMeter:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one replica tells the one that was asked."""
+    """What a replica reports to the replica that answers."""
 
     info: EngineInfo
     stats: EngineStats
@@ -120,7 +120,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A call that somebody may make, in tokens."""
+    """A possible call, in tokens."""
 
     prompt_tokens: int = 0
     max_tokens: int = 16
@@ -147,7 +147,7 @@ def fits(info: EngineInfo, question: Question) -> bool:
 
 
 def wait_seconds(load: Load, question: Question) -> float | None:
-    """Seconds until the engine takes the call up: 0 where its next step can, None where that is not known."""
+    """Seconds until the engine starts the call: 0 where its next step can, None where that is not known."""
     if not fits(load.info, question):
         return None
     ended = _must_end(load, question)
@@ -182,7 +182,7 @@ def answer_seconds(load: Load, question: Question) -> float | None:
 
 
 def document(loads: Sequence[Load], expected: int, question: Question) -> dict[str, Any]:
-    """What /v1/capacity answers: sums over the replicas that told theirs, and the times of the one with the least wait."""
+    """The answer of /v1/capacity: sums over the replicas that reported, and the times of the one with the least wait."""
     answers = [(wait_seconds(load, question), answer_seconds(load, question)) for load in loads]
     wait, seconds = min(answers, key=_unknown_last, default=(None, None))
     infos, stats, paces = ([getattr(load, part) for load in loads] for part in Load.__slots__)

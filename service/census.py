@@ -1,17 +1,18 @@
-"""Who serves: replicas and proxies as Serve's controller knows them, and the replicas that ended without being told to.
+"""Replicas and proxies as Serve's controller knows them, and the replicas that ended without being told to.
 
-Each replica signs in to Ray's key-value store before it loads, and signs out when it ends in order. One that is signed in
-and that the controller does not know any more has died. The store belongs to the cluster's head: it outlives every replica.
+Each replica signs in to Ray's key-value store before it loads, and signs out when it ends in order. A replica that is signed in
+and unknown to the controller has died. The store belongs to the cluster's head: it outlives every replica.
 """
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray.experimental import internal_kv
 from ray.serve.context import _get_global_client
+
+from service.exposition import serving
 
 NAMESPACE, PREFIX = b"attend", b"replica/"
 SIGN_OUT_SECONDS = 2.0
@@ -28,12 +29,12 @@ class Census:
 
 
 def sign_in(replica: str) -> None:
-    """A replica begins."""
+    """Sign a replica in."""
     internal_kv._internal_kv_put(PREFIX + replica.encode(), b"", namespace=NAMESPACE)
 
 
 def sign_out(replica: str) -> None:
-    """A replica ends in order."""
+    """Sign a replica out: it ends in order."""
     arguments = {"namespace": NAMESPACE}
     thread = threading.Thread(
         target=internal_kv._internal_kv_del, args=(PREFIX + replica.encode(),), kwargs=arguments, daemon=True
@@ -46,7 +47,7 @@ def take(application: str) -> Census:
     """Ask Serve's controller and the store. Blocks until both answer; raises RayError or RayServeException."""
     before = signed_in()
     details = _get_global_client().get_serve_details()
-    return read(details, before & signed_in(), application)  # one that signs in or out meanwhile has not died
+    return read(details, before & signed_in(), application)  # a replica that signs in or out meanwhile has not died
 
 
 def signed_in() -> set[str]:
@@ -55,7 +56,7 @@ def signed_in() -> set[str]:
 
 
 def read(details: Mapping[str, Any], signed: set[str], application: str) -> Census:
-    """A census from what the controller says, and the replicas that were signed in before and after it said so."""
+    """A census from the controller's answer, and the replicas that were signed in before and after it."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
     proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
@@ -63,7 +64,7 @@ def read(details: Mapping[str, Any], signed: set[str], application: str) -> Cens
 
 
 def news(before: Census, after: Census) -> list[str]:
-    """What has changed, a sentence each."""
+    """The changes, one sentence each."""
     lines = [f"Replica {name} died" for name in sorted(after.dead - before.dead)]
     lines += [
         f"Replica {name}: {state}" for name, state in sorted(after.replicas.items()) if before.replicas.get(name) != state
@@ -78,12 +79,4 @@ def news(before: Census, after: Census) -> list[str]:
 
 def page(census: Census) -> str:
     """The census in the Prometheus text format."""
-    states, statuses = Counter(census.replicas.values()), Counter(status for status, _ in census.proxies.values())
-    return (
-        "# HELP attend_replicas Replicas by their state, as Serve's controller knows them\n# TYPE attend_replicas gauge\n"
-        + "".join(f'attend_replicas{{state="{state}"}} {number}\n' for state, number in sorted(states.items()))
-        + "# HELP attend_proxies Proxies of the nodes by their status\n# TYPE attend_proxies gauge\n"
-        + "".join(f'attend_proxies{{status="{status}"}} {number}\n' for status, number in sorted(statuses.items()))
-        + "# HELP attend_replica_deaths_total Replicas that ended without being told to, or did not start\n"
-        + f"# TYPE attend_replica_deaths_total counter\nattend_replica_deaths_total {len(census.dead)}\n"
-    )
+    return serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))

@@ -37,7 +37,7 @@ Outcome = Literal["ok", "failed", "skipped"]
 
 
 class Failed(Exception):
-    """The server did not do what it should. The sentence says what it did."""
+    """A check failed. The sentence says what the server did."""
 
 
 class Skipped(Exception):
@@ -45,12 +45,12 @@ class Skipped(Exception):
 
 
 class Unreachable(Exception):
-    """Nobody answers at the URL."""
+    """No server answers at the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check went."""
+    """The result of one check."""
 
     name: str
     outcome: Outcome
@@ -84,7 +84,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Probe:
-    """A server under check, and what is known of it so far."""
+    """A server under check, and what earlier checks have learned of it."""
 
     url: str
     grpc_target: str | None
@@ -130,7 +130,7 @@ class Probe:
             yield channel
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with each RPC."""
+        """The metadata of each RPC."""
         return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
     def _send(self, request: urllib.request.Request, key: str | None) -> Reply:
@@ -241,7 +241,7 @@ def refusal(probe: Probe) -> str:
 
 
 def keys(probe: Probe) -> str:
-    """Nobody gets in without a key, or with a wrong one."""
+    """A call without a key, or with a wrong one, is refused."""
     if not probe.key:
         raise Skipped("no API key was given")
     for key in ("", NOBODY):
@@ -293,7 +293,7 @@ def metrics(probe: Probe) -> str:
 
 
 def _uncounted(probe: Probe) -> list[str]:
-    """What the counters lack of what was sent. Others may call too, so more is well."""
+    """By how much the counters are below what was sent. Others may call too, so counters may be higher."""
     now = _counters(probe.get("/metrics"))
     wanted: dict[tuple[str, ...], int] = {("attend_requests_total", *where): calls for where, calls in probe.calls.items()}
     wanted["attend_generation_tokens_total",] = probe.tokens
@@ -321,7 +321,7 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
 
 
 def run(probe: Probe) -> Iterator[Result]:
-    """The results, as they come. Raises Unreachable if there is nobody to check."""
+    """The results, one by one. Raises Unreachable if no server answers."""
     try:
         probe.get("/healthz")
     except (OSError, http.client.HTTPException) as error:
@@ -333,7 +333,7 @@ def run(probe: Probe) -> Iterator[Result]:
 
 
 def target(url: str, grpc_target: str | None, key: str | None) -> Probe:
-    """What to check. gRPC is at the URL's host, port 9000, unless told; "none" leaves it out. Raises SettingError."""
+    """The server to check. gRPC is at the URL's host, port 9000, unless given; "none" leaves it out. Raises SettingError."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, _ = parts.hostname, parts.port

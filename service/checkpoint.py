@@ -1,4 +1,4 @@
-"""A checkpoint's files against each other, before anything listens."""
+"""Checks a checkpoint's files against each other, before the server listens."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from model.tokenizer import Tokenizer
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer of a folder, for a model of so many tokens. Raises CheckpointError where it is another model's.
 
-    Added tokens may lie beyond the model's, as images do in a model of text: a prompt that has one is refused by itself.
+    Added tokens may lie beyond the model's, as image tokens do in a text model: a prompt that has one is refused by itself.
     """
     tokenizer = Tokenizer.load(folder)
     last, token = max(((i, token) for token, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()), default=(-1, ""))

@@ -80,10 +80,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @with_settings
 def serve(settings: Settings) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
-    from service import supervisor, tracing
+    from service import single, supervisor, tracing
 
     tracing.check(settings.otel_endpoint)
-    raise typer.Exit(supervisor.run(settings))
+    raise typer.Exit((single if settings.single else supervisor).run(settings))
 
 
 @app.command()
@@ -118,6 +118,7 @@ def generate(
         str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
     ] = None,
     quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Colour each token by its probability.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
 ) -> None:
     """Continue a prompt in the terminal, streamed, without Ray."""
@@ -145,7 +146,29 @@ def generate(
     given = adapter if adapter and "=" in adapter else None
     settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
     fields["model"] = ",".join(settings.adapters) if given else adapter or None
-    offline.generate(settings, fields, as_json=json)
+    offline.generate(settings, fields, as_json=json, show=show)
+
+
+@app.command()
+def explain(
+    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    answer: Annotated[str, typer.Option(help="What follows it.")] = "",
+    layer: Annotated[int | None, typer.Option(help="Layer to draw, from 0; default: the last that attends.")] = None,
+    head: Annotated[int | None, typer.Option(help="Query head to draw, from 0; default: the mean of all.")] = None,
+    lens: Annotated[bool, typer.Option("--lens", help="Tell what each layer would say next.")] = False,
+    model: Annotated[str | None, typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME.", metavar="DIR")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
+    ] = None,
+    quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what POST /v1/attention answers and nothing else.")] = False,
+) -> None:
+    """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
+    from service import explain_cli
+
+    settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
+    explain_cli.show(settings, text, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
 
 
 @app.command()
@@ -266,7 +289,7 @@ def check(
 ) -> None:
     """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
 
-    Prints a line for each check. Ends with status 1 if one failed or nobody answers, else 0.
+    Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0.
     """
     from service.check import Unreachable, run, target
 

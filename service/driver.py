@@ -6,11 +6,7 @@ Run by `service.supervisor`, which has set the environment that Ray reads when i
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ from service import census, hub, routes
 from service.checkpoint import read_tokenizer
 from service.deployment import build, gpus_wanted
 from service.keys import load_keys
+from service.lifecycle import before, beside, catch_signals, ready_line, say
 from service.settings import Settings
 
 APP = "default"
@@ -72,40 +69,6 @@ async def main(settings: Settings, statistics: int) -> int:
     finally:
         await stop_everything(serving=started)
     return 0
-
-
-async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end before `stop` was set; it is given up otherwise. Raises what it raises."""
-    task, told = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
-    if task.done():
-        task.result()
-        return True
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    return False
-
-
-def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
-    """What `function` returns in a thread that nobody waits for at the end, as Serve may wait for ever in it."""
-    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(setter: Callable[[Any], None], value: Any) -> None:
-        if not result.done():
-            setter(value)
-
-    def run() -> None:
-        try:
-            outcome = result.set_result, function(*arguments, **named)
-        except BaseException as error:
-            outcome = result.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result
 
 
 def check_room(settings: Settings, resources: dict[str, float]) -> None:
@@ -171,19 +134,6 @@ async def say_ready(settings: Settings) -> None:
     raise EngineFailed(f"no replica has said for {DESCRIBE_SECONDS:g} s what it is")
 
 
-def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
-    """Where the server listens, what it serves, and how to try it."""
-    host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
-    body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
-    numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
-    return (
-        f"Ready: http://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
-        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
-        f"{facts['backend']}  {facts['kv_tokens']} KV tokens\n"
-        f"Try:   curl -N --json '{body}' http://{host}:{settings.port}/v1/completions"
-    )
-
-
 async def may_serve(unknown: bool) -> bool:
     """Whether a replica runs that may have calls; `unknown` where Serve's controller does not say."""
     with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
@@ -214,25 +164,6 @@ async def stop_everything(serving: bool) -> None:
         await asyncio.to_thread(serve.delete, APP)
         await serve.shutdown_async()
     ray.shutdown()
-
-
-def catch_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set; the second one exits at once, and the supervisor cleans up."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        loop.call_soon_threadsafe(stop.set)
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-    return stop
-
-
-def say(text: str) -> None:
-    """A line for the person who started the server."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""HAProxy as we run it: a wrapper around its binary that adds to Ray's configuration what Ray has no setting for.
+"""HAProxy as Attend runs it: a wrapper around its binary that adds rules to Ray's configuration for which Ray has no setting.
 
 Ray writes a configuration and starts "haproxy -db -f FILE ..." at each change of the replicas. It names the process by its id,
 so the wrapper becomes HAProxy (`exec`) once it has changed the file.
@@ -14,18 +14,18 @@ from model.errors import SettingError
 from service.http_api.body import BODY_SECONDS, MAX_BYTES
 
 HEADER_SECONDS = 10
-"""What a caller gets to begin a request on a new connection and to send all of its head."""
+"""Seconds in which a caller must begin a request on a new connection and send all of its head."""
 IDLE_SECONDS = 10
-"""How long `attend serve` keeps a connection on which nobody asks anything."""
+"""Seconds for which `attend serve` keeps an idle connection."""
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
 MOST_ERRORS = 200
 """Errors that calls with one `Authorization` header from one address may get in a second.
 
-HAProxy refuses further ones for HOLD_SECONDS. By address too: where no keys are set, clients of many callers send the
+HAProxy then refuses its calls for HOLD_SECONDS. Counted by address too: without keys, clients of many callers send the
 same header."""
 HOLD_SECONDS = 10
-"""With one second, a key that asks 322 times at once was let in again each second, and each time made the others wait."""
+"""With one second, a key that made 322 calls at once was let in again each second, and delayed the others each time."""
 MOST_OPEN = 100
 """Requests in a second that one address may make of the paths that need no key; HAProxy refuses further ones."""
 OPEN = "/healthz /health /readyz /metrics /version"
@@ -34,17 +34,17 @@ CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
 may be busy for three seconds and is not taken for dead."""
 CONNECT_MS = 300
-"""Then a call that reaches no replica is tried on another. One that is being connected to a replica when that is marked as dead
-is closed without an answer, so the less time that takes, the fewer they are. A busy event loop does not keep the kernel from
-it."""
+"""Milliseconds after which a call that reaches no replica is tried on another. A call that is being connected to a replica as
+that is marked dead is closed without an answer; a shorter time makes such calls fewer. The kernel accepts connections even if
+the event loop is busy."""
 PROBES = ("option srvtcpka", "srvtcpka-idle 1s", "srvtcpka-intvl 1s")
 LOST_MS = 3500
-"""A connection to a replica ends when that machine has acknowledged nothing for so long, idle or not. Health checks see that
-sooner, but a HAProxy that leaves after a change of the replicas checks nobody any more. It is more than the three seconds that
-an event loop may be busy for: meanwhile it takes no more bytes than its kernel has room for, which counts too."""
+"""A connection to a replica ends when that machine has acknowledged nothing for so long, idle or not. Health checks notice
+that sooner, but a HAProxy that was replaced after a change of the replicas makes no more checks. It is more than the three
+seconds for which an event loop may be busy: a busy one takes no more bytes than its kernel can hold, which looks the same."""
 NONE = "no replica can take the request now"
 CRASH_SECONDS = 60
-"""How long a HAProxy that stands in for a dead one lives at most. Ray starts the next one after a few seconds."""
+"""The longest life of a HAProxy that replaces a dead one. Ray starts the next one after a few seconds."""
 
 WRAPPER = """#!/bin/sh
 # Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
@@ -96,7 +96,7 @@ CARRY_ID = "http-request set-header x-request-id %[var(txn.attend_id)]"
 FORWARDED_FOR = "option forwardfor"
 """The replica learns the caller's address from HAProxy, and not from a header that the caller wrote."""
 GRPC_ERRORS = tuple(f"http-error status {status} hdr x-attend-edge 1" for status in (502, 503, 504))
-"""Errors without a body, which the rules of the gRPC side make a status of gRPC's."""
+"""Errors without a body, which the rules of the gRPC side turn into a gRPC status."""
 EDITS = r"""/^defaults$/r defaults.cfg
 /^ *errorfile 50[234] /d
 s/^\( *stats socket .*\) mode 666 /\1 mode 600 /
@@ -114,10 +114,10 @@ s/^\( *timeout connect\) .*/\1 {connect}ms/
 """
 """What `sed` does to Ray's configuration.
 
-A replica that leaves says DRAINING (the last number) instead of success: it is alive, and its streams may end.
+A replica that shuts down answers DRAINING (the last number) instead of success: it is alive, and its streams may end.
 
-Each HTTP call has a connection of its own to its replica. Where a replica dies under a call on a connection that was used
-before, HAProxy closes the caller's without an answer, since it takes the call for one that its client tries again.
+Each HTTP call has a connection of its own to its replica. If a replica died during a call on a connection that was
+used before, HAProxy would close the caller's connection without an answer, since it expects the client to try again.
 """
 SERVERS = """\
 # A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so HTTP
@@ -237,7 +237,7 @@ def _grpc_rules() -> list[str]:
 def _sources(refusal: str) -> list[str]:
     """The limit on connections of one address, which the wrapper fills in or leaves out.
 
-    A call on one connection too many is told so. Connections that never ask cannot be: twice as many are cut off.
+    A call on one connection too many gets an error. A connection without a call cannot get one: beyond twice as many it is cut.
     """
     return [
         "tcp-request connection track-sc0 src table attend_sources # ATTEND_SOURCES",

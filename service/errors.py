@@ -1,4 +1,4 @@
-"""One table: what each error means on the wire. Whatever is not in it is our bug, and says no more than that."""
+"""One table: each error's codes on the wire. An error that is not in it is a bug of ours, and its message says no more."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class WrongMediaType(InvalidRequest):
 
 
 class ClientGone(AttendError):
-    """The caller left; nobody reads the answer."""
+    """The caller disconnected; the answer is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def wire(error: BaseException) -> Wire:
 
 
 def sentence(error: BaseException, request_id: str) -> str:
-    """What the caller is told: our own words, or for a bug nothing but the id to ask about."""
+    """The message for the caller: the error's own sentence, or for a bug only the id to ask about."""
     return str(error) if wire(error) is not INTERNAL else f"internal error; request id {request_id}"
 
 

@@ -13,6 +13,7 @@ from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNo
 from model.generation_config import NO_DEFAULTS, Defaults
 from model.net.adapters import Adapter
 from model.params import MAX_PROMPT_SCORES, token_ids
+from model.pooling import NO_EMBEDDINGS, EmbeddingRules
 from model.tokenizer import Tokenizer
 from service.adapters import Shelf
 from service.answer import Answer
@@ -28,6 +29,8 @@ SHOWN = 8
 """Names that an error lists at most."""
 DIGITS = 16
 """Of an adapter's SHA-256 in a fingerprint."""
+MOST_VECTORS = 1 << 24
+"""Numbers of embeddings in all calls at a time: some 200 MB of memory."""
 MOST_SCORES = 2 * MAX_PROMPT_SCORES
 """Log probabilities of prompt tokens in all calls at a time: a GB of memory, most of it their JSON."""
 
@@ -44,6 +47,7 @@ class GenerationService:
         request_timeout: float = 600.0,
         deadline_default_ms: int | None = None,
         defaults: Defaults = NO_DEFAULTS,
+        embedding: EmbeddingRules = NO_EMBEDDINGS,
         shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,6 +56,7 @@ class GenerationService:
         self.preparation = Preparation(engine.info, tokenizer)
         self.model_name = model_name
         self.defaults = defaults
+        self.embedding = embedding
         self.shelf = shelf
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
@@ -60,21 +65,22 @@ class GenerationService:
         most = engine.info.max_batch_requests + engine.info.max_queued_requests
         self._preparing = Places(most, "requests are being prepared")
         self._scores = Places(MOST_SCORES, "log probabilities of prompt tokens are being computed")
+        self._vectors = Places(MOST_VECTORS, "numbers of embeddings are being computed")
 
     async def generate(
         self, command: Command, record: RequestRecord, held: ExitStack | None = None, *, adapter: Adapter | None
     ) -> AsyncGenerator[list[Chunk], None]:
-        """The answers as they are made, in lists of what came together. Closing the iterator aborts.
+        """The answers as they are made, in lists of chunks that arrived together. Closing the iterator aborts.
 
-        `adapter` is what `adapter_of` found: whoever tells of it, as in a fingerprint, tells of the one that computes.
-        Log probabilities of prompts hold their places until the end, or until `held` is closed: who gathers chunks keeps them.
+        `adapter` is the result of `adapter_of`, so that the fingerprint and the computation use the same one. Log probabilities
+        of prompts, and embeddings, hold their places until the end, or until `held` is closed: a caller that gathers chunks
+        keeps them longer.
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), ExitStack() as stack:
-            seconds = min(self._request_timeout, (command.deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
-            deadline = asyncio.get_running_loop().time() + seconds
-            lease = stack.enter_context(_admitted(command.key, command.num_answers, self._least(command)))
+            deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
+            lease = stack.enter_context(admitted(command.key, command.num_answers, self._least(command)))
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
             for request in requests:
@@ -85,6 +91,9 @@ class GenerationService:
                 each = command.prompt_logprobs + 1
                 amount = each * sum(len(request.prompt) for request in requests)
                 (stack if held is None else held).enter_context(self._scores.hold(command.owner, amount))
+            if command.embedding is not None:
+                amount = len(requests) * self.engine.info.hidden_size
+                (stack if held is None else held).enter_context(self._vectors.hold(command.owner, amount))
             unfinished = dict(answers)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
@@ -101,13 +110,17 @@ class GenerationService:
             finally:
                 alarm.cancel()
 
+    def seconds_of(self, deadline_ms: int | None) -> float:
+        """How long a call may take that asks for so many milliseconds, or for none."""
+        return min(self._request_timeout, (deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
+
     @property
     def num_preparing(self) -> int:
         """Calls that are being prepared: tokenized, checked, their grammars compiled."""
         return self._preparing.taken
 
     async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
-        """The answers that are to be made. A text that takes long, or a grammar, must not hold a place for ever."""
+        """The answers to make. The deadline counts here too: a long text or a grammar must not hold a place for ever."""
         with self._preparing.hold(command.owner):
             try:
                 async with asyncio.timeout_at(deadline):
@@ -142,8 +155,8 @@ class GenerationService:
             self.find(name)
 
     def adapter_of(self, command: Command) -> Adapter | None:
-        """The adapter that a call names, as its model or by itself; None for the served model. The call has it to its end,
-        whatever becomes of the name. Raises ModelNotFound, or InvalidRequest where it names two.
+        """The adapter that a call names, as its model or by itself; None for the served model. The call keeps it to its
+        end, even if the name is removed. Raises ModelNotFound, or InvalidRequest where it names two.
         """
         of_model = self.find(command.model) if command.model else None
         adapter = self.find(command.adapter) if command.adapter else of_model
@@ -155,13 +168,13 @@ class GenerationService:
         return adapter
 
     def fingerprint(self, adapter: Adapter | None) -> str:
-        """Tells weights apart: the engine's fingerprint, with the beginning of the adapter's SHA-256 where there is one."""
+        """Identifies the weights: the engine's fingerprint, with the beginning of the adapter's SHA-256 where there is one."""
         own = self.engine.info.fingerprint
         return own if adapter is None else f"{own}-{adapter.digest[:DIGITS]}"
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, key: Key | None = None) -> list[int]:
         """Token ids of a text, made beside the event loop. Counts as an answer of `key` while it lasts."""
-        with _admitted(key):
+        with admitted(key):
             encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
             return await aside(encode, len(text), owner=name_of(key))
 
@@ -171,7 +184,7 @@ class GenerationService:
         def text() -> str:
             return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
 
-        with _admitted(key):
+        with admitted(key):
             return await aside(text, len(tokens), owner=name_of(key))
 
     def _advance(
@@ -188,7 +201,9 @@ class GenerationService:
             if output.finish_reason is FinishReason.ERROR:
                 log.error("a request failed in the engine: %s", output.error)
                 raise EngineFailed("internal error")
-            if not output.token_ids and not any(other.begun for other in answers.values()):
+            if not output.token_ids and (
+                answer.request.pooling is not None or not any(other.begun for other in answers.values())
+            ):
                 self._raise_unstarted(output.finish_reason)
             chunk = answer.take(output)
             if chunk.finish_reason is not None:
@@ -203,11 +218,11 @@ class GenerationService:
         """The last chunk of an answer, with its times."""
         if output.finish_reason is chunk.finish_reason:
             return chunk
-        self.engine.abort(output.request_id, FinishReason.STOP)  # a stop string, of which the engine knows nothing
+        self.engine.abort(output.request_id, FinishReason.STOP)  # a stop string, which the engine does not know
         return replace(chunk, times=request.times(self._clock()))
 
     def _raise_unstarted(self, reason: FinishReason | None) -> None:
-        """A call that ends before its first token is an error, not an empty answer."""
+        """A call that ends before its first token is an error, not an empty answer; so is one that lacks an embedding."""
         if reason is FinishReason.DEADLINE:
             raise DeadlineExceeded("the deadline passed before the first token")
         if reason is FinishReason.ABORT:
@@ -218,7 +233,7 @@ class GenerationService:
             self.engine.abort(request.request_id, FinishReason.DEADLINE)
 
 
-def _admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
+def admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
     """The places of a call under its key's limits, where there is a key. See `Key.admit`."""
     return nullcontext() if key is None else key.admit(answers, tokens)
 

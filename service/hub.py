@@ -1,6 +1,6 @@
 """Checkpoints named hf://ORG/NAME[/FILE.gguf][@REVISION]: downloaded once into the cache of huggingface_hub, served from there.
 
-The library goes on where a connection was cut, keeps the files that are whole, and reads its own variables: HF_TOKEN,
+The library resumes a download after a cut connection, keeps the files that are whole, and reads its own variables: HF_TOKEN,
 HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here. The layout of its cache is described in
 "Understand caching" of its guide.
 """
@@ -25,10 +25,11 @@ from model.weights import INDEX, WHOLE, read_index, way_out
 from service.settings import HUB, REFERENCE, Settings
 
 SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
+SMALL += ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json"]
 SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", INDEX]
-"""What is read beside the weights, or tells why a repository cannot be served."""
+"""Files that are read beside the weights, or that show why a repository cannot be served."""
 STALE_SECONDS = 3600
-"""Age of a partial file that nobody writes to any more: a download that was killed leaves one."""
+"""Age of a partial file that is no longer written to: a killed download leaves one."""
 SHA256 = re.compile("[0-9a-f]{64}")
 Say = Callable[[str], None]
 
@@ -92,7 +93,7 @@ def _small(repository: str, revision: str | None) -> Path:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL))
     except errors.HfHubHTTPError:
         raise
-    except httpx2.HTTPError:  # the library itself takes the cache where nobody listens, but not where a connection breaks
+    except httpx2.HTTPError:  # the library itself uses the cache where no hub answers, but not where a connection breaks
         with suppress(errors.LocalEntryNotFoundError):
             return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL, local_files_only=True))
         raise
@@ -169,7 +170,7 @@ def _remove_partial(home: Path) -> None:
 
 
 def _bars() -> AbstractContextManager[object]:
-    """The library's bars for a person alone: in a log they would be many lines."""
+    """Show the library's progress bars only on a terminal: in a log they would be many lines."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -201,8 +202,8 @@ def _home(repository: str) -> Path:
 def _verify(folder: Path, say: Say) -> None:
     """Check the SHA-256 of each large file that is new to us; one that differs is removed. Raises CheckpointError.
 
-    In the cache a large file is a link to a blob whose name is the SHA-256 that the hub named. What was checked is remembered
-    beside the blobs. Where the cache cannot be written to, whoever filled it has checked it.
+    In the cache a large file is a link to a blob whose name is the SHA-256 that the hub named. A checked file is noted
+    beside the blobs. A cache that cannot be written to was checked by the process that filled it.
     """
     done = folder.parent.parent / ".attend-verified"
     blobs = {path: Path(os.readlink(path)).name for path in folder.iterdir() if path.is_symlink()}
@@ -228,7 +229,7 @@ def _is_known(record: Path, path: Path) -> bool:
 
 
 def _stamp(path: Path) -> str:
-    """Changes whenever a file is written anew."""
+    """Changes whenever a file is written again."""
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 

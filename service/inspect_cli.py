@@ -1,4 +1,4 @@
-"""`attend inspect`: what a checkpoint is and what it would take to serve it, without reading its weights."""
+"""`attend inspect`: what a checkpoint is and what memory serving it takes, without reading its weights."""
 
 import json
 from pathlib import Path

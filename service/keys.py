@@ -1,4 +1,4 @@
-"""API keys: a file of their hashes, and the ring that knows a caller by it.
+"""API keys: a file of their hashes, and the ring that finds a caller's name by it.
 
 The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N}}`;
 a limit that is null or absent does not hold. A key is 256 random bits, so one round of SHA-256 cannot be searched.
@@ -37,7 +37,7 @@ SECRET_BYTES = 32
 MAX_LIMIT = 10**9
 CHECK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
-"""How often a file that stays bad is complained of."""
+"""How often the log names a file that stays bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class KeyRing:
     """The keys of a file, which may change while the server runs. Raises SettingError if the file is bad at the start.
 
     The file is looked at no more than once a second. One that became bad leaves the last good keys in force here, but stops the
-    start of a new replica: so the log says it again every minute, and `file_ok` is false.
+    start of a new replica: so the log repeats it every minute, and `file_ok` is false.
     """
 
     def __init__(self, path: str | Path, clock: Clock = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a checkpoint that is being loaded: a bar with the rate on a terminal, else one line at the end."""
+"""The progress of a checkpoint that is being loaded: a bar with the rate on a terminal, else one line at the end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 Report = Callable[[int, int], None]
-"""Takes the bytes that are read, and those that there are."""
+"""Called with the bytes read so far, and with all of them."""
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def shown(
 ) -> Iterator[Report]:
     """What `build_engine` reports to. `say` gets one line when all is loaded; a `stream` that is a terminal shows a bar before.
 
-    The rate of the line counts what comes after reading too, until the engine stands.
+    The rate in the line includes the time after reading, until the engine is built.
     """
     columns = (TextColumn("Loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(file=stream), transient=True, disable=stream is None or not stream.isatty())

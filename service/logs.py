@@ -1,7 +1,7 @@
 """Log lines as text for a person or as JSON for a collector. Prompts and answers are never logged.
 
-Nobody waits for a line to be written: a thread writes what callers put into a bounded queue, so a pipe that nobody reads costs
-lines, which are counted, and never holds the event loop.
+Callers do not wait for a line to be written: they put it into a bounded queue, from which a thread writes. So a pipe that is
+not read loses lines, which are counted, and never holds the event loop.
 """
 
 import copy
@@ -14,12 +14,15 @@ import time
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 
+from service.tracing import CallFacts
+
+requests = logging.getLogger("attend.requests")
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 STANDARD_ERROR = 2
 MOST_LINES = 4096
 """Lines that may wait to be written."""
 CLOSE_SECONDS = 2.0
-"""How long the end of a process waits for lines that nobody takes."""
+"""How long the end of a process waits for lines to be written."""
 
 OWN = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
 """What every record has; the rest of a record's attributes came with `extra`."""
@@ -41,7 +44,7 @@ _dropped = _Dropped()
 
 
 def lines_dropped() -> int:
-    """Lines that this process did not write, because nobody took them in time or the file could not be written."""
+    """Lines that this process did not write, because they were not read in time or the file could not be written."""
     return _dropped.count
 
 
@@ -92,7 +95,7 @@ class LineQueue(QueueHandler):
             _dropped.add()
 
     def close(self) -> None:
-        """Write what waits, for CLOSE_SECONDS at most."""
+        """Write the waiting lines, for CLOSE_SECONDS at most."""
         super().close()
         if self._open:
             self._open = False
@@ -102,7 +105,7 @@ class LineQueue(QueueHandler):
 
 
 class LineWriter(QueueListener):
-    """The thread that writes. It alone waits where nobody reads; when it has caught up, it says how many lines were dropped."""
+    """The thread that writes. It alone waits for a slow reader; when it has caught up, it logs how many lines were dropped."""
 
     def __init__(self, lines: "Queue[logging.LogRecord | None]", descriptor: int, formatter: logging.Formatter) -> None:
         super().__init__(lines)
@@ -127,7 +130,7 @@ class LineWriter(QueueListener):
         self._lines.put(None)
 
     def stop(self) -> None:
-        """Write what waits, then end."""
+        """Write the waiting lines, then end."""
         super().stop()
         if self.descriptor != STANDARD_ERROR:
             os.close(self.descriptor)
@@ -137,7 +140,7 @@ class LineWriter(QueueListener):
         while left:
             try:
                 left = left[os.write(self.descriptor, left) :]
-            except BlockingIOError:  # standard error is shared, and somebody told it not to wait
+            except BlockingIOError:  # standard error is shared, and another process made it non-blocking
                 waits = select.poll()
                 waits.register(self.descriptor, select.POLLOUT)
                 waits.poll()
@@ -149,7 +152,7 @@ def _notice(dropped: int) -> logging.LogRecord:
 
 
 def close() -> None:
-    """Write what waits, for CLOSE_SECONDS at most; what is logged later is not written."""
+    """Write the waiting lines, for CLOSE_SECONDS at most; later lines are not written."""
     for handler in logging.getLogger("attend").handlers:
         handler.close()
 
@@ -180,3 +183,29 @@ def _opened(path: str) -> tuple[int, OSError | None]:
         return STANDARD_ERROR, error
     os.set_blocking(descriptor, True)
     return descriptor, None
+
+
+def log_call(facts: CallFacts, trace_id: str | None) -> None:
+    """One line for a call that has ended; as JSON, its numbers are fields."""
+    fields: dict[str, object] = {
+        "request_id": facts.request_id,
+        "transport": facts.transport,
+        "route": facts.route,
+        "outcome": facts.outcome,
+        "prompt_tokens": facts.prompt_tokens,
+        "generation_tokens": facts.generation_tokens,
+        "seconds": round(facts.seconds, 6),
+        "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
+        "status": facts.status,
+        "error": facts.error,
+        "key": facts.key,
+        "client": facts.client,
+        "forwarded_for": facts.forwarded_for,
+    }
+    if trace_id is not None:
+        fields["trace_id"] = trace_id
+    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s"
+    where = (facts.transport, facts.route, facts.request_id, facts.outcome)
+    who = [("error", facts.error), ("key", facts.key), ("from", facts.client), ("for", facts.forwarded_for)]
+    told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
+    requests.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)

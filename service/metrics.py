@@ -3,7 +3,6 @@
 All label children exist from the start, so that a replica without traffic still shows every series.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,13 +32,14 @@ from service.records import Chunk
 from service.tallies import Count, Histogram, Reading
 from service.tracing import AnswerFacts, CallFacts, Tracer, context_of
 
-log = logging.getLogger("attend.requests")
-
 Headers = Callable[[], Iterable[tuple[str, str]]]
 """Gives a caller's headers or metadata: (name in lower case, value)."""
 
-ROUTES = {"http": ("/v1/completions", "/v1/chat/completions"), "grpc": ("Generate", "GenerateStream")}
-"""The routes that generate: each of their calls counts once in attend_requests_total."""
+ROUTES = {
+    "http": ("/v1/completions", "/v1/chat/completions", "/v1/attention", "/v1/embeddings"),
+    "grpc": ("Generate", "GenerateStream", "Chat", "ChatStream", "Explain", "Embed"),
+}
+"""The routes that compute: each of their calls counts once in attend_requests_total."""
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
@@ -271,6 +271,12 @@ class RequestRecord:
         self._count_tokens()
         self._close(min((reason or FinishReason.ABORT for reason in self._reasons.values()), key=OUTCOMES.index))
 
+    def computed(self, num_prompt_tokens: int) -> None:
+        """Count a call that has been answered and asked for no tokens, but computed those of its text."""
+        self.num_prompt_tokens = num_prompt_tokens
+        self._count_tokens()
+        self._close("stop")
+
     def delivered(self, chunks: Sequence[Chunk], n: int) -> None:
         """Count what the caller, who asked for `n` answers to each prompt, is about to be given."""
         now = self._metrics.clock()
@@ -332,7 +338,7 @@ class RequestRecord:
             facts = self._facts(outcome, error)
             self._metrics.duration.observe(facts.seconds)
             trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
-            log_call(facts, trace)
+            logs.log_call(facts, trace)
 
     def _facts(self, outcome: str, error: Exception | None) -> CallFacts:
         transport, route = self._where
@@ -360,32 +366,6 @@ class RequestRecord:
             return "OK" if error is None else wire(error).grpc.name
         begun = bool(self._reasons) and not self.at_once
         return 200 if error is None or begun else wire(error).status
-
-
-def log_call(facts: CallFacts, trace_id: str | None) -> None:
-    """One line for a call that has ended; as JSON, its numbers are fields."""
-    fields: dict[str, object] = {
-        "request_id": facts.request_id,
-        "transport": facts.transport,
-        "route": facts.route,
-        "outcome": facts.outcome,
-        "prompt_tokens": facts.prompt_tokens,
-        "generation_tokens": facts.generation_tokens,
-        "seconds": round(facts.seconds, 6),
-        "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
-        "status": facts.status,
-        "error": facts.error,
-        "key": facts.key,
-        "client": facts.client,
-        "forwarded_for": facts.forwarded_for,
-    }
-    if trace_id is not None:
-        fields["trace_id"] = trace_id
-    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s"
-    where = (facts.transport, facts.route, facts.request_id, facts.outcome)
-    who = [("error", facts.error), ("key", facts.key), ("from", facts.client), ("for", facts.forwarded_for)]
-    told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
-    log.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)
 
 
 def outcome_of(error: AttendError) -> str:

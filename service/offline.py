@@ -3,12 +3,16 @@
 import asyncio
 import json
 import logging
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from model.engine.build import EngineOptions, build_engine
+from model.engine.loop import AsyncEngine
 from model.errors import SettingError
 from model.generation_config import read_defaults
 from service import hub, loading
@@ -27,12 +31,26 @@ MEMORY = 1 << 30
 """Bytes of KV cache: enough for one call."""
 
 
-def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) -> None:
+def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool, show: bool = False) -> None:
     """Run one completion; `fields` are those of /v1/completions, and `model` is the name of a LoRA adapter or None.
 
-    Text goes to standard output as it comes.
+    Text goes to standard output as it is made; with `show` in colours for the probability of its tokens.
     """
+    if show and as_json:
+        raise SettingError("--show and --json cannot be given together: JSON has no colours")
     adapters = {name: adapter_folder(settings, name) for name in (fields["model"],) if name is not None}
+    if show and fields["logprobs"] is None:
+        fields = {**fields, "logprobs": 0}
+    with serving(settings, adapters) as (engine, service):
+        engine.start()
+        asyncio.run(_run(service, fields, as_json=as_json, write=coloured() if show else plain))
+
+
+@contextmanager
+def serving(
+    settings: Settings, adapters: Mapping[str, Path] = MappingProxyType({})
+) -> Iterator[tuple[AsyncEngine, GenerationService]]:
+    """An engine for one call, not yet started, and the service around it; `adapters` are the folders of those that it has."""
     settings = hub.with_folder(settings)
     options = EngineOptions(
         device=settings.device,
@@ -45,16 +63,14 @@ def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool) ->
         engine = build_engine(settings.folder, options, report)
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
-    shelf = None if engine.adapters is None else Shelf(engine.adapters, adapters, most=1, taken=settings.name)
-    service = GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults, shelf=shelf)
-    engine.start()
+    shelf = None if engine.adapters is None else Shelf(engine.adapters, dict(adapters), most=1, taken=settings.name)
     try:
-        asyncio.run(_run(service, fields, as_json=as_json))
+        yield engine, GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults, shelf=shelf)
     finally:
         engine.close()
 
 
-async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool) -> None:
+async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool, write: Callable[[Chunk], None]) -> None:
     body = read_completion(parse(json.dumps(dict(fields)).encode()))
     command = to_command(body, "offline", service.defaults)
     record = Metrics(service.engine, service.model_name).open("http", "/v1/completions")
@@ -63,7 +79,9 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
     async for batch in service.generate(command, record, adapter=adapter):
         chunks += batch
         if not as_json:
-            print("".join(shown(chunk) for chunk in batch if chunk.index == 0), end="", flush=True)
+            for chunk in batch:
+                if chunk.index == 0:
+                    write(chunk)
     writer = CompletionWriter(
         body,
         command.request_id,
@@ -82,8 +100,36 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
     print(flush=True)
 
 
+def plain(chunk: Chunk) -> None:
+    """Print the text that a chunk adds."""
+    print(shown(chunk), end="", flush=True)
+
+
+SHADES = ((0.5, ""), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "bold red"))
+"""Colours of tokens from these probabilities on."""
+
+
+def coloured() -> Callable[[Chunk], None]:
+    """Prints the text that a chunk adds, in the colour of its least likely token, where the terminal has colours."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+
+    def write(chunk: Chunk) -> None:
+        if chunk.prompt is not None:
+            console.print(Text(chunk.prompt.text), end="")
+        least = math.exp(min((scored.logprob for scored in chunk.logprobs), default=0.0))
+        console.print(Text(chunk.text, next(style for from_, style in SHADES if least >= from_)), end="")
+        if chunk.finish_reason is not None:
+            legend = [Text(f"  from {from_:.0%}", style) for from_, style in SHADES]
+            console.print(Text.assemble("\n\nprobability of each token:", *legend), end="")
+
+    return write
+
+
 def adapter_folder(settings: Settings, name: str) -> Path:
-    """The folder of an adapter: that which `adapter` names, else the one of its name in `adapters_folder`."""
+    """The folder of an adapter: the one given with `adapter`, else the one of this name in `adapters_folder`."""
     if name in settings.adapters:
         return settings.adapters[name]
     if not settings.adapters_folder:

@@ -1,4 +1,4 @@
-"""Every port that a server takes, worked out from its HTTP port and checked free before Ray starts.
+"""Every port that a server takes, derived from its HTTP port and checked free before Ray starts.
 
 Two servers that share Ray's range of replica gRPC ports answer each other's calls in silence, because those
 sockets are bound with SO_REUSEPORT. So each server owns a slot of 100 + 100 ports, held by a file lock.

@@ -1,4 +1,4 @@
-"""`attend quality`: what forms of a model's weights cost on a text, beside the model as it is."""
+"""`attend quality`: what forms of a model's weights lose on a text, beside the model as it is."""
 
 import codecs
 import json
@@ -113,7 +113,7 @@ def with_outliers(folder: Path, factor: float | None) -> Iterator[Path]:
 
 
 def measure(forms: Mapping[str, Form], text: Text, tokenizer: Tokenizer, start: int | None, context: int) -> dict[str, Any]:
-    """What each form makes of a text, the first form being the one that others are compared with. Raises SettingError."""
+    """The quality of each form on a text; the others are compared with the first. Raises SettingError."""
     tokens = text.tokens(tokenizer, start)
     if len(tokens) <= context:
         raise SettingError(

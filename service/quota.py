@@ -1,6 +1,6 @@
-"""What the caller behind an API key may take of one replica: requests and tokens in a minute, and answers at the same time.
+"""The limits of an API key at one replica: requests and tokens in a minute, and answers at the same time.
 
-A call is charged in three steps, each as soon as its amount is known and before more is worked out for it: one request when
+A call is charged in three steps, each as soon as its amount is known and before more work is done for it: one request when
 it arrives, a place for each of its answers once it is read, and its tokens once they are counted.
 """
 
@@ -23,7 +23,7 @@ class Limits:
     """What one key may take of one replica; None is no limit."""
 
     requests_per_minute: int | None = None
-    """Calls that arrived, the refused ones among them but for those that a limit of the key refused."""
+    """Calls that arrived, refused ones too, except those that a limit of the key refused."""
     tokens_per_minute: int | None = None
     """Of prompts and answers; an answer pays for its prompt too."""
     concurrent: int | None = None
@@ -77,7 +77,7 @@ class _Window:
 
 
 class Usage:
-    """What one name has taken; it outlives a change of its key or its limits."""
+    """What one name has used; it outlives a change of its key or its limits."""
 
     def __init__(self) -> None:
         self.lock = Lock()  # a route's dependency may run in a worker thread
@@ -196,5 +196,5 @@ class Key:
 
 
 def name_of(key: Key | None) -> str | None:
-    """Whose turn a caller takes: the name of the key, or None where no keys are set and all callers are one."""
+    """The owner in whose turn a call runs: the name of the key, or None where no keys are set and all callers are one."""
     return None if key is None else key.name

@@ -1,6 +1,7 @@
-"""What passes between a transport and the service: no word of HTTP or of protobuf."""
+"""The records between a transport and the service, which know neither HTTP nor protobuf."""
 
 import re
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,11 @@ from model.params import (
     describe,
     integer,
 )
+from model.pooling import EmbeddingRules
+from service.chat.forms import AnswerForm
+from service.chat.ids import call_id
+from service.chat.parts import Part, joined
+from service.chat.tools import NO_CALLS, Calling
 from service.quota import Key, name_of
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -27,11 +33,26 @@ MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_SALT = 128
 
 
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequest unless this can be the id of a request."""
+    if not REQUEST_ID.fullmatch(request_id):
+        wanted = "1 to 128 letters, digits and . _ : / + = @ -"
+        raise InvalidRequest(f"request_id must be {wanted}; got {describe(request_id)}", "request_id")
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A prompt that a chat template is to write, its special tokens included. `write` may take seconds."""
 
     write: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRules:
+    """How the answers of a chat are read."""
+
+    form: AnswerForm
+    calling: Calling = NO_CALLS
 
 
 Prompt = str | tuple[int, ...] | ChatPrompt
@@ -66,8 +87,12 @@ class Command:
     """Callers share cached prefixes only within one salt."""
     grammar: GrammarSpec | None = None
     """What each answer must look like."""
+    chat: ChatRules | None = None
+    """How answers are split into reasoning, content and tool calls; None where they are text alone."""
     resume_token_ids: tuple[int, ...] = ()
     """Tokens of the answer that the caller has already: the answer goes on after them."""
+    embedding: EmbeddingRules | None = None
+    """How prompts become vectors, where the call is for these and for no answer."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -78,17 +103,15 @@ class Command:
             integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
         if len(self.cache_salt) > MAX_SALT:
             raise InvalidRequest(f"cache_salt may hold at most {MAX_SALT} characters; got {len(self.cache_salt)}", "cache_salt")
-        if self.stops.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+        if self.stops.max_tokens == 0 and not self.computes_prompts:
             raise InvalidRequest("max_tokens must be at least 1 without echo or prompt_logprobs; got 0 (integer)", "max_tokens")
-        if self.grammar is not None and self.stops.min_tokens:
+        if self.is_formed and self.stops.min_tokens:
             raise InvalidRequest(
                 "min_tokens cannot be combined with structured output, which ends where it is complete", "min_tokens"
             )
         if self.resume_token_ids and (self.n > 1 or len(self.prompts) > 1):
             raise InvalidRequest("resume_token_ids needs a single prompt and n = 1", "resume_token_ids")
-        if not REQUEST_ID.fullmatch(self.request_id):
-            wanted = "1 to 128 letters, digits and . _ : / + = @ -"
-            raise InvalidRequest(f"request_id must be {wanted}; got {describe(self.request_id)}", "request_id")
+        check_request_id(self.request_id)
         integer("n", self.n, 1, MAX_CHOICES)
         if self.deadline_ms is not None:
             integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
@@ -97,6 +120,21 @@ class Command:
         if self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
+
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether there is something to report of a prompt alone."""
+        return self.echo or self.prompt_logprobs is not None or self.embedding is not None
+
+    @property
+    def field(self) -> str:
+        """What the caller calls the prompts."""
+        return "prompt" if self.embedding is None else "input"
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether answers follow a grammar."""
+        return self.grammar is not None or (self.chat is not None and self.chat.calling.is_enforced)
 
     @property
     def num_answers(self) -> int:
@@ -111,7 +149,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What the first chunk of an answer tells of its prompt."""
+    """The facts of a prompt in the first chunk of its answer."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
@@ -120,13 +158,15 @@ class PromptPart:
     """To be shown before the answer; empty without echo."""
     num_cached: int = 0
     """Tokens that needed no computing."""
+    hidden: "array[float] | None" = None
+    """See `Output`."""
 
 
 @dataclass(slots=True)
 class Chunk:
     """A piece of one answer. Text and token ids are deltas; counts are totals so far.
 
-    Nobody changes one, but one is made for each token, and a frozen dataclass takes six times as long to make.
+    Treat it as frozen. It is not, since one is made for each token, and a frozen dataclass takes six times as long to make.
     """
 
     index: int
@@ -144,11 +184,26 @@ class Chunk:
     """With the first chunk of an answer."""
     times: Times | None = None
     """With the last chunk of an answer."""
+    parts: tuple[Part, ...] | None = None
+    """Of an answer that is split: what the chunk holds, where that is more than content. `text` is the content alone."""
+    has_calls: bool = False
+    """Whether the answer so far has calls of tools, all of them whole."""
+    num_reasoning_tokens: int = 0
+    """So far."""
+
+    @property
+    def ends_in_calls(self) -> bool:
+        """Whether the answer has ended with calls of tools."""
+        return self.finish_reason is FinishReason.STOP and self.has_calls
+
+    def call_id(self, request_id: str, index: int) -> str:
+        """The id of the answer's call `index`."""
+        return call_id(request_id, self.seed, self.num_prompt_tokens, self.index, index)
 
     @property
     def is_plain(self) -> bool:
         """Whether it is text and tokens alone, somewhere between an answer's beginning and its end."""
-        return self.prompt is None and self.finish_reason is None and not self.logprobs
+        return self.prompt is None and self.finish_reason is None and not self.logprobs and self.parts is None
 
 
 def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -159,7 +214,7 @@ def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
 
 
 class Gathered:
-    """The answers of a call, put together while their chunks come, so that little is left to do at the end."""
+    """The answers of a call, put together as their chunks arrive, so that little work is left at the end."""
 
     def __init__(self) -> None:
         self._answers: dict[int, _Pieces] = {}
@@ -174,6 +229,7 @@ class Gathered:
             pieces.texts.append(chunk.text)
             pieces.token_ids += chunk.token_ids
             pieces.logprobs += chunk.logprobs
+            pieces.parts += chunk.parts or ()
 
     def answers(self) -> list[Chunk]:
         """One chunk for each answer, by index."""
@@ -182,18 +238,26 @@ class Gathered:
 
 @dataclass(slots=True)
 class _Pieces:
-    """What has come of one answer."""
+    """The chunks of one answer so far."""
 
     first: Chunk
     last: Chunk
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     def joined(self) -> Chunk:
         """All of it as one chunk."""
         text, token_ids, logprobs = "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs)
-        return replace(self.last, text=text, token_ids=token_ids, logprobs=logprobs, prompt=self.first.prompt)
+        return replace(
+            self.last,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt=self.first.prompt,
+            parts=tuple(joined(self.parts)) or None,
+        )
 
 
 @dataclass(slots=True)
@@ -204,6 +268,7 @@ class Usage:
     _prompts: dict[int, int] = field(default_factory=dict)
     _cached: dict[int, int] = field(default_factory=dict)
     _answers: dict[int, int] = field(default_factory=dict)
+    _reasoning: dict[int, int] = field(default_factory=dict)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Take in the totals that the chunks carry."""
@@ -213,6 +278,7 @@ class Usage:
             if chunk.prompt is not None:  # of several answers the first pays for the prompt
                 self._cached[place] = min(chunk.prompt.num_cached, self._cached.get(place, chunk.prompt.num_cached))
             self._answers[chunk.index] = chunk.num_tokens
+            self._reasoning[chunk.index] = chunk.num_reasoning_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -227,6 +293,7 @@ class Usage:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "completion_tokens_details": {"reasoning_tokens": sum(self._reasoning.values())},
         }
 
     @property

@@ -1,7 +1,7 @@
 """Where HAProxy sends calls.
 
-Serve says that an application runs as soon as a call can reach it, if only round by Serve's own proxy. A moment later it starts
-HAProxy anew with the replicas' addresses, and the process before it closes each of its connections after the answer under way.
+Serve reports that an application runs as soon as a call can reach it, even if only through Serve's own proxy. A moment later it
+starts HAProxy again with the replicas' addresses, and the previous process closes each connection after its current answer.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ TIMEOUT_SECONDS = 2.0
 
 
 async def lead_to(replicas: int, application: str, port: int, *, seconds: float) -> bool:
-    """Whether HAProxy, with its statistics at `port`, came to know so many replicas for HTTP and for gRPC within `seconds`."""
+    """Whether HAProxy, with its statistics at `port`, has so many replicas for HTTP and for gRPC within `seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while await asyncio.to_thread(_known, application, port) < replicas:
@@ -23,7 +23,7 @@ async def lead_to(replicas: int, application: str, port: int, *, seconds: float)
 
 
 def _known(application: str, port: int) -> int:
-    """Replicas that calls of either protocol can reach without Serve's own proxy, which stands there as a backup."""
+    """Replicas that calls of either protocol can reach without Serve's own proxy, which is listed as a backup."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats;csv", timeout=TIMEOUT_SECONDS) as answer:
             rows = list(csv.DictReader(answer.read().decode().removeprefix("# ").splitlines()))

@@ -1,4 +1,4 @@
-"""One metrics page, and the loads, of all replicas: each sample gets a `replica` label, families stay together.
+"""One metrics page, and the loads, of all replicas.
 
 Behind a proxy a scrape reaches one replica at random, so each replica answers for all. One that is dead or slow
 is missing from the page, and counted, but never blanks it; nor does a controller of Serve that does not answer.
@@ -6,15 +6,15 @@ is missing from the page, and counted, but never blanks it; nor does a controlle
 
 import asyncio
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from service import census
 from service.capacity import Load
+from service.exposition import counted, merge
 
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
@@ -23,11 +23,11 @@ _census = ThreadPoolExecutor(1, "attend-census")
 _asked: "Future[census.Census] | None" = None
 """The question to the controller that has no answer yet; while there is one, no other is asked."""
 _page: "asyncio.Task[str] | None" = None
-"""The page that is being made: 30 ms of plain Python for each replica, which anybody may ask for without a key."""
+"""The page that is being made: 30 ms of plain Python for each replica, and it needs no key."""
 
 
 async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
-    """The merged page; called inside a replica, whose own is `own`. One is made at a time: who asks meanwhile gets the same."""
+    """The merged page; called inside a replica, whose own is `own`. One is made at a time; scrapes meanwhile get the same."""
     global _page
     if (page := _page) is None or page.done():
         page = _page = asyncio.create_task(_made(own))
@@ -47,7 +47,7 @@ async def cluster_page() -> str:
     if (question := _asked) is None or question.done():
         application = serve.get_replica_context().app_name
         question = _asked = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_census, census.take, application))
-        question.add_done_callback(Future.exception)  # else it warns that nobody looked
+        question.add_done_callback(Future.exception)  # else asyncio warns of an exception that was never retrieved
     await asyncio.wait([question], timeout=SECONDS)
     if not question.done() or question.exception():
         return ""
@@ -84,38 +84,3 @@ async def _calls(method: str) -> list[Any]:
     # Alpha API of Ray 2.60 (pinned), covered by tests/service/test_end_to_end.py.
     calls: list[Any] = await handle.broadcast(method)._fetch_replica_results_async()
     return calls
-
-
-def counted(expected: int, answered: int) -> str:
-    """How many replicas the page covers."""
-    return (
-        "# HELP attend_scrape_replicas_expected Replicas that were asked for their metrics\n"
-        f"# TYPE attend_scrape_replicas_expected gauge\nattend_scrape_replicas_expected {expected}\n"
-        "# HELP attend_scrape_replicas_answered Replicas whose metrics are on this page\n"
-        f"# TYPE attend_scrape_replicas_answered gauge\nattend_scrape_replicas_answered {answered}\n"
-    )
-
-
-def merge(pages: Iterable[tuple[str, str]]) -> str:
-    """(replica, page) pairs as one page in the Prometheus text format."""
-    heads: dict[str, tuple[str, str]] = {}
-    samples: dict[str, list[str]] = {}
-    for replica, page in sorted(pages):
-        for family in text_string_to_metric_families(page):
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            heads.setdefault(name, (family.documentation, family.type))
-            lines = samples.setdefault(name, [])
-            lines += [_line(s.name, [("replica", replica), *s.labels.items()], s.value) for s in family.samples]
-    return "".join(
-        f"# HELP {name} {_escaped(text)}\n# TYPE {name} {kind}\n" + "".join(samples[name])
-        for name, (text, kind) in heads.items()
-    )
-
-
-def _line(name: str, labels: Sequence[tuple[str, str]], value: float) -> str:
-    inside = ",".join(f'{key}="{_escaped(text).replace(chr(34), chr(92) + chr(34))}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from model.config import DEFAULT_MODEL
 from model.errors import SettingError
 from model.gguf.places import SUFFIX, only_gguf
+from service.chat.forms import ReasoningParser, ToolParser
 
 PREFIX = "ATTEND_"
 HUB = "hf://"
@@ -26,6 +27,8 @@ REFERENCE = re.compile(
 )
 """A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
 Port = Annotated[int, Field(ge=1, le=65535)]
+NEED_RAY = ("replicas", "max_replicas", "proxy", "max_connections_per_source")
+"""Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
 
 
 def _whole(value: Any) -> Any:
@@ -65,6 +68,12 @@ class Settings(BaseModel):
     )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the defaults of sampling from the checkpoint's generation_config.json"
+    )
+    tool_parser: ToolParser = Field(
+        "auto", description="how the model writes tool calls; auto asks its chat template; none: they are text"
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto", description="how the model writes its reasoning; auto asks its chat template; none: it is text"
     )
     adapter: str = Field(
         "", description="a LoRA adapter, NAME=FOLDER; the flag may stand several times, the variable has commas"
@@ -112,6 +121,7 @@ class Settings(BaseModel):
         0,
         description="most connections of one address at the same time, with HAProxy; 0 is no limit: a gateway is one address",
     )
+    single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
@@ -146,6 +156,14 @@ class Settings(BaseModel):
         fewest = info.data.get("replicas", 1)
         if value is not None and value < fewest:
             raise PydanticCustomError("range", "it must be at least replicas, {fewest}", {"fewest": fewest})
+        return value
+
+    @field_validator("single")
+    @classmethod
+    def _needs_no_ray(cls, value: bool, info: ValidationInfo) -> bool:
+        found = [f"{name} = {info.data[name]}" for name in NEED_RAY if info.data.get(name) != cls.model_fields[name].default]
+        if value and found:
+            raise PydanticCustomError("single", "it is one replica, and {found} needs Ray", {"found": " and ".join(found)})
         return value
 
     @property

@@ -1,4 +1,4 @@
-"""The parent process of a server: sets the scene, starts the driver, and leaves nothing behind.
+"""The parent process of a server: sets the environment, starts the driver, and leaves no process behind.
 
 Ray's helpers and HAProxy outlive a driver that is killed; they would hold the ports and answer 500. So the parent
 adopts orphans (PR_SET_CHILD_SUBREAPER) and ends them when the driver is gone, and the driver is told to stop
@@ -22,9 +22,9 @@ from service.settings import Settings
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHAN_SECONDS = 3.0
-"""What Ray's helpers get to end by themselves once their driver is gone."""
+"""Seconds in which Ray's helpers may end by themselves once their driver is gone."""
 STOP_SECONDS = 60.0
-"""What the driver gets to stop in, beside the drain. Usually it takes five."""
+"""Seconds in which the driver must stop, beside the drain. Usually it takes five."""
 
 
 def run(settings: Settings) -> int:
@@ -50,9 +50,9 @@ def run(settings: Settings) -> int:
 
 
 def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
-    """Wait for the driver's end; returns its status. A signal to us tells it to stop, and so long afterwards it is killed.
+    """Wait for the driver's end; returns its status. A signal to this process stops the driver, and later kills it.
 
-    It is told by SIGTERM for Ctrl-C too: a shell starts background jobs with SIGINT ignored, and they start theirs so.
+    The driver gets SIGTERM for Ctrl-C too: a shell starts background jobs with SIGINT ignored, and their children inherit that.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -78,7 +78,7 @@ def with_log(settings: Settings) -> Settings:
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
-    """What must stand in the environment before Ray is imported. What the user has set stays, but for the choice of proxy."""
+    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of proxy."""
     token = private / "token"
     token.touch(mode=0o600)
     token.write_text(os.urandom(32).hex(), encoding="ascii")
@@ -98,7 +98,7 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 << 20),
-        # A replica that froze would get its drain first, and the memory of two.
+        # Else a frozen replica would get its drain first, and take the memory of two.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Three failures in a row, and Ray starts HAProxy and its manager anew.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
@@ -106,7 +106,7 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_DEDUP_LOGS": "0",
-        # Replicas are what the machine is for; Ray would let everything else go first.
+        # Replicas have the highest priority here; Ray would give them the lowest.
         "RAY_worker_niceness": "0",
         # A tokenizer works on the thread that calls it, whose priority we choose.
         "TOKENIZERS_PARALLELISM": "false",
@@ -132,7 +132,7 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
 
 
 def end_orphans(seconds: float) -> None:
-    """Wait so long for the processes that were left to us, then kill them."""
+    """Wait so long for the adopted processes, then kill them."""
     deadline = time.monotonic() + seconds
     while _reap() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -143,7 +143,7 @@ def end_orphans(seconds: float) -> None:
 
 
 def _reap() -> bool:
-    """Collect what has ended; whether anything still runs."""
+    """Reap the processes that have ended; returns whether any still runs."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

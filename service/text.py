@@ -1,5 +1,6 @@
-"""From an answer's tokens to its text: whole characters, stop strings, and what may be shown already."""
+"""From an answer's tokens to its text: whole characters, stop strings, and the text that can be shown already."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from model.params import StopRules
@@ -7,14 +8,17 @@ from model.tokenizer import StreamDecoder, Tokenizer
 
 
 class TextStream:
-    """Text of one answer. Holds back only what may still turn out to belong to a stop string.
+    """Text of one answer. Holds back only text that may still become a stop string.
 
     Law: the pieces put together are the decoded tokens, cut before (or, with include_stop, after) the first stop
     string that ends after token `min_tokens`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopRules, *, skip_special_tokens: bool) -> None:
-        self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
+    def __init__(
+        self, tokenizer: Tokenizer, stops: StopRules, *, skip_special_tokens: bool, shown: Mapping[int, str] | None = None
+    ) -> None:
+        """`shown` are special tokens that are text all the same."""
+        self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
         self._stops = stops
         self._searches = [StopSearch(stop) for stop in stops.stop]
         self._held = ""

@@ -54,7 +54,7 @@ class CallFacts:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     answers: tuple[AnswerFacts, ...] = ()
-    """Those that ended: a caller who leaves ends none."""
+    """The answers that ended; when a caller disconnects, none did."""
     context: Mapping[str, str] = field(default_factory=dict)
     """What the caller sent of CONTEXT."""
     status: int | str = ""
@@ -66,7 +66,7 @@ class CallFacts:
     client: str | None = None
     """Who connected to this process: a proxy, where one is in front."""
     forwarded_for: str | None = None
-    """X-Forwarded-For as it came: whoever calls may have written it."""
+    """X-Forwarded-For as it arrived: the caller may have written it."""
 
 
 def context_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

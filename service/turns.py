@@ -1,7 +1,7 @@
-"""Long work on the event loop, in short parts between which everybody else has a turn.
+"""Long work on the event loop, in short parts between which other work runs.
 
-For work in plain Python a thread is no better: it holds the interpreter just as long, and takes it from the event loop at each
-system call. Short parts on the loop itself delay its other work by one part.
+For work in plain Python a thread is no better: it holds the interpreter lock just as long, and takes it from the event loop at
+each system call. Short parts on the loop itself delay its other work by one part.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ _waiting: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKey
 
 
 async def turn() -> None:
-    """Let the rest of the event loop run. Of all who wait here one goes on each time round, so their parts do not add up."""
+    """Let the rest of the event loop run. In each round one waiting call continues, so their parts do not add up."""
     async with _waiting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         await asyncio.sleep(0)
 
 
 async def in_turns(parts: Iterator[T]) -> AsyncIterator[T]:
-    """What `parts` gives, each made in a turn of its own. The first two are made at once: most have no more than one."""
+    """The items of `parts`, each made in a round of the loop of its own; the first two at once, since mostly there is one."""
     made = [*islice(parts, 2)]
     for part in made:
         yield part

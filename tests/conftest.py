@@ -1,10 +1,14 @@
 """What holds for every test: what it leaves behind, and which files begin first."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+"""gRPC notes on standard error when a process with its threads starts another one; tests read standard error."""
 
 FIRST = [
     "model/net/triton/test_triton.py",
@@ -23,6 +27,7 @@ FIRST = [
     "deploy/test_container.py",
     "deploy/test_monitoring.py",
     "service/test_replaced.py",
+    "service/test_tutorial.py",
     "service/test_adapters_served.py",
     "service/test_end_to_end.py",
     "service/test_contract.py",

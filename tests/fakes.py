@@ -6,6 +6,7 @@ No weights, no Ray, no sleep: a held engine moves only when a test lets it.
 import asyncio
 import inspect
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,22 +20,29 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from model.chat import ChatTemplate
 from model.config import EngineConfig
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, TokenLogprob, check_fits
 from model.errors import EngineFailed, Unavailable
+from model.pooling import EmbeddingRules, Pooling
 from model.tokenizer import Tokenizer
+from service.chat.forms import TEXT_ALONE, AnswerForm
+from service.explain import Explaining
 from service.generation import GenerationService
 from service.grpc_api.register import add_generation_service
 from service.grpc_api.servicer import GrpcMethods
 from service.http_api.app import build_app
 from service.http_api.routes import Site
 from service.metrics import Metrics
+from tests.explainer import FakeExplainer
 
 MODEL = "fake"
 END = 256
 """The id of <|endoftext|>: the last of the vocabulary, after the 256 bytes."""
 VOCAB = 257
 CONTEXT = 128
+WIDTH = 4
+"""Numbers of a hidden state."""
 END_OF_TIME = 1.75
 """When every answer ends, by the clock of engine and service; its call arrived at 0."""
 
@@ -46,6 +54,7 @@ INFO = EngineInfo(
     backend="arithmetic",
     num_parameters=1,
     vocab_size=VOCAB,
+    hidden_size=WIDTH,
     max_model_len=CONTEXT,
     max_batch_requests=64,
     max_queued_requests=256,
@@ -56,6 +65,8 @@ INFO = EngineInfo(
     fingerprint="fp_fake",
 )
 
+LAST_TOKEN = EmbeddingRules(Pooling.LAST, 100, "")
+"""How the fake model makes embeddings; its texts are shorter than its context."""
 Rule = Callable[[Request], int]
 
 
@@ -92,6 +103,12 @@ def scored(token: int, top: int | None) -> tuple[TokenLogprob, ...]:
     """What the engine says of a token where `top` is not None: every id is a tenth less likely than the one before it."""
     best = tuple((other, 0.0 - other / 10) for other in range(top or 0))
     return () if top is None else (TokenLogprob(token, 0.0 - token / 10, best),)
+
+
+def hidden_of(request: Request) -> "array[float]":
+    """The hidden state of a prompt: its first token, its last, its length, and 3 or 4 for the pooling."""
+    prompt, kind = request.prompt, 3 if request.pooling is Pooling.LAST else 4
+    return array("d", [prompt[0], -prompt[-1], len(prompt), kind])
 
 
 class FakeEngine:
@@ -213,6 +230,8 @@ class FakeEngine:
             return self._end(request, FinishReason.ERROR, error=self.error)
         first, request.scheduled_at, request.first_token_at = request.first_token_at is None, 0.25, 0.75
         of_prompt = [one for token in request.prompt[1:] for one in scored(token, request.prompt_logprobs)] if first else []
+        if request.pooling is not None:
+            return self._end(request, FinishReason.STOP, hidden=hidden_of(request))
         if not request.max_tokens:
             return self._end(request, FinishReason.LENGTH, prompt_logprobs=tuple(of_prompt))
         token = self.rule(request)
@@ -237,20 +256,21 @@ class Server:
     metrics: Metrics
     methods: GrpcMethods
     app: ASGIApp
+    explaining: Explaining
 
     def http(self) -> httpx.AsyncClient:
         """A client of the ASGI application; a bug is its 500, as for a real caller."""
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url="http://attend")
 
-    def post(self, body: Any, **more: Any) -> httpx.Response:
-        """One POST to /v1/completions in an event loop of its own: a dict as JSON, bytes or pieces as they are."""
+    def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> httpx.Response:
+        """One POST in an event loop of its own: a dict as JSON, bytes or pieces as they are."""
         sent = {"json": body} if isinstance(body, dict) else {"content": body}
         headers = {"content-type": "application/json"} | more.pop("headers", {})
 
         async def call() -> httpx.Response:
             async with self.http() as client:
-                return await client.post("/v1/completions", headers=headers, **sent, **more)
+                return await client.post(path, headers=headers, **sent, **more)
 
         return asyncio.run(call())
 
@@ -270,11 +290,14 @@ def build_server(
     clock: Callable[[], float] = time.monotonic,
     expose_docs: bool = True,
     cors_origins: Sequence[str] = (),
+    template: ChatTemplate | None = None,
+    form: AnswerForm = TEXT_ALONE,
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
     engine = engine or FakeEngine()
-    service = GenerationService(engine, byte_tokenizer(), model_name=MODEL, clock=lambda: END_OF_TIME, **more)
+    facts = {"model_name": MODEL, "embedding": LAST_TOKEN, "clock": lambda: END_OF_TIME} | more
+    service = GenerationService(engine, byte_tokenizer(), **facts)
     metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing)
 
     async def scrape() -> str:
@@ -284,10 +307,12 @@ def build_server(
         def is_draining(self) -> bool:
             return engine.draining
 
-    methods = Methods()
-    methods.service, methods.metrics = service, metrics
-    site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining)
-    return Server(engine, service, metrics, methods, build_app(site, expose_docs=expose_docs, cors_origins=cors_origins))
+    methods, explaining = Methods(), Explaining(service, FakeExplainer())
+    methods.service, methods.metrics, methods.explaining = service, metrics, explaining
+    methods.template, methods.form = template, form
+    site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining)
+    app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins)
+    return Server(engine, service, metrics, methods, app, explaining)
 
 
 class CallContext:

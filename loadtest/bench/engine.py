@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,10 +67,11 @@ def compare(
     contestants: Mapping[str, Contestant], pairs: int, neighbours: Neighbours, seconds: float = math.inf
 ) -> list[Comparison]:
     """Every work in turns, within so many seconds."""
-    found = []
-    for name, work in WORKS.items():
+    found, end = [], time.perf_counter() + seconds
+    for left, (name, work) in zip(range(len(WORKS), 0, -1), WORKS.items(), strict=True):
         turns = {each: partial(turn, work, contestant, neighbours) for each, contestant in contestants.items()}
-        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, seconds=seconds / len(WORKS)))))
+        share = (end - time.perf_counter()) / left
+        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, seconds=share))))
     return found
 
 
@@ -131,8 +133,10 @@ class Outcome:
         return comparison.figure(next(iter(comparison.values)))
 
 
-def bench_shape(shape: str, weights: str, peers: Mapping[str, str], options: argparse.Namespace) -> Outcome:
-    """Every work of one shape. `peers` are interpreters by the peer's name."""
+def bench_shape(
+    shape: str, weights: str, peers: Mapping[str, str], options: argparse.Namespace, seconds: float = math.inf
+) -> Outcome:
+    """Every work of one shape, within so many seconds if one turn of each is not longer. `peers` are interpreters by name."""
     entries = [(OURS, weights, sys.executable)]
     entries += [(peer, form, python) for peer, python in peers.items() for form in FORMS[weights].get(peer, [])]
     check_memory(shape, len(entries), weights)
@@ -141,10 +145,12 @@ def bench_shape(shape: str, weights: str, peers: Mapping[str, str], options: arg
         partial(Contestant, peer, checkpoint, options.folder / f"{peer}-{form}.log", python, form=form, isa=options.isa)
         for peer, form, python in entries
     ]
+    began = time.perf_counter()
     with together(starts) as contestants:
         limits = roofline(shape, options.folder)
         neighbours = Neighbours([each.process.pid for each in contestants])
-        comparisons = compare({each.name: each for each in contestants}, options.pairs, neighbours, options.seconds)
+        left = seconds - (time.perf_counter() - began)
+        comparisons = compare({each.name: each for each in contestants}, options.pairs, neighbours, left)
         facts = {"contestants": [each.facts for each in contestants], "cores_of_others": neighbours.laps}
     print(f"{shape} {weights}: {neighbours.sentence()}", file=sys.stderr)
     return Outcome(shape, weights, comparisons, limits, facts)
@@ -172,7 +178,9 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
         "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
     )
     parser.add_argument("--weights", type=listed, default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="for all turns; who is slow then has fewer of them")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="for everything; who is slow then has fewer turns, one of each at least"
+    )
     parser.add_argument("--isa", default="", help=f"Attend's instruction set, of {', '.join(VARIANTS)}; default: the best here")
     parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints and the contestants' logs")
@@ -183,7 +191,6 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
         parser.error(f"there is no {wrong[0]!r}")
     if options.isa and (options.isa not in VARIANTS or not load().attend_has(VARIANTS.index(options.isa))):
         parser.error(f"this CPU has no {options.isa!r}")
-    options.seconds = 60 * options.minutes / len(options.shape) / len(options.weights)
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
     found = [peer for peer in options.peer or PACKAGES if installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):
@@ -195,9 +202,13 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
     options = read_flags(words)
+    end, outcomes = time.perf_counter() + 60 * options.minutes, []
+    pairs = [(shape, weights) for shape in options.shape for weights in options.weights]
     try:
-        pairs = [(shape, weights) for shape in options.shape for weights in options.weights]
-        outcomes = [bench_shape(shape, weights, options.peers, options) for shape, weights in pairs]
+        for left, (shape, weights) in zip(range(len(pairs), 0, -1), pairs, strict=True):
+            share = (end - time.perf_counter()) / left
+            outcomes.append(bench_shape(shape, weights, options.peers, options, share))
+            print("\n".join(" | ".join(row) for row in outcomes[-1].rows()), file=sys.stderr, flush=True)
     except PeerError as error:
         sys.exit(str(error))
     head = ["shape", "weights", "work", "Attend tok/s", "of bf16's roofline", "peers: tok/s, Attend's ratio"]

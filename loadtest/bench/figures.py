@@ -111,20 +111,20 @@ async def take_turns(
 ) -> dict[str, list[T]]:
     """What each contestant measures in each turn after those to warm up; every other turn goes from the last to the first.
 
-    Within so many seconds each has an equal share of the time: who is slow has fewer turns, but one at least.
+    Within so many seconds each has an equal share of the time: who is slow has fewer turns, at least one. If there is no time
+    for more, that one is the turn to warm up.
     """
     found: dict[str, list[T]] = {name: [] for name in contestants}
     spent = dict.fromkeys(contestants, 0.0)
     for turn in range(turns + warm_up):
         for name in list(contestants)[:: 1 if turn % 2 else -1]:
-            if turn > warm_up and spent[name] * (1 + 1 / turn) > seconds / len(contestants):
+            if turn and spent[name] * (1 + 1 / turn) > seconds / len(contestants):
                 continue
             started = time.perf_counter()
             value = await contestants[name]()
             spent[name] += time.perf_counter() - started
-            if turn >= warm_up:
-                found[name].append(value)
-    return found
+            found[name].append(value)
+    return {name: values[warm_up:] or values[-1:] for name, values in found.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

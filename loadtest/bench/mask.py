@@ -14,6 +14,9 @@ from model.engine.request import Request
 from model.grammar import GrammarSpec
 from model.mask import CompiledGrammar
 from model.params import SamplingParams
+from service.chat.forms import CALLS, AnswerForm
+from service.chat.grammars import CallGrammar
+from service.chat.parts import Tool
 from service.generation import GenerationService
 
 STREAMS = 16
@@ -29,11 +32,14 @@ PERSON = {
     "required": ["name", "age", "role", "tags"],
     "additionalProperties": False,
 }
+PEOPLE = {"type": "array", "items": PERSON, "minItems": 500}
+WRITE = Tool("write", {"type": "object", "properties": {"people": PEOPLE}, "required": ["people"]})
 SPECS = {
-    "a JSON schema": GrammarSpec("json_schema", json.dumps({"type": "array", "items": PERSON, "minItems": 500})),
+    "a JSON schema": GrammarSpec("json_schema", json.dumps(PEOPLE)),
     "a regex": GrammarSpec("regex", "([a-z_]{2,12} ){600,}"),
+    "a call of a tool": CallGrammar(AnswerForm(CALLS["hermes"]), [WRITE], {}, reasoning_open=False).required(parallel=False),
 }
-"""Neither is complete before the last token that is asked for, so that every stream has the same length."""
+"""None is complete before the last token that is asked for, so that every stream has the same length."""
 
 
 async def at_once(service: GenerationService, grammar: CompiledGrammar | None, tokens: int) -> float:

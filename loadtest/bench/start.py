@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from loadtest.bench.figures import Figure, file, show
 from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
-from loadtest.server import START_SECONDS, STOP_SECONDS, StartError, free_port, wait_ready
+from loadtest.server import START_SECONDS, STOP_SECONDS, Address, StartError, free_port, wait_ready
 
 MARK = "ATTEND_BENCH_START"
 PAUSE = 0.05
@@ -44,8 +45,13 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def start_and_stop(log: Path, flags: list[str]) -> tuple[float, float]:
-    """Both times of one server. Raises StartError where it did not come up, or did not end."""
+def start_and_stop(
+    log: Path, flags: list[str], use: Callable[[Address, str], None] = lambda address, mark: None
+) -> tuple[float, float]:
+    """Both times of one server, which `use` may call before it is stopped, with its address and the mark of its processes.
+
+    Raises StartError where it did not come up, or did not end.
+    """
     port, mark = free_port(), secrets.token_hex(8)
     command = [sys.executable, "-m", "service.cli", "serve", *flags, "--port", str(port), "--grpc-port", str(port + 100)]
     started = time.perf_counter()
@@ -56,6 +62,7 @@ def start_and_stop(log: Path, flags: list[str]) -> tuple[float, float]:
         first = time.perf_counter() - started
         wait_ready(process, log)
         time.sleep(IDLE_SECONDS)
+        use(Address(f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 100}"), mark)
         stopped = time.perf_counter()
         process.send_signal(signal.SIGINT)
         while process.poll() is None or marked(mark):

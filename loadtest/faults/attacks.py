@@ -312,3 +312,18 @@ async def many_answers(a: Attacker) -> None:
     """calls of 128 answers of 200 tokens, 4 at a time"""
     body = {"prompt": ["def f("] * 16, "n": 8, "max_tokens": 200, "ignore_eos": True}
     await a.again(lambda: a.post(COMPLETIONS, body), 4)
+
+
+@attack
+async def explained_texts(a: Attacker) -> None:
+    """/v1/attention of 512 tokens with as many weights as an answer may hold, 8 at a time"""
+    tokens = [128 + index % 512 for index in range(512)]
+    body = {"prompt": tokens, "layers": [0], "heads": [0, 1, 2], "top_logprobs": 20, "logit_lens": 5}
+    await a.again(lambda: a.post("/v1/attention", body), 8)
+
+
+@attack
+async def explained_texts_over_grpc(a: Attacker) -> None:
+    """the same over gRPC, with all heads of short texts"""
+    request = pb.ExplainRequest(text="def f(x):\n    return x\n" * 3, scores=True, logit_lens=5)
+    await a.again(lambda: a.rpc("Explain", request), 8)

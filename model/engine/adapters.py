@@ -1,4 +1,4 @@
-"""The adapters of an engine: read from folders, found again by what they hold, put beside the steps of their requests."""
+"""The LoRA adapters of an engine: read from folders, found again by their content, applied in the steps of their requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from model.net.adapters import Adapted, Adapter, Group, Targets
 
 
 class Adapters:
-    """Whoever was given an adapter holds it, as its requests do; this keeps none alive."""
+    """Holds weak references alone: an adapter lives as long as a caller of `read` or a request holds it."""
 
     def __init__(self, targets: Targets, decoder: Adapted) -> None:
         self._targets = targets
@@ -19,9 +19,10 @@ class Adapters:
         self._known: WeakValueDictionary[str, Adapter] = WeakValueDictionary()
 
     def read(self, folder: Path) -> Adapter:
-        """The adapter of a folder, ready for the next step; the one that is there already where its content is the same.
+        """The adapter of a folder, ready for the next step; the loaded one where an adapter has the same content.
 
-        For any one thread beside the step thread. Raises CheckpointError with one sentence that names the file and the tensor.
+        Called by one thread at a time, not the step thread. Raises CheckpointError with one sentence that names the file and
+        the tensor.
         """
         adapter = self._targets.read(folder)
         known = self._known.get(adapter.digest)

@@ -1,15 +1,15 @@
-"""The pool of KV blocks: who holds which, and which hold a known text. Plain bookkeeping; the tensors are the cache's.
+"""The pool of KV blocks: which are held, and which hold a known text. Plain bookkeeping; `KVCache` has the tensors.
 
-A full block whose tokens are known stays findable after its last holder has let go of it, until the pool needs it for
-something else: that is the prefix cache. A block is known by its tokens and by what came before it, so that finding one
-compares token ids and trusts no hash.
+A full block whose tokens are known can still be found after its last holder has freed it, until the pool allocates it
+again: that is the prefix cache. A block is known by its tokens and by the blocks before it, so a lookup compares token ids
+and does not depend on a hash.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 Parent = str | int
-"""What a block's text follows: the number of the block before it, or at the start of a request its adapter and salt."""
+"""The predecessor of a block's text: the number of the block before it, or for a first block its adapter and salt."""
 
 
 class BlockPool:
@@ -31,7 +31,7 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks, or None and no change where fewer are free. Known blocks go last, the longest unused first."""
+        """`count` blocks, or None and no change where fewer are free. Known blocks are taken last, the longest unused first."""
         if count > len(self._free):
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -47,7 +47,7 @@ class BlockPool:
             self._holders[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Give a request's blocks back. Freeing what is not held is our bug, and changes nothing."""
+        """Give a request's blocks back. Freeing a block that is not held is a bug of ours: it raises, and changes nothing."""
         blocks = list(blocks)
         assert set(blocks) <= self._holders.keys() and len(set(blocks)) == len(blocks), f"blocks {blocks} are not all held"
         for block in reversed(blocks):  # the end of a text is given up before its beginning
@@ -71,7 +71,7 @@ class BlockPool:
         return self._numbers[self._known[key]]
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Make blocks unfindable; whoever holds them keeps them."""
+        """Make blocks unfindable; requests that hold them keep them."""
         for block in blocks:
             key = self._keys.pop(block, None)
             if key is not None:
@@ -84,11 +84,11 @@ class BlockPool:
         return blocks
 
     def check_all_free(self) -> None:
-        """No block is held, and none is lost: told by counting, since an engine that goes idle checks it each time."""
+        """Assert that no block is held and none is lost. It only counts, since an engine that goes idle checks it each time."""
         assert not self._holders and len(self._free) == self.num_blocks, "blocks are lost or doubled"
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Every block is free or held, as often as requests say they hold it, and what is known is known both ways."""
+        """Assert that every block is free or held as often as requests hold it, and that the indexes of known blocks agree."""
         held = Counter(held)
         assert held == self._holders, f"requests hold {dict(held)}, the pool gave {dict(self._holders)}"
         assert sorted([*self._free, *held]) == list(range(1, self.num_blocks + 1)), "blocks are lost or doubled"
@@ -105,7 +105,7 @@ class Texts:
         self._next = 1
 
     def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """(0, its number) of the text that has `tokens` after `parent`; None where it was not met lately."""
+        """(0, its number) of the text that has `tokens` after `parent`; None where it was not seen lately."""
         key = (parent, tuple(tokens))
         number = self._numbers.get(key)
         if number is None:
@@ -114,7 +114,7 @@ class Texts:
         return 0, number
 
     def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:
-        """The number of a text. Where they are too many, the one that was met the longest ago is forgotten."""
+        """The number of a text. Where there are too many, the one that was seen the longest ago is forgotten."""
         known = self.find(parent, tokens)
         if known is not None:
             return known[1]

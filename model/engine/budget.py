@@ -1,13 +1,13 @@
-"""How many prompt tokens a step may compute beside running streams: a prediction of what a step costs, learned from steps."""
+"""How many prompt tokens a step may compute beside running streams: a prediction of its seconds, learned from steps."""
 
 import math
 
 GAIN_IF_FASTER, GAIN_IF_SLOWER = 0.5, 0.2
-"""Part of an error that the estimates take over: no step is fast by accident, but some are slow by accident."""
+"""Part of an error by which the estimates move, for a faster and a slower step: steps may be slow by accident, never fast."""
 MAX_LOG_ERROR = math.log(2)
 """A step counts as at most twice as slow as was predicted."""
 SHORT_FACTOR, SHORT_SECONDS = 2.0, 0.02
-"""A step may take this factor of its streams' time alone, up to so many seconds: no reader sees that."""
+"""A step may take this factor of its streams' time alone, up to so many seconds: no reader notices that."""
 LONGEST_FACTOR = 3.6
 """A step may take this factor of the time of a step that only reads the weights. It may take this factor of its streams' time
 alone too, as far as LASTING_FACTOR allows.
@@ -20,8 +20,8 @@ class StepCost:
     """Predicts a step's seconds as `fixed_seconds + stream_seconds * streams + token_seconds * prompt tokens`.
 
     A measured step corrects the three by factors, each by its part in the prediction (normalised least mean squares on
-    the logarithms). So a step without prompts says nothing of `token_seconds`, a large part of a prompt says little of the
-    others, nothing ever becomes zero or negative, and no long run of equal steps wears away what other steps have taught.
+    the logarithms). So a step without prompts does not change `token_seconds`, a large part of a prompt hardly changes the
+    others, no estimate becomes zero or negative, and a long run of equal steps does not undo what other steps have taught.
     """
 
     def __init__(self, scale: int) -> None:
@@ -33,7 +33,7 @@ class StepCost:
         self.num_steps = 0
 
     def learn(self, streams: int, tokens: int, seconds: float) -> None:
-        """Take in a measured step of so many streams and prompt tokens. One that took no time teaches nothing but that."""
+        """Learn from a measured step of so many streams and prompt tokens. If it took no time, it is only counted."""
         self.num_steps += 1
         if seconds <= 0:
             return
@@ -51,10 +51,10 @@ class StepCost:
         )
 
     def room(self, streams: int, prompts: int, goal_seconds: float) -> float:
-        """Prompt tokens that may go beside so many streams and waiting prompts. Unknown costs leave none.
+        """Prompt tokens that a step may compute beside so many streams and waiting prompts; 0 while costs are unknown.
 
-        (the seconds that the step may take - those of its streams alone) / the seconds of a prompt token. Steps that take no
-        time leave endless room.
+        (the seconds that the step may take - those of its streams alone) / the seconds of a prompt token. Infinite if steps
+        take no time.
         """
         if self.token_seconds == 0:
             return math.inf if self.num_steps else 0

@@ -22,6 +22,7 @@ from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
+from model.explain.explainer import Explainer
 from model.gguf.places import is_gguf, parts
 from model.net.backends import AttentionBackend
 from model.net.checkpoint import load, read_config
@@ -43,7 +44,7 @@ SWITCH_SECONDS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a user may set; None and "auto" are worked out from the checkpoint and the machine."""
+    """What a user may set; None and "auto" are chosen for the checkpoint and the machine."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -61,11 +62,11 @@ class EngineOptions:
     """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
     draft_tokens: int = 0
-    """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on what is computed beside it."""
+    """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on the other rows of a step."""
     adapters: bool = False
     """Compute requests that have LoRA adapters."""
     deterministic: bool = False
-    """Refuse to start where a request's tokens would depend on what is computed beside it."""
+    """Refuse to start where a request's tokens would depend on the other requests of a step."""
     num_threads: int = 0
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 
@@ -73,9 +74,9 @@ class EngineOptions:
 def build_engine(
     folder: Path, options: EngineOptions, report: Callable[[int, int], None] = lambda done, total: None
 ) -> AsyncEngine:
-    """Load a checkpoint and stand an engine round it, not yet started. Raises CheckpointError or SettingError.
+    """Load a checkpoint and build an engine for it, not yet started. Raises CheckpointError or SettingError.
 
-    `report` is told the bytes of weights that are read, and those that there are.
+    `report` is called with the bytes of weights read so far, and with all of them.
     """
     config = read_config(folder)
     device = choose_device(options.device)
@@ -91,7 +92,7 @@ def build_engine(
     tell_states(options, engine_config)
     counts = [group.num_blocks for group in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
-    form = serving_form(net, backend)
+    form, explainer = serving_form(net, backend), Explainer(net)  # after which `net` stands for what serves
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     graphs = record_steps(form, backend, cache, engine_config)
@@ -100,8 +101,7 @@ def build_engine(
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     runner = ModelRunner(form, backend, cache, device, graphs, draw, adapters)
     if options.deterministic:
-        if options.num_threads:
-            torch.set_num_threads(options.num_threads)  # as many as will serve
+        _use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
     info = EngineInfo(
         family=config.family,
@@ -111,6 +111,7 @@ def build_engine(
         backend=backend.name,
         num_parameters=net.num_parameters,
         vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
         max_model_len=engine_config.max_model_len,
         max_batch_requests=engine_config.max_batch_requests,
         max_queued_requests=options.max_queued_requests,
@@ -124,11 +125,18 @@ def build_engine(
 
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
-        if options.num_threads:
-            torch.set_num_threads(options.num_threads)  # counts for the thread that calls it
+        _use_threads(options)
         warm_up(engine)  # libraries keep handles and memory for each thread
 
-    return AsyncEngine(engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare, adapters=adapters)
+    return AsyncEngine(
+        engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare, adapters=adapters, explainer=explainer
+    )
+
+
+def _use_threads(options: EngineOptions) -> None:
+    """Set how many threads the work of the calling thread has."""
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
 
 
 def _setup(options: EngineOptions, device: str, backend: AttentionBackend) -> str:
@@ -138,9 +146,9 @@ def _setup(options: EngineOptions, device: str, backend: AttentionBackend) -> st
 
 
 def warm_up(engine: Engine) -> None:
-    """Two steps of a short request: the first caller pays for no lazy set-up, and a model that cannot run never serves.
+    """Two steps of a short request: lazy set-up is done before the first caller, and a model that cannot run never serves.
 
-    The engine learns what a token may take: in steps of few tokens each takes longest. Its observer is told of neither step.
+    The engine learns how long a token may take: in steps of few tokens each takes longest. Its observer is not called.
     Raises EngineFailed.
     """
     reports: list[StepReport] = []
@@ -170,7 +178,7 @@ def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
 
 
 def quantised_kind(wanted: str, device: str, *, natively: bool) -> Kind | None:
-    """What codes mean in matrices that are kept in whole numbers; None for plain ones. Raises SettingError."""
+    """The kind of codes in matrices that are kept in whole numbers; None for plain ones. Raises SettingError."""
     if wanted == "none":
         return None
     if device != "cpu":
@@ -183,7 +191,7 @@ def quantised_kind(wanted: str, device: str, *, natively: bool) -> Kind | None:
 
 
 def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, backend: str) -> torch.dtype:
-    """What the KV cache holds; int8 is refused where nobody computes it."""
+    """The dtype of the KV cache; int8 is refused where no backend computes with it."""
     if options.kv_dtype == "auto":
         return dtype
     if device != "cpu" or backend == "triton":
@@ -212,7 +220,7 @@ def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -
 
 
 def size_engine(config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:
-    """The cache takes what memory it is given, and the context length what it can hold, with keys and values `held` so."""
+    """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold."""
     asked = options.max_model_len
     if asked is not None and asked > config.max_positions:
         raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
@@ -235,7 +243,7 @@ def size_engine(config: ModelConfig, held: torch.dtype, device: str, options: En
 
 
 def tell_states(options: EngineOptions, config: EngineConfig) -> None:
-    """Log what is not as it was set, since layers keep a state for each sequence."""
+    """Log the settings that do not hold, since layers keep a state for each sequence."""
     if options.prefix_caching and not config.prefix_caching:
         log.warning("prefix caching is off: layers of this model keep a state for each sequence, which no other can begin from")
     if config.max_batch_requests < options.max_batch_requests:

@@ -22,7 +22,7 @@ def free_memory(device: str) -> int:
 
 
 def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:
-    """How many of the wanted requests run at a time: where layers keep states, those take half of the memory at most."""
+    """How many of the wanted requests run at a time: where layers keep states, these take half of the memory at most."""
     each = model.state_bytes
     return min(wanted, max(1, memory // 2 // each - 1)) if each else wanted  # and one lies in the reserved place
 
@@ -32,10 +32,10 @@ def size_groups(
 ) -> tuple[GroupSize, ...]:
     """The blocks of each group of layers that `memory` bytes hold: as many for each group, up to what requests can use of it.
 
-    Keys and values are `held` in that dtype. So a short request finds as much room under a window as under full attention, and
-    what windows leave is for long ones. One request of `least_tokens` fits, where the memory suffices. `config` says how long
-    requests may be, and how many run. A window as long as they, or with too few blocks to give any back, keeps all tokens as
-    full attention does.
+    Keys and values are `held` in that dtype. So a short request has as much room under a window as under full attention, and
+    memory that windows do not need is for long requests. One request of `least_tokens` fits, if the memory suffices. `config`
+    has the longest request and how many run. A window as long as a request, or with too few blocks to give any back, keeps
+    all tokens, as full attention does.
     """
     groups, size = model.memory_groups, config.block_size
     each = [model.block_bytes(group, size, held.itemsize) for group in groups]

@@ -1,4 +1,4 @@
-"""Who computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
+"""What computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
 
 FASTEST_FIRST = ("native", "triton", "torch")
 COMPUTED = {"native": NATIVE, "triton": TRITON}
-"""Who does not compute all features that there are."""
+"""The backends that do not compute every feature."""
 NEEDS = {
     "native": "it needs bfloat16 on a CPU, heads of at most 256 numbers, at most 16 to a key/value head, blocks of 32, "
     "and convolutions over at most 16 tokens",
@@ -36,7 +36,7 @@ ABSENT = {"native": "it was not built: make setup", "triton": "triton is not ins
 
 
 def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> AttentionBackend:
-    """`auto` is the fastest that fits. One that cannot pass for this model is refused: SettingError."""
+    """`auto` is the fastest that fits. A backend that cannot compute this model is refused with SettingError."""
     for name in FASTEST_FIRST if wanted == "auto" else (wanted,):
         kind = _kind_of(name)
         if kind is not None and kind.supports(config, dtype, device, block_size):
@@ -45,7 +45,7 @@ def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device:
 
 
 def _lack(name: str, config: ModelConfig) -> str:
-    """Why a backend is refused for a model: the features that it does not compute, or else what it needs beside them."""
+    """Why a backend is refused for a model: the features that it does not compute, or else what it needs besides."""
     lacking = sorted(features(config) - COMPUTED.get(name, ALL))
     if lacking:
         return f"it does not compute {', '.join(lacking)}, which this model asks for"
@@ -53,7 +53,7 @@ def _lack(name: str, config: ModelConfig) -> str:
 
 
 def _kind_of(name: str) -> BackendKind | None:
-    """None where it was not built or is not installed."""
+    """The backend of this name; None for one that was not built or is not installed."""
     if name == "native":
         return None if load_native() is None else NativeBackend
     if name == "triton":
@@ -78,7 +78,7 @@ def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDe
 
 
 def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path, device: str, *, exact: bool) -> Adapters:
-    """What reads adapters of the model in `folder` and puts them beside its matrices. Raises SettingError."""
+    """What reads adapters of the model in `folder` and applies them beside its matrices. Raises SettingError."""
     if isinstance(form, NativeDecoder):
         return Adapters(targets_of(folder), NativeAdapters(form))
     if device != "cpu" or not isinstance(form, Decoder):

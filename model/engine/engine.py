@@ -1,7 +1,7 @@
 """One step of continuous batching: schedule, run, commit. For one thread.
 
-Asynchronous scheduling, for a device that computes by itself: a step is submitted before the sample of the step before it has
-reached the host, wherever the scheduler can tell what it computes (`Scheduler.schedule_async`). Then the device does not wait
+Asynchronous scheduling, for a device that computes by itself: a step is submitted before the tokens drawn in the previous step
+have reached the host, where the scheduler can tell what it computes (`Scheduler.schedule_async`). Then the device does not wait
 for Python. At most two steps are under way.
 """
 
@@ -43,19 +43,19 @@ class Engine:
     def __init__(
         self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], *, async_scheduling: bool = False
     ) -> None:
-        """`async_scheduling`: for runners that need not end a step to begin the next one."""
+        """`async_scheduling`: for runners that can begin a step before the previous one has ended."""
         self.scheduler = scheduler
         self.runner = runner
         self.async_scheduling = async_scheduling
         self._next: _Step | None = None
-        """The step that was submitted before the sample of the one before it came."""
+        """The step that was submitted before the tokens of the previous one were known."""
         self.observer: Callable[[StepReport], None] = lambda report: None
         self.num_tokens_under_way = 0
-        """Of the step that was submitted last; 0 when nothing is under way."""
+        """Tokens of the step that was submitted last; 0 when no step is under way."""
         self.seconds_a_token = 0.0
-        """About the most that a token of a step takes: what one took in the short steps of the warm-up."""
+        """About the most seconds that a token of a step takes: as in the short steps of the warm-up."""
         self._clock = clock
-        self._num_ended = 0  # when it was last asked for
+        self._num_ended = 0  # at the last report
 
     @property
     def has_work(self) -> bool:
@@ -140,18 +140,18 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was handed over."""
+    """A step that was submitted."""
 
     plan: Plan
     given: StepInput
     pending: Pending
     errors: Mapping[str, str]
-    """Of requests that could not draw in it, by request id."""
+    """Why requests could not draw in it, by request id."""
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """A step that could not even begin."""
+    """A step whose submission raised an error."""
 
     error: Exception
 

@@ -1,6 +1,6 @@
 """The deterministic mode: a request's tokens have the same bits whatever its neighbours, chunks, preemptions or replica.
 
-It needs kernels that sum each value in one order. Whether this machine's do is not believed but looked at, at every start.
+It needs kernels that sum each value in one order. Whether this machine's do is tested at every start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,12 @@ STRANGERS = 5
 
 
 def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> None:
-    """Compute one text whole, in chunks and beside strangers, in the blocks of an idle engine. Raises SettingError.
+    """Compute one text whole, in chunks and beside other requests, in the blocks of an idle engine; the scores must be equal
+    to the bit. Raises SettingError.
 
     Each group of layers has `num_blocks` blocks or more, and the same of them are used in all groups.
-    The text covers three blocks and a token where there is room for it and a stranger; a cache of one block serves no two.
+    The text covers three blocks and a token, if there is room for that and another request. A cache of one block has no room
+    for two requests.
     """
     size = runner.cache.block_size
     length = min(3 * size + 1, max_model_len, max(1, num_blocks - 1) * size)
@@ -45,7 +47,7 @@ def _refuse(runner: ModelRunner, why: str) -> None:
 def _computed(
     runner: ModelRunner, text: Sequence[int], blocks: Sequence[int], chunk: int, strangers: Sequence[Row] = ()
 ) -> Iterator[Tensor]:
-    """Hidden states of the text's tokens, a chunk at a time, with strangers in each step."""
+    """Hidden states of the text's tokens, a chunk at a time, with other requests in each step."""
     for start in range(0, len(text), chunk):
         mine = Row(blocks, start, min(chunk, len(text) - start))
         rows = sorted([*strangers, mine], key=lambda row: row.count != 1)

@@ -1,4 +1,4 @@
-"""A checkpoint as the engine computes it, for those who look at all of its scores: no requests, one text at a time."""
+"""A checkpoint as the engine computes it, for code that needs all of its scores: no requests, one text at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

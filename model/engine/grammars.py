@@ -1,6 +1,6 @@
-"""What keeps a step's draws to their grammars. It runs beside the scheduler: the runner sees masks, and no grammar.
+"""Keeps the drawn tokens of a step within their grammars. It runs beside the scheduler: the runner sees masks, and no grammar.
 
-A token is drawn without a mask where it can be, and checked here afterwards: a mask takes longer, and mostly the token fits.
+Where possible a token is drawn without a mask and checked here afterwards: a mask takes longer, and mostly the token fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Drawn(Protocol):
 
 
 def unmasked(plan: Plan, step: StepInput) -> dict[int, Grammar]:
-    """The grammars of the rows that draw without their masks. Who was aborted in the meantime needs no check."""
+    """The grammars of the rows that draw without their masks. A request aborted in the meantime needs no check."""
     rows = [row for row, draw in enumerate(step.draws) if draw.plan.has_grammar and draw.mask is None]
     if not rows:
         return {}
@@ -39,9 +39,9 @@ def unmasked(plan: Plan, step: StepInput) -> dict[int, Grammar]:
 
 
 def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, Grammar]) -> dict[int, str]:
-    """Have rows drawn again whose token their grammar does not allow; returns the rows whose grammar failed, with the reason.
+    """Draw rows again whose token their grammar does not allow; returns the rows whose grammar failed, with the reason.
 
-    The next best tokens are looked at before a mask is worked out: that takes longer, and mostly one of them fits.
+    The next best tokens are tried before a mask is computed: a mask takes longer, and mostly one of them fits.
     """
     if not grammars:
         return {}

@@ -1,8 +1,8 @@
-"""Steps in which every request brings one token, recorded once as CUDA graphs and replayed: no launch of theirs is paid again.
+"""Steps in which every request has one token, recorded once as CUDA graphs and replayed, without the cost of their launches.
 
-A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes; what a step brings is copied
-into the same buffers each time; and a batch between two sizes is filled up with rows of padding, which write to the
-reserved block 0, and to slot 0 of states, and whose results nobody reads.
+A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes. The inputs of a step are copied
+into the same buffers each time. A batch between two sizes is filled up with rows of padding, which write to the reserved
+block 0, and to slot 0 of states; their results are not read.
 
 Not yet run on a GPU: everything but `CudaRecorder` is tested on the CPU, by calling what would be recorded.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes a step that reads and writes only buffers that stay; returns what repeats it."""
+"""Takes a step that reads and writes only lasting buffers; returns a function that repeats it."""
 
 GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256
@@ -115,7 +115,7 @@ class DecodeGraphs:
 
     def _step(self, size: int) -> Callable[[], None]:
         """What is recorded: the first `size` rows of the input buffers to those of the output buffers."""
-        longest = Row((), self._max_model_len - 1, 1)  # what a backend makes room for; the tensors say what there is
+        longest = Row((), self._max_model_len - 1, 1)  # the most that a backend makes room for
 
         def step() -> None:
             rows, positions_T = [longest] * size, self._positions_T[:size]
@@ -133,7 +133,7 @@ class DecodeGraphs:
         return step
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether a graph can compute this step: every row brings one token, and there are not too many."""
+        """Whether a graph can compute this step: every row has one token, and there are not too many rows."""
         return len(rows) <= self._sizes[-1] and all(row.count == 1 and row.start < self._max_model_len for row in rows)
 
     @torch.inference_mode()
@@ -144,7 +144,7 @@ class DecodeGraphs:
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
     ) -> Decoded:
-        """Compute a step that `fits`; the tokens are the rows' own. Waits for nothing. The other arguments as for `hidden`."""
+        """Compute a step that `fits`; one token for each row. Does not wait. The other arguments are those of `hidden`."""
         size = next(size for size in self._sizes if size >= len(rows))
         layout = BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device, others, states)
         self._fill(layout, tokens_T, size)

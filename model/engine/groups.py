@@ -1,11 +1,11 @@
-"""The blocks of one group of layers that keep the same kind of memory, and what each request may take of them.
+"""The blocks of one group of layers that keep the same kind of memory, and how many each request may hold.
 
 - Full attention: a request holds blocks for all of its tokens.
-- A window of W tokens: it holds those that a later query may see. A block out of sight goes back, and its entry in the
-  request's table becomes the reserved block 0, so that token p still stands at p // block_size. Blocks are taken part by
-  part, as tokens are computed, out of what the request has claimed: blocks for its tokens, up to what a window spans.
-  Claims are never more than there are blocks, so no part of a prompt lacks one, whoever shares them.
-- A state: one block from the admission to the end, which nobody shares.
+- A window of W tokens: it holds the blocks that a later query may see. A block that no later query sees goes back, and its
+  entry in the request's table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken part by
+  part, as tokens are computed, out of the request's claim: blocks for its tokens, at most those that a window spans. The
+  claims together are never more than the blocks, so a part of a prompt always finds one, also where blocks are shared.
+- A state: one block from the admission to the end, which is never shared.
 """
 
 from array import array
@@ -34,11 +34,11 @@ class Group(Protocol):
         ...
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        """Make that room its own."""
+        """Claim that room for the request."""
         ...
 
     def reach(self, request: Request, num_tokens: int) -> None:
-        """Have a block for each of so many tokens that a query of theirs can see: it has room for them."""
+        """Take a block for each of so many tokens that their queries can see; the request has the room."""
         ...
 
     def let_go(self, request: Request) -> None:
@@ -46,7 +46,7 @@ class Group(Protocol):
         ...
 
     def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
-        """Hold the known `blocks` as its blocks `start`, `start + 1`, .. as far as later queries see them."""
+        """Hold the known `blocks` as its blocks `start`, `start + 1`, .., those that later queries see."""
         ...
 
     def give_back(self, request: Request) -> None:
@@ -54,11 +54,11 @@ class Group(Protocol):
         ...
 
     def restart(self, request: Request) -> None:
-        """It computes all of its tokens anew, with the same room."""
+        """Have the request compute all of its tokens again, with the same room."""
         ...
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Every block is free or held by these requests, and nobody holds more than he may."""
+        """Assert that every block is free or held by these requests, and that no request holds more than it may."""
         ...
 
 
@@ -129,7 +129,7 @@ class StateGroup(FullGroup):
 
 
 class WindowGroup:
-    """Blocks that later queries may see, taken as tokens are computed, out of what was claimed before."""
+    """Blocks that later queries may see, taken as tokens are computed, out of a claim made before."""
 
     def __init__(self, at: int, size: GroupSize, config: EngineConfig) -> None:
         assert size.window is not None
@@ -165,7 +165,7 @@ class WindowGroup:
             self._free(request.tables[self._at], first_seen)
 
     def _free(self, table: "array[int]", end: int) -> None:
-        """Free the blocks before `end`, to be reused from the first on: what goes on from a text needs its last ones."""
+        """Free the blocks before `end`, to be reused from the first on: a text that continues this one needs the last ones."""
         gone, at = [], end - 1
         while at >= 0 and table[at]:
             gone.append(table[at])

@@ -1,8 +1,9 @@
-"""From a plan to what the runner gets: the scheduler's requests as plain numbers, and how each of them draws."""
+"""From a plan to the runner's input: the scheduler's requests as plain numbers, and how each of them draws."""
 
-from model.engine.plan import Plan, PromptScores, Scheduled, StepInput
+from model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
 from model.engine.request import Request
 from model.errors import EngineFailed
+from model.pooling import Pooling
 from model.sampling_plan import Draw, History, SamplingPlan, TextCounts, completing
 
 
@@ -30,6 +31,8 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
             step.drafts[request.request_id] = item.draft
         if request.prompt_logprobs is not None:
             _add_prompt_scores(step, item, first, request.prompt_logprobs)
+        if request.pooling is not None:
+            _add_hidden_sum(step, item, first)
         if item.draws:
             try:
                 _add_draws(step, item, first + item.count - 1)
@@ -66,7 +69,7 @@ def _draw(request: Request, plan: SamplingPlan, position: int) -> Draw:
 
 
 def _text(request: Request) -> TextCounts:
-    """What its penalties look at."""
+    """The token counts that its penalties use."""
     request.history = request.history or History()
     return request.history.follow(request.prompt, request.output)
 
@@ -79,3 +82,12 @@ def _add_prompt_scores(step: StepInput, item: Scheduled, first: int, top: int) -
     if begin < end:
         row = first + begin - 1 - item.start
         step.prompt_scores.append(PromptScores(request.request_id, row, request.prompt[begin:end], top))
+
+
+def _add_hidden_sum(step: StepInput, item: Scheduled, first: int) -> None:
+    """The prompt's last token, or all of this step but those summed before a preemption."""
+    request = item.request
+    begin = max(item.start, request.num_summed if request.pooling is Pooling.MEAN else len(request.prompt) - 1)
+    count = item.start + item.count - begin
+    if count > 0:
+        step.hidden_sums.append(HiddenSum(request.request_id, first + begin - item.start, count, request.hidden_sum))

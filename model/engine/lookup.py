@@ -1,8 +1,8 @@
 """Prompt lookup: a guess at the next tokens, made from the text so far (Saxena 2023).
 
 Text repeats itself: what followed the last few tokens when they last occurred is likely to follow now. A step can compute such
-a draft together with a stream's next token, since reading the weights costs the same for one token as for some. What is kept
-is what would have been drawn anyway: the token after each right guess, and nothing after the first wrong one. So the
+a draft together with a stream's next token, since reading the weights costs the same for one token as for some. Kept are
+the tokens that would have been drawn anyway: the one after each right guess, and none after the first wrong one. So the
 answer has the same tokens with and without drafts (Leviathan et al. 2023, for a draft without probabilities and draws that
 are functions of seed and position).
 """
@@ -34,7 +34,7 @@ class Lookup:
         self._pause = 0
 
     def draft(self, request: Request, most: int) -> list[int]:
-        """A guess at up to `most` next tokens; empty where nothing like it occurred before, or guesses were wrong of late."""
+        """A guess at up to `most` next tokens; empty where the last tokens are new, or recent guesses were wrong."""
         self._follow(request)
         if self._pause:
             self._pause -= 1
@@ -47,7 +47,7 @@ class Lookup:
         return [self._token(at + step % period) for step in range(min(most, self._length))]
 
     def learn(self, guessed: int, right: int) -> None:
-        """Of a draft of `guessed` tokens the first `right` were drawn. Good ones become longer, wrong ones seldom."""
+        """Of a draft of `guessed` tokens the first `right` were drawn. Right ones make drafts longer, wrong ones rarer."""
         if right:
             self._misses = 0
             self._length = min(LONGEST_DRAFT, 2 * guessed if right == guessed else right + 1)
@@ -57,7 +57,7 @@ class Lookup:
             self._misses += 1
 
     def _follow(self, request: Request) -> None:
-        """Take in the tokens that have come since the last look."""
+        """Index the tokens that are new since the last call."""
         known = len(self._text) // _WIDTH
         self._text += array("I", request.tokens(known, request.num_tokens - known)).tobytes()
 

@@ -1,8 +1,8 @@
 """The engine on a thread of its own, and the bridge from it to an event loop.
 
-The step thread takes commands (add, abort), steps while there is work, and hands outputs over, those of a step or of a few
-(`pace.py`), with one `call_soon_threadsafe`. A consumer finds everything that came since it last looked in one list: slow
-consumers get larger pieces, not longer queues.
+The step thread takes commands (add, abort), runs steps while there is work, and hands over the outputs of a step, or of a few
+(`pace.py`), with one `call_soon_threadsafe`. A reader gets all outputs since its last read in one list: a slow reader gets
+larger pieces, not longer queues.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from model.engine.engine import Engine
 from model.engine.pace import Pace
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
+from model.explain.explainer import Explainer
 
 log = logging.getLogger("attend.engine")
 
@@ -30,17 +31,17 @@ STOPPED = "the engine has stopped; try another replica"
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """The requests of one `generate` call, and what came for them that nobody has looked at yet."""
+    """The requests of one `generate` call, and their outputs that are not read yet."""
 
     open_ids: set[str]
     loop: asyncio.AbstractEventLoop
     reader: asyncio.Future[None] | None = None
-    """What the reader waits on, where it waits."""
+    """Set when there is something to read; None while no reader waits."""
     outputs: list[Output] = field(default_factory=list)
     failure: str | None = None
 
     async def come(self) -> list[Output]:
-        """What has come since the last look, waited for if that is nothing. Raises EngineFailed if the engine has failed."""
+        """The outputs since the last call; waits for the first one. Raises EngineFailed if the engine has failed."""
         if not self.outputs and self.failure is None:
             self.reader = self.loop.create_future()
             await self.reader
@@ -50,7 +51,7 @@ class _Stream:
         return outputs
 
     def wake(self) -> None:
-        """Let the reader look."""
+        """Wake the reader, if one waits."""
         if self.reader is not None and not self.reader.done():
             self.reader.set_result(None)
 
@@ -67,14 +68,16 @@ class AsyncEngine:
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
+        explainer: Explainer | None = None,
     ) -> None:
-        """`adapters` reads those that requests may have; None: they may have none."""
+        """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts."""
         self._engine = engine
         self.adapters = adapters
+        self.explainer = explainer
         self._pace = Pace()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
-        self._prepare = prepare  # what the step thread does first
+        self._prepare = prepare  # called first by the step thread
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, read by any thread
         self._wake = threading.Condition()
@@ -94,12 +97,12 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """What the step thread steps. Nobody else touches it once that thread has started."""
+        """The engine that the step thread runs. Once that thread has started, no other thread may touch it."""
         return self._engine
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are refused for good."""
+        """Whether draining has begun: new requests are refused."""
         return self._draining
 
     def start(self) -> None:
@@ -108,17 +111,17 @@ class AsyncEngine:
         self._prepared.result()
 
     def stats(self) -> EngineStats:
-        """Load: waiting includes the requests that the step thread has not picked up yet."""
+        """Load; the requests that the step thread has not taken yet count as waiting."""
         stats = self._stats
         waiting = max(stats.num_waiting, len(self._streams) - stats.num_running)
         return replace(stats, num_waiting=waiting)
 
     def heartbeat_age(self) -> float:
-        """Seconds since the step thread last came round; it does so once a step, and once a second when idle."""
+        """Seconds since the step thread last completed a round: it does so once a step, and once a second when idle."""
         return float("inf") if self._over or not self._thread.is_alive() else self._clock() - self._beat
 
     def overdue(self) -> float:
-        """The same, less what the tokens of the step under way may take: a long prompt on a slow CPU takes minutes."""
+        """The same, less the seconds that the step's tokens may take: a long prompt on a slow CPU takes minutes."""
         return self.heartbeat_age() - self._engine.num_tokens_under_way * self._engine.seconds_a_token
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
@@ -141,7 +144,7 @@ class AsyncEngine:
         self._command(lambda: self._engine.abort(request_id, reason))
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, give those under way so long to end, then abort the rest."""
+        """Refuse new requests, give running ones so many seconds to end, then abort the rest."""
         self._draining = True
         deadline = self._clock() + seconds
         while self._streams and self._clock() < deadline:  # noqa: ASYNC110 - waits for the step thread too
@@ -182,7 +185,7 @@ class AsyncEngine:
         return lambda: self._engine.add(request)
 
     def _command(self, *commands: Callable[[], Output | None]) -> bool:
-        """Whether the step thread will carry them out: not when it is over."""
+        """Queue commands for the step thread; False where that thread has ended."""
         with self._wake:
             if not self._over:
                 self._commands.extend(commands)
@@ -199,10 +202,10 @@ class AsyncEngine:
             while not self._stopping:
                 self._iterate()
             self._hand_over([*self._pace.all(), *self._finish()], None)
-        except BaseException as error:  # the thread's end must reach everyone who waits on it
+        except BaseException as error:  # every reader must learn that the thread has ended
             log.critical("the engine thread died", exc_info=True)
             with self._wake:
-                self._over = True  # whoever comes after the failure was handed over is refused
+                self._over = True  # requests that arrive after the failure was handed over are refused
             self._hand_over([], f"the engine stopped: {type(error).__name__}")
             if not self._prepared.done():
                 self._prepared.set_exception(error)
@@ -222,7 +225,7 @@ class AsyncEngine:
         self._hand_over(self._pace.due(outputs, self._beat, self._beat - started), None)
 
     def _finish(self) -> list[Output]:
-        """The last outputs: whoever still waits when the engine is closed must not wait for ever."""
+        """The last outputs: a request that still waits when the engine is closed must end too."""
         with self._wake:
             self._over = True
             commands, self._commands = self._commands, []
@@ -232,7 +235,7 @@ class AsyncEngine:
         return outputs
 
     def _hand_over(self, outputs: list[Output], failure: str | None) -> None:
-        """One call into each event loop that waits: in a service that is one loop."""
+        """One call into each event loop with open requests: in a service there is one loop."""
         if not outputs and failure is None:
             return
         for loop in {stream.loop for stream in tuple(self._streams.values())}:

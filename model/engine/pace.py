@@ -1,7 +1,7 @@
-"""When outputs go to those who wait for them: a message costs more than the token in it.
+"""When outputs are handed to their readers: a message costs more than the token in it.
 
-Who streams alone gets each token at once. The more streams there are, the longer tokens may wait for each other, up to what no
-reader sees. First tokens and ends wait for nothing, and take along what waits.
+A stream that runs alone gets each token at once. The more streams there are, the longer tokens may wait for each other, up to
+a delay that no reader notices. First tokens and ends do not wait, and all waiting outputs go with them.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from model.engine.request import Output
 
 SECONDS_OF_A_STREAM = 0.6e-3
-"""Tokens wait so long for each stream that runs: five times what a message takes of a core, all the way to its client."""
+"""Seconds that tokens may wait for each running stream: five times the CPU time of a message on its way to its client."""
 MOST_SECONDS = 10e-3
 """And never longer than this: 100 messages a second of an answer are more than a screen shows."""
 
@@ -21,10 +21,10 @@ class Pace:
         self._held: list[Output] = []
         self._begun: set[str] = set()
         self._last = 0.0
-        """When something was due."""
+        """When outputs were last due."""
 
     def due(self, outputs: Sequence[Output], now: float, step_seconds: float) -> list[Output]:
-        """All that is held, `outputs` among it, or nothing, if it may wait for another step that takes as long as this one."""
+        """All held outputs with `outputs`, or none, if they may wait for another step that takes as long as this one."""
         self._held += outputs
         urgent = False
         for output in outputs:
@@ -41,6 +41,6 @@ class Pace:
         return self.all()
 
     def all(self) -> list[Output]:
-        """What is held, due or not."""
+        """All that is held, due or not."""
         held, self._held = self._held, []
         return held

@@ -1,4 +1,4 @@
-"""A step's work: as the scheduler plans it, as the runner gets it, and what came of it.
+"""A step's work: as the scheduler plans it, as the runner gets it, and its result.
 
 A `Plan` holds the scheduler's requests and stays with it. `StepInput` and `StepResult` cross to the runner and back: they
 hold plain values alone and can be pickled, so that the runner can be another process.
@@ -21,9 +21,9 @@ class Scheduled:
     start: int
     count: int
     draft: Sequence[int] = ()
-    """A guess at the tokens that are drawn next: computed too, as if they stood there already."""
+    """A guess at the tokens that are drawn next: computed too, as if they were already drawn."""
     input_pending: bool = False
-    """Its one token is what the step before draws: submitted before that sample has reached the host."""
+    """Its one token is drawn by the previous step: this step was submitted before that token reached the host."""
 
     @property
     def num_rows(self) -> int:
@@ -53,12 +53,12 @@ class Plan:
 
     @property
     def input_pending(self) -> bool:
-        """Whether all its tokens are what the step before draws."""
+        """Whether all its tokens are drawn by the previous step."""
         return bool(self.scheduled) and self.scheduled[0].input_pending
 
     @property
     def is_over(self) -> bool:
-        """Whether all its requests have ended, so that it was computed in vain."""
+        """Whether all its requests have ended, so that its result is not needed."""
         return all(item.request.finish_reason is not None for item in self.scheduled)
 
     @property
@@ -83,12 +83,23 @@ class PromptScores(NamedTuple):
     """Alternatives to report with each."""
 
 
+class HiddenSum(NamedTuple):
+    """Hidden states of a request's tokens that are to be added to those of the tokens before, one after the other."""
+
+    request_id: str
+    row: int
+    """The place in T of the first token; the others follow."""
+    num_rows: int
+    before: "array[float]"
+    """[E], float64: the sum so far; empty for zero."""
+
+
 @dataclass(slots=True)
 class StepInput:
-    """A step for the runner: R requests, those that bring one token first, and T tokens, in the order of their requests."""
+    """A step for the runner: R requests, those with one token first, and T tokens, in the order of their requests."""
 
     input_pending: bool = False
-    """The tokens are what the step before draws: submitted before that sample has reached the host."""
+    """The tokens are drawn by the previous step: this step was submitted before they reached the host."""
     request_ids: list[str] = field(default_factory=list)
     """[R], as are starts and counts."""
     tables: list[list["array[int]"]] = field(default_factory=list)
@@ -108,6 +119,7 @@ class StepInput:
     drafts: dict[str, Sequence[int]] = field(default_factory=dict)
     """The last tokens of some requests, by request id: guesses at what is drawn after the tokens before them."""
     prompt_scores: list[PromptScores] = field(default_factory=list)
+    hidden_sums: list[HiddenSum] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     """The digests of some requests' adapters, by request id; the others have none."""
 
@@ -119,12 +131,14 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step found, by request id: a drawn token, or what went wrong with that request alone."""
+    """The result of a step, by request id: a drawn token, or the error of that request alone."""
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
     """Of the prompt tokens that this step has scored."""
+    hidden_sums: Mapping[str, "array[float]"] = field(default_factory=dict)
+    """[E], float64, with the hidden states that this step has added."""
     more: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Tokens drawn after that one, where the draft was right: as many as its right tokens."""

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: plain records, and the protocol that the service talks to."""
+"""Input and output of the engine: plain records, and the protocol that the service uses."""
 
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from model.errors import ContextTooLong, InvalidRequest
 from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from model.pooling import Pooling
 from model.sampling_plan import History, SamplingPlan
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the model itself found a token, before any parameter changed the scores; natural logarithms."""
+    """The model's own log probability of a token, before any parameter changed the scores; natural logarithms."""
 
     token_id: int
     logprob: float
@@ -44,15 +45,16 @@ class Times:
     prefill: float
     decode: float
     cached_tokens: int = 0
-    """Tokens that needed no computing, since an earlier request had the same beginning."""
+    """Tokens that were not computed, since an earlier request had the same prefix."""
 
 
 NO_SCORE = "the model's scores are not finite"
+NO_HIDDEN = "the model's hidden states are not finite"
 NO_TOKEN_LEFT = (
     "the parameters exclude each other: they leave no token to draw (allowed_token_ids, bad_words, logit_bias, "
     "min_tokens, structured output)"
 )
-"""Errors of a request that draws. The second is its own."""
+"""Errors of a request. The last is the caller's."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class Lack:
     """Why a request could not start when it was tried last."""
 
     num_free: int
-    """So many blocks must be free before it can. Fewer do once others hold known blocks that counted as free."""
+    """So many blocks must be free before it can. Fewer suffice once others hold known blocks that counted as free."""
     num_known: int
     """Blocks, from the first on, that the prefix cache knew; `parent` is the number of the last of them."""
     parent: str | int
@@ -91,15 +93,21 @@ class Request:
     """Alternatives to report with each token; 0 reports the drawn token alone, None nothing."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
+    pooling: Pooling | None = None
+    """Which hidden states of the prompt to report; with max_tokens 0."""
     cache_salt: str = ""
     """Requests share cached prefixes only within one salt."""
     adapter: "Adapter | None" = None
-    """What is added to the model's matrices. It lives as long as somebody holds it: until the request has ended."""
+    """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, as far as they are computed."""
+    """Scores of the prompt's tokens from the second on, of those that are computed."""
+    hidden_sum: "array[float]" = field(default_factory=lambda: array("d"))
+    """[E]: the sum of those hidden states, so far; empty before the first."""
+    num_summed: int = 0
+    """Tokens of the prompt, from the first on, whose hidden states are in the sum, or not asked for."""
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     tables: list["array[int]"] = field(default_factory=list)
@@ -110,9 +118,9 @@ class Request:
     """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
     parent: str | int | None = None
     lookup: "Lookup | None" = None
-    """What guesses at its next tokens, once it was asked for a guess."""
+    """Guesses its next tokens; made at the first guess."""
     history: History | None = None
-    """What its penalties look at, once it has drawn under them."""
+    """The token counts that its penalties use; made at the first draw under them."""
     _plan: SamplingPlan | None = field(default=None, init=False, repr=False)
     lack: Lack | None = None
     num_cached: int = 0
@@ -130,7 +138,7 @@ class Request:
 
     @property
     def sampling_plan(self) -> SamplingPlan:
-        """How it draws, worked out when it is first asked for: the caller's part must not change from then on."""
+        """How it draws, computed at the first use: the caller's part must not change from then on."""
         if self._plan is None:
             checks = bool(self.bad_words), self.grammar is not None
             self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, self.decoding, self.logprobs, *checks)
@@ -138,13 +146,21 @@ class Request:
 
     @property
     def root(self) -> str:
-        """What its first block follows in the prefix cache: no two adapters, and no two salts, have the same."""
+        """The predecessor of its first block in the prefix cache: different for each adapter and each salt."""
         return f"{'' if self.adapter is None else self.adapter.digest}\0{self.cache_salt}"
 
     @property
     def draws_from_scores(self) -> bool:
         """See `SamplingPlan.draws_from_scores`; here for the next token, which may not be a stop token yet."""
         return self.sampling_plan.draws_from_scores and len(self.output) >= self.min_tokens
+
+    @property
+    def pooled(self) -> "array[float] | None":
+        """The hidden state of the prompt's last token, or the mean over all; None where none is asked for."""
+        if self.pooling is None:
+            return None
+        count = len(self.prompt) if self.pooling is Pooling.MEAN else 1
+        return array("d", (number / count for number in self.hidden_sum))
 
     @property
     def max_total_tokens(self) -> int:
@@ -166,7 +182,7 @@ class Request:
 
 
 def check_fits(request: Request, limit: int) -> None:
-    """Refuse what can never run to its end: no prompt, an answer that is there already, more than `limit` tokens."""
+    """Refuse a request that can never end well: no prompt, an answer that is complete already, more than `limit` tokens."""
     if not request.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
     if request.output and len(request.output) >= request.max_tokens:
@@ -182,7 +198,7 @@ def check_fits(request: Request, limit: int) -> None:
 
 
 class Output(NamedTuple):
-    """What a step brought one request."""
+    """The result of a step for one request."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -195,6 +211,8 @@ class Output(NamedTuple):
     """One for each token, where asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """With the first output only, where asked for: of the prompt's tokens from the second on."""
+    hidden: "array[float] | None" = None
+    """[E], float64, where asked for: the prompt's last hidden state, or the mean over all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +228,7 @@ class EngineInfo:
     backend: str
     num_parameters: int
     vocab_size: int
+    hidden_size: int
     max_model_len: int
     max_batch_requests: int
     max_queued_requests: int
@@ -223,7 +242,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How an engine is; a snapshot after a step."""
+    """The load of an engine; a snapshot after a step."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -252,15 +271,20 @@ class StepReport:
     num_drawn: int = 0
     """New tokens of answers."""
     num_ended: int = 0
-    """Requests that have ended since the step before, in whatever way."""
+    """Requests that have ended since the previous step, for any reason."""
 
 
 class TokenEngine(Protocol):
-    """Token ids in, token ids out. The service knows nothing else of the engine."""
+    """Token ids in, token ids out. The service uses nothing else of the engine."""
 
     @property
     def info(self) -> EngineInfo:
         """What the engine is."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused for good."""
         ...
 
     def stats(self) -> EngineStats:
@@ -268,11 +292,11 @@ class TokenEngine(Protocol):
         ...
 
     def heartbeat_age(self) -> float:
-        """Seconds since the step thread last showed life."""
+        """Seconds since the step thread last completed a round."""
         ...
 
     def overdue(self) -> float:
-        """The same, less what the tokens of the step under way may take."""
+        """The same, less the seconds that the tokens of the step under way may take."""
         ...
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:

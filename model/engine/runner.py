@@ -1,19 +1,21 @@
 """Turns a step into tensors, runs the decoder, draws tokens."""
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from model.engine.adapters import Adapters
 from model.engine.graphs import DecodeGraphs
 from model.engine.lookup import num_right
-from model.engine.plan import PromptScores, StepInput, StepResult
-from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
+from model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
+from model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from model.errors import DeviceFailed
 from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from model.net.kv_cache import KVCache
@@ -36,7 +38,7 @@ SCORED_AT_ONCE = 256
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise DeviceFailed for an error that every later step would meet too; a lack of memory is the step's own."""
+    """Raise DeviceFailed for an error that would fail every later step too; a lack of memory fails its own step only."""
     try:
         yield
     except RuntimeError as error:
@@ -56,20 +58,22 @@ class PendingStep:
 
     step: StepInput = field(default_factory=StepInput)
     tokens_R: Tensor | None = None
-    """What it draws, on its way here."""
+    """The drawn tokens, being copied to the host."""
     ready: torch.cuda.Event | None = None
-    """When it has come; None: it has."""
+    """Set when the copy is complete; None: it is."""
     logits_RV: Tensor | None = None
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
     draw: DrawTokens = sample
+    hidden: Sequence[Tensor] = ()
+    """[tokens, E], float32: the hidden states of each of the step's sums."""
     _tokens: list[int] | None = None
 
     @device_errors()
     def tokens(self) -> list[int]:
-        """What each row has drawn, once the device is done; UNSCORED or EXCLUDED where there is nothing to draw."""
+        """The token of each row, once the device is done; UNSCORED or EXCLUDED where there is nothing to draw."""
         if self._tokens is None:
             if self.ready is not None:
-                self.ready.synchronize()  # and not the steps that were handed over since
+                self.ready.synchronize()  # but not for the steps submitted since
             self._tokens = [] if self.tokens_R is None else self.tokens_R.tolist()
         return self._tokens
 
@@ -78,7 +82,7 @@ class PendingStep:
     def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> list[int]:
         """Draw some rows again, in another way or without some tokens; returns their tokens. Both mappings are by row.
 
-        Not after a later step was submitted: it may write to where the scores lie.
+        Not allowed after a later step was submitted: it may overwrite the scores.
         """
         assert self.logits_RV is not None
         tokens, device = self.tokens(), self.logits_RV.device
@@ -97,12 +101,15 @@ class PendingStep:
         tokens, drafts = self.tokens(), self.step.drafts
         pairs = list(zip(self.step.draw_ids, tokens, strict=True))
         firsts, more = _kept(pairs, drafts) if drafts else (pairs, {})
+        sums = {each.request_id: _added(each, hidden) for each, hidden in zip(self.step.hidden_sums, self.hidden, strict=True)}
+        infinite = {name: NO_HIDDEN for name, sum_E in sums.items() if not np.isfinite(sum_E).all()}
         return StepResult(
             tokens={name: token for name, token in firsts if token >= 0},
-            errors={name: FAULTS[token] for name, token in firsts if token < 0},
+            errors={name: FAULTS[token] for name, token in firsts if token < 0} | infinite,
             logprobs=self._logprobs(tokens),
             prompt_logprobs=self.prompt_logprobs,
             more=more,
+            hidden_sums=sums,
         )
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, TokenLogprob]:
@@ -138,14 +145,14 @@ class ModelRunner:
         self.adapters = adapters
         self.has_states = any(group.has_state for group in net.config.memory_groups)
         self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
-        """Who drew in the step before, and what: it stays where it was drawn."""
+        """Request ids and tokens of the previous step's draws; the tokens stay on the device."""
 
     @device_errors()
     @torch.inference_mode()
     def submit(self, step: StepInput) -> PendingStep:
-        """Start a step. On a GPU this returns before the device is done, and it may come after a step that is not done either.
+        """Start a step. On a GPU this returns before the device is done, and the previous step may not be done either.
 
-        Then nothing here may wait for the device: numbers go there by `transfer.py`, and none is read before `result`.
+        So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
         rows = list(map(Row, step.tables[0], step.starts, step.counts))
         groups = _other_groups(step.tables, self.has_states)
@@ -154,9 +161,10 @@ class ModelRunner:
         with nullcontext() if self.adapters is None else self.adapters.beside(step):
             hidden_TE = self.hidden(rows, tokens_T, *groups) if decoded is None else decoded.hidden_TE
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
+        sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
         draws = step.draws
         if not draws:
-            return PendingStep(step, prompt_logprobs=prompt_logprobs)
+            return PendingStep(step, prompt_logprobs=prompt_logprobs, hidden=sums)
         last_R = slice(None) if len(draws) == len(tokens_T) else integers(step.draw_rows, self.device)
         logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
         if decoded is not None and all(draw.takes_the_best for draw in draws):
@@ -164,10 +172,10 @@ class ModelRunner:
         else:
             tokens_R = self.draw(logits_RV, draws)
         self._drawn = step.draw_ids, tokens_R
-        return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw)
+        return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, sums)
 
     def _pending_tokens(self, request_ids: Sequence[str]) -> Tensor:
-        """The tokens that the requests drew in the step before; 0 for one without a score: its request is about to end."""
+        """The tokens that the requests drew in the previous step; 0 for one without a score: its request is about to end."""
         names, tokens_R = self._drawn
         if names != request_ids:
             rows = {name: row for row, name in enumerate(names)}
@@ -207,13 +215,22 @@ def _other_groups(
 
 
 def _on_its_way(tokens_R: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """The tokens as they come here, and when they have come: a copy, for a graph's next step writes where they lie."""
+    """The tokens on their way to the host, and an event for their arrival: a copy, as a graph's next step overwrites them."""
     if not tokens_R.is_cuda:
         return tokens_R, None
     here_R = tokens_R.to("cpu", non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch gives its constructor no types
     ready.record()
     return here_R, ready
+
+
+def _added(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
+    """The sum so far and these rows, one row after the other: its bits do not depend on how a prompt is cut."""
+    rows_TE = hidden_TE.cpu().numpy()
+    sum_E = np.array(asked.before) if asked.before else np.zeros(rows_TE.shape[1])
+    for row_E in rows_TE:
+        sum_E += row_E
+    return array("d", sum_E.tobytes())
 
 
 def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:

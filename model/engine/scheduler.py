@@ -4,19 +4,19 @@ There are no phases. A request has two counters, `num_computed` and `num_tokens`
 with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
 after a preemption.
 
-Streams, which lack one token, go first; prompts, which lack more, share what `StepCost` leaves beside them, and all of
-the budget where there is no stream. Prompts take turns: in one step the oldest goes first, in the next the shortest.
-Hence nobody starves, whatever else arrives:
+Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows beside streams, and
+the whole budget where there is no stream. Prompts take turns: in one step the oldest goes first, in the next the shortest.
+Hence no request starves, whatever else arrives:
 - A stream advances in every step, since only streams go before it (while the budget holds all of them; else the older do).
-- The oldest prompt goes first in every second step that computes prompts. Those that come later cannot take that away,
-  so a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
+- The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
+  a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
 - So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
 Room for blocks goes by age alone (`groups.py`). A prompt has the room for all of its tokens from its admission on, so only a
-stream ever needs more, and takes it from the youngest. Under a window a request has room for what it can hold at a time: a
-long prompt is computed part by part, and gives blocks back in between, so this holds for windows too. So somebody moves in
-every step: while there are streams, the oldest stream draws, or has left its room to older prompts. While there are none, the
-oldest request of all is a prompt, nobody takes its room, and it advances in every second step until it is a stream, which can
-take all room.
+stream ever needs more, and takes it from the youngest request. Under a window a request has room for the tokens that it can
+hold at a time: a long prompt is computed part by part, and gives blocks back in between, so this holds for windows too.
+So some request advances in every step. While there are streams, the oldest stream draws, or has lost its room to older
+prompts. While there are none, the oldest request of all is a prompt, no other request takes its room, and it advances in
+every second step until it is a stream, which can take all room.
 """
 
 import math
@@ -96,10 +96,10 @@ class Scheduler:
         return Plan(tuple(plan), len(plan), self._guess(plan, left))
 
     def schedule_async(self, plan: Plan) -> Plan | None:
-        """The step after `plan`, before the sample of `plan` has reached the host: one more token for every stream.
+        """The step after `plan`, before the tokens drawn in `plan` have reached the host: one more token for every stream.
 
-        None where the sample has to be known: who runs next depends on it, or how somebody draws. A stream that turns out to
-        have ended is computed in vain.
+        None where those tokens must be known first: to choose the next requests, or to draw. A request that finished in the
+        meantime is computed once more and its token dropped.
         """
         drawing = {item.request.request_id for item in plan.scheduled if item.draws}
         admits = self._waiting and len(self._running) < self.config.max_batch_requests
@@ -115,7 +115,7 @@ class Scheduler:
         return Plan(tuple(Scheduled(request, request.num_tokens, 1, input_pending=True) for request in streams), len(streams))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
-        """Take a step's result in: advance the counters, append drawn tokens, end what has ended."""
+        """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete."""
         outputs = []
         if result.errors:
             self._distrust(self.tables.forget_step(), plan)
@@ -133,6 +133,8 @@ class Scheduler:
                 self.tables.remember(request, request.num_computed)
             if name in result.prompt_logprobs:
                 request.prompt_scores += result.prompt_logprobs[name]
+            if name in result.hidden_sums:
+                request.hidden_sum, request.num_summed = result.hidden_sums[name], request.num_computed
             if request.num_computed < request.num_tokens:
                 continue
             if request.max_tokens > 0:
@@ -141,7 +143,9 @@ class Scheduler:
                 if item.draft:
                     outputs[-1] = self._take_more(item, outputs[-1], result.more.get(name, ()))
             else:
-                outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_scores)))
+                reason = FinishReason.LENGTH if request.pooling is None else FinishReason.STOP
+                ended = self._finish(request, reason, prompt_logprobs=tuple(request.prompt_scores))
+                outputs.append(ended._replace(hidden=request.pooled))
         for item in plan.scheduled if self.tables.has_windows else ():
             if item.request.room:
                 self.tables.let_go(item.request)
@@ -151,7 +155,8 @@ class Scheduler:
         return outputs
 
     def _distrust(self, blocks: Sequence[set[int]], plan: Plan) -> None:
-        """What a failed step should have written, by group: who shares it, but was not in the step, begins anew."""
+        """The blocks that a failed step should have written, by group: a request that shares them, but was not in the step,
+        computes its tokens again."""
         planned = {item.request.request_id for item in plan.scheduled}
         for request in self._running:
             shares = not all(map(set.isdisjoint, blocks, request.tables))
@@ -159,7 +164,7 @@ class Scheduler:
                 self.tables.restart(request)
 
     def check_integrity(self) -> None:
-        """Every request is in one place, and its blocks are its own and enough."""
+        """Assert that every request is in one place, and that its blocks are its own and enough."""
         assert len(self._by_id) == len(self._waiting) + len(self._running)
         assert not any(request.room or any(request.tables) or request.num_computed for request in self._waiting)
         assert all(request.num_known * self.config.block_size <= request.room for request in self._by_id.values())
@@ -168,8 +173,8 @@ class Scheduler:
 
     @property
     def _least_share(self) -> int:
-        """Tokens of prompts that a step computes beside streams, however slow it seems: small parts cost more a token than
-        large ones, and no prompt may need more than thirty-two times the steps that it needs alone.
+        """Prompt tokens that a step computes beside streams at least, however slow it is: small parts cost more for each token
+        than large ones, and no prompt may need more than thirty-two times the steps that it needs alone.
         """
         return max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
 
@@ -180,7 +185,7 @@ class Scheduler:
         budget = self.config.max_batch_tokens
         for request in tuple(self._running):
             if not request.room or len(plan) == budget:
-                break  # those after a preempted request were preempted before it
+                break  # the requests after a preempted one were preempted before it
             computed = request.num_computed
             if request.num_tokens - computed > 1 or request.scheduled_at is None:
                 prompts.append(request)
@@ -202,7 +207,7 @@ class Scheduler:
                 draft = request.lookup.draft(request, most)
                 room = request.room - request.num_tokens
                 if len(draft) > room and not self.tables.grow(request, request.num_tokens + len(draft)):
-                    draft = draft[:room]  # nobody gives way for a guess
+                    draft = draft[:room]  # no request is preempted for a guess
                 item.draft = draft
                 self.tables.reach(request, request.num_tokens + len(draft))
         return sum(len(item.draft) for item in plan)
@@ -219,7 +224,7 @@ class Scheduler:
         return admitted
 
     def _room(self, streams: int, prompts: int, left: int) -> int:
-        """Tokens of prompts that the step computes: all that is left of the budget where nobody waits for a next token."""
+        """Prompt tokens that the step may compute: the rest of the budget where there are no streams."""
         if not streams:
             return left
         room = self._cost.room(streams, prompts, self.config.step_goal)
@@ -236,7 +241,7 @@ class Scheduler:
                 break
             if self._part(request, share, not plan):
                 self._begin(request)
-            count = self._part(request, share, not plan)  # anew: it may lack less now
+            count = self._part(request, share, not plan)  # again: it may lack fewer tokens now
             if count:
                 plan.append(self._planned(request, count))
                 share -= count
@@ -255,7 +260,7 @@ class Scheduler:
         return share if first else 0
 
     def _begin(self, request: Request) -> None:
-        """Before a part of a prompt: what has become known since its admission, or since its last part, is skipped."""
+        """Before a part of a prompt: skip the blocks that became known since its admission, or since its last part."""
         before, counts = request.num_computed, request.num_preemptions == 0
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()

@@ -1,8 +1,8 @@
 """The block tables of all requests, one for each group of layers, and the prefix cache over them.
 
 A full block is found again by its text. One group tells texts apart and numbers them: that of full attention, or `Texts` where
-all layers have windows. The others know a block by the number of its text. A prefix is found as far as each group has what
-the next token sees: full attention all of it, a window its last tokens.
+all layers have windows. The others know a block by the number of its text. A prefix is found as far as each group has the
+blocks that the next token sees: full attention all of them, a window the last ones.
 """
 
 from array import array
@@ -12,9 +12,10 @@ from model.config import EngineConfig
 from model.engine.blocks import BlockPool, Parent, Texts
 from model.engine.groups import FullGroup, Group, group_of
 from model.engine.request import Lack, Request
+from model.pooling import Pooling
 
 TEXTS_OF_BLOCK = 4
-"""Texts that are known where all layers have windows, for each block that there is."""
+"""Texts that are known for each block, where all layers have windows."""
 
 
 class BlockTables:
@@ -53,7 +54,7 @@ class BlockTables:
         return True
 
     def reach(self, request: Request, num_tokens: int) -> None:
-        """Have the blocks that a step writes to, for so many tokens: it has room for them."""
+        """Take the blocks that a step writes to, for so many tokens; the request has the room."""
         for group in self.groups:
             group.reach(request, num_tokens)
 
@@ -70,7 +71,7 @@ class BlockTables:
         request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def admit(self, request: Request) -> bool:
-        """Make room for all tokens of a waiting request, known ones as far as they go; or none, and note what it lacks."""
+        """Make room for all tokens of a waiting request, in known blocks where possible; or none, and note what it lacks."""
         if self._lacks_blocks(request):
             return False
         before = 0 if self._full is None else self._full.pool.num_free
@@ -85,7 +86,7 @@ class BlockTables:
         return False
 
     def _lacks_blocks(self, request: Request) -> bool:
-        """Whether it would fail again. An estimate: a wrong no is a try in vain, a wrong yes a wait until blocks come back."""
+        """Whether admission would fail again. An estimate: a wrong no costs a failed try, a wrong yes a longer wait."""
         if not all(group.fits(request, request.num_tokens) for _, group in self._others):
             return True
         lack = request.lack
@@ -96,11 +97,11 @@ class BlockTables:
     # The prefix cache.
 
     def begin_step(self) -> None:
-        """What becomes known from here on is what the step under way fills."""
+        """Blocks that become known from here on are filled by the step under way."""
         self._known_before = [group.pool.next_number for group in self.groups]
 
     def forget_step(self) -> list[set[int]]:
-        """Make all that became known since then unfindable; returns the blocks of each group."""
+        """Make all blocks that became known since `begin_step` unfindable; returns them by group."""
         since = zip(self.groups, self._known_before, strict=True)
         return [group.pool.forget_since(number) for group, number in since]
 
@@ -110,18 +111,18 @@ class BlockTables:
             group.pool.forget(table)
 
     def restart(self, request: Request) -> None:
-        """It computes all of its tokens anew, with the same room."""
+        """Have the request compute all of its tokens again, with the same room."""
         for group in self.groups:
             group.restart(request)
         request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def looks_up(self, request: Request) -> bool:
-        """Scores of a prompt come from computing it."""
+        """Whether its prefix may come from the cache: a prompt's scores, and its mean hidden state, need all of it computed."""
         scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
-        return self.config.prefix_caching and scored
+        return self.config.prefix_caching and scored and request.pooling is not Pooling.MEAN
 
     def parent(self, request: Request) -> Parent:
-        """What its next block that is not known follows."""
+        """The predecessor of its next block that is not known."""
         return request.root if request.parent is None else request.parent
 
     def remember(self, request: Request, end: int) -> None:
@@ -136,7 +137,7 @@ class BlockTables:
             request.parent, request.num_known = number, at + 1
 
     def skip_known(self, request: Request) -> None:
-        """Share the known blocks that go on from what is computed."""
+        """Share the known blocks that follow its computed tokens."""
         start, inside = divmod(request.num_computed, self.config.block_size)
         if inside or not self.looks_up(request):
             return
@@ -151,10 +152,10 @@ class BlockTables:
         request.num_computed = request.num_known * self.config.block_size
 
     def _known_after(self, request: Request, start: int) -> list[tuple[int, int]]:
-        """Block and number of the texts from block `start` on, as far as every group has what the token after them sees.
+        """Block and number of the texts from block `start` on, as far as every group has the blocks that the next token sees.
 
-        A window may lack what lies far before that token: so all is looked at from the beginning of a request, and later
-        only what goes on without a gap, which costs no more than is found.
+        A window may lack blocks far before that token. So the first lookup goes over the whole prompt, and later ones stop at
+        the first gap, so that they cost no more than they find.
         """
         found: list[tuple[int, int]] = []
         usable, parent = 0, self.parent(request)
@@ -187,12 +188,12 @@ class BlockTables:
     # Checks.
 
     def check_all_free(self) -> None:
-        """No block is held, and none is lost: told by counting, since an engine that goes idle checks it each time."""
+        """Assert that no block is held and none is lost. It only counts, since an engine that goes idle checks it each time."""
         for group in self.groups:
             group.pool.check_all_free()
 
     def check_integrity(self, running: Sequence[Request]) -> None:
-        """Every block is free or held by these requests, in every group."""
+        """Assert that every block is free or held by these requests, in every group."""
         for group in self.groups:
             group.check_integrity(running)
 

@@ -216,7 +216,7 @@ class AdaptedLinear(Linear):
     def around(cls, name: str, base: Linear, step: "AdaptedDecoder") -> "AdaptedLinear":
         """`name` is the matrix's; `step` knows which tokens have which adapter."""
         form = cls.of(base)
-        form.name, form.base, form.step = name, base, step
+        form.name, form.base, form.step, form.bias = name, base, step, base.bias
         return form
 
     def forward(self, x_TI: Tensor) -> Tensor:
@@ -232,6 +232,10 @@ class AdaptedLinear(Linear):
     def dense(self) -> Tensor:
         """The matrix without adapters."""
         return self.base.dense()
+
+    def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
+        """See Linear."""
+        return self.base.slices(rows, expert)
 
 
 class AdaptedDecoder:

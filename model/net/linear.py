@@ -6,7 +6,7 @@ far as they differ. `reform` puts forms, and shards, into a decoder by name: bef
 Shapes: T tokens · I numbers of a token that go in · O that come out · X experts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Self
 
 import torch
@@ -129,6 +129,11 @@ class Linear(nn.Linear):
     def dense(self) -> Tensor:
         """The matrix [O, I], for those who keep it in a form of their own."""
         return self.weight
+
+    def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
+        """The matrix, or that of one expert, `rows` rows at a time, in any dtype: a form makes each when it is asked for it."""
+        whole = self.dense()
+        yield from (whole if expert is None else whole[expert]).split(rows)
 
     def drop(self) -> None:
         """Forget the numbers: what is left is of no further use."""

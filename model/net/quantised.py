@@ -4,6 +4,8 @@ Scales are float16. A row has a power of two beside them, so that its largest sc
 Shapes: T tokens · O rows · I columns, in whole groups · G groups of 32 columns.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,6 +106,12 @@ class QuantisedLinear(Linear):
         )
         assert scales is not None
         return Codes(self.kind, codes_NI, scales, minima).dense()[:, : self.in_features]
+
+    def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
+        """See Linear. float32."""
+        first = 0 if expert is None else expert * self.out_features
+        for some in torch.arange(first, first + self.out_features).split(rows):
+            yield self.select(some)
 
     def share(self, other: nn.Module) -> None:
         """Have the numbers of another matrix of this form, without a copy."""

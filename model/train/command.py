@@ -24,9 +24,14 @@ from model.train.trainer import Recipe, Trainer, keep_large_blocks
 VOCAB_SIZE = 8192
 QUICK_TOKENS = 40_000
 """Held-out tokens that are looked at during training; all of them are at the end."""
-CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\\n') }}"
-"""The messages, each on a line of its own, so that chat calls work: the answer goes on where the last one ends. The model
-has never seen a dialogue."""
+CHAT_TEMPLATE = """\
+{%- for tool in tools | default([], true) %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}
+{%- for message in messages %}{% if not loop.first %}{{ '\\n' }}{% endif %}{{ message.content }}
+{%- for call in message.tool_calls | default([], true) %}{{ '\\n<tool_call>\\n' }}
+{{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{{ '\\n</tool_call>' }}
+{%- endfor %}{% endfor %}"""
+"""The messages, each on a line of its own, so that chat calls work: the answer goes on where the last one ends. Tools and their
+calls are written as Hermes and Qwen do. The model has never seen a dialogue, nor a tool."""
 
 
 def default_config(max_positions: int) -> ModelConfig:

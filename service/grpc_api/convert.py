@@ -23,6 +23,7 @@ from model.params import (
     integer,
 )
 from protos.attend.v1 import generation_pb2 as pb
+from service.chat.parts import CallArguments, CallStart, Reasoning
 from service.records import Chunk, Command, Prompt, PromptPart, whole
 from service.turns import turn
 
@@ -38,18 +39,22 @@ REASONS = {
 }
 
 
-def check_sizes(request: pb.GenerateRequest, info: EngineInfo) -> None:
+Request = pb.GenerateRequest | pb.ChatRequest
+
+
+def check_sizes(request: Request, info: EngineInfo) -> None:
     """Refuse lists that are too long to be carried out, while they are still protobuf's: a message may hold four million ids.
 
     Raises InvalidRequest with the field named.
     """
-    num_ids, limit = len(request.token_ids.ids), info.max_model_len
-    if num_ids > limit and not request.HasField("truncate_prompt_tokens"):
-        size = f"{limit} tokens, which a prompt of {num_ids} exceeds"
-        raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
+    if isinstance(request, pb.GenerateRequest):
+        num_ids, limit = len(request.token_ids.ids), info.max_model_len
+        if num_ids > limit and not request.HasField("truncate_prompt_tokens"):
+            size = f"{limit} tokens, which a prompt of {num_ids} exceeds"
+            raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
+        at_most("resume_token_ids", request.resume_token_ids.ids, limit, "token ids, as many as the context")
     decoding, stopping = request.decoding, request.stopping
     at_most("allowed_token_ids", decoding.allowed_token_ids, info.vocab_size, "token ids, as many as the vocabulary has")
-    at_most("resume_token_ids", request.resume_token_ids.ids, limit, "token ids, as many as the context")
     at_most("stop_token_ids", stopping.stop_token_ids, MAX_STOP_TOKENS, "ids")
     at_most("stop", stopping.stop_strings, MAX_STOP_STRINGS, "strings")
     at_most("bad_words", decoding.bad_words, MAX_BAD_WORDS, "strings")
@@ -62,33 +67,45 @@ def check_sizes(request: pb.GenerateRequest, info: EngineInfo) -> None:
 
 def to_command(request: pb.GenerateRequest, request_id: str, defaults: Defaults = NO_DEFAULTS) -> Command:
     """What the message asks for; `defaults` are for what it leaves out. Raises InvalidRequest with the field named."""
-    sampling, stopping, response = request.sampling, request.stopping, request.response
-    skip = response.skip_special_tokens if response.HasField("skip_special_tokens") else True
+    response = request.response
     return Command(
         prompts=(prompt(request),),
-        sampling=sampling_of(request, defaults),
-        stops=StopRules(
-            **given(request, "max_tokens"),
-            **given(stopping, "min_tokens"),
-            stop=tuple(stopping.stop_strings),
-            stop_token_ids=tuple(stopping.stop_token_ids),
-            include_stop=stopping.include_stop_string,
-            ignore_eos=stopping.ignore_eos,
-        ),
-        n=sampling.n if sampling.HasField("n") else 1,
-        model=request.model,
-        adapter=request.adapter,
         request_id=request.request_id or request_id,
-        deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
-        skip_special_tokens=skip,
-        decoding=decoding_of(request.decoding, defaults),
-        grammar=grammar_of(request.decoding),
+        stops=stops_of(request),
         echo=response.echo,
-        truncate_prompt_tokens=request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None,
-        cache_salt=request.cache_salt,
         resume_token_ids=tuple(request.resume_token_ids.ids),
-        logprobs=logprobs_of(response),
         prompt_logprobs=response.prompt_logprobs if response.HasField("prompt_logprobs") else None,
+        **arguments_of(request, defaults),
+    )
+
+
+def arguments_of(request: Request, defaults: Defaults) -> dict[str, Any]:
+    """What every call for text may ask for, as arguments of Command."""
+    sampling, response = request.sampling, request.response
+    return {
+        "sampling": sampling_of(request, defaults),
+        "n": sampling.n if sampling.HasField("n") else 1,
+        "model": request.model,
+        "adapter": request.adapter,
+        "skip_special_tokens": response.skip_special_tokens if response.HasField("skip_special_tokens") else True,
+        "decoding": decoding_of(request.decoding, defaults),
+        "grammar": grammar_of(request.decoding),
+        "cache_salt": request.cache_salt,
+        "logprobs": logprobs_of(response),
+        **given(request, "deadline_ms", "truncate_prompt_tokens"),
+    }
+
+
+def stops_of(request: Request, **default: int | None) -> StopRules:
+    """Where answers end. `default` is for a `max_tokens` that was not given."""
+    stopping = request.stopping
+    return StopRules(
+        **{**default, **given(request, "max_tokens")},
+        **given(stopping, "min_tokens"),
+        stop=tuple(stopping.stop_strings),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        include_stop=stopping.include_stop_string,
+        ignore_eos=stopping.ignore_eos,
     )
 
 
@@ -113,7 +130,7 @@ def grammar_of(decoding: pb.DecodingParameters) -> GrammarSpec | None:
     return GrammarSpec(kind, getattr(decoding, kind))
 
 
-def sampling_of(request: pb.GenerateRequest, defaults: Defaults) -> SamplingParams:
+def sampling_of(request: Request, defaults: Defaults) -> SamplingParams:
     """How tokens are to be drawn."""
     asked = given(request, "temperature") | given(request.sampling, "top_k", "top_p", "min_p", "seed")
     return SamplingParams(**{**defaults.sampling, **asked})
@@ -133,7 +150,7 @@ def decoding_of(decoding: pb.DecodingParameters, defaults: Defaults) -> Decoding
 def prompt(request: pb.GenerateRequest) -> Prompt:
     """The input: empty text is an empty prompt, empty token ids and no input at all are mistakes.
 
-    Of token ids that are to be truncated only those are looked at that stay.
+    Of token ids that are to be truncated only the remaining ones are read.
     """
     if request.WhichOneof("input") == "text":
         return request.text
@@ -155,43 +172,46 @@ class Responses:
     without those, and the others are copies of it, filled in.
     """
 
-    def __init__(self, request: pb.GenerateRequest, fingerprint: str) -> None:
-        self._request = request
+    def __init__(self, options: pb.ResponseOptions, fingerprint: str, request_id: str) -> None:
+        self._options = options
         self._fingerprint = fingerprint
-        self._with_ids = request.response.output_token_ids
+        self._request_id = request_id
         self._forms: dict[int, bytes] = {}
 
     async def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
-        """The message of chunks that came together: one output for each answer, so that nobody has to look for a second."""
+        """The message of chunks that came together: one output for each answer, so that a client need not look for a second."""
         if len(chunks) > 1:
             chunks = whole(chunks)
         if len(chunks) == 1 and chunks[0].is_plain:
             return await self._filled(chunks[0])
-        return await to_response(chunks, self._request, self._fingerprint)
+        return await self.whole(chunks)
 
     async def _filled(self, chunk: Chunk) -> pb.GenerateResponse:
         form = self._forms.get(chunk.index)
         if form is None:
-            empty = replace(chunk, text="", num_tokens=0, token_ids=())
-            form = self._forms[chunk.index] = (await to_response([empty], self._request, self._fingerprint)).SerializeToString()
+            empty = replace(chunk, text="", num_tokens=0, token_ids=(), num_reasoning_tokens=0)
+            form = self._forms[chunk.index] = (await self.whole([empty])).SerializeToString()
         message = pb.GenerateResponse.FromString(form)
         output = message.outputs[0]
         output.text, output.num_tokens = chunk.text, chunk.num_tokens
-        if self._with_ids:
+        if chunk.num_reasoning_tokens:
+            output.num_reasoning_tokens = chunk.num_reasoning_tokens
+        if self._options.output_token_ids:
             output.token_ids.extend(chunk.token_ids)
         return message
 
-
-async def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
-    """One message; that with the first chunk of the first answer also tells of the prompt. A long one is made in turns."""
-    timing = _timing(chunks) if request.response.timing else None
-    response = pb.GenerateResponse(seed=chunks[0].seed, system_fingerprint=fingerprint, timing=timing)
-    prompt = next((chunk.prompt for chunk in chunks if chunk.index == 0), None)
-    if prompt is not None:
-        await _tell_prompt(response.prompt_info, prompt, request.response)
-    for chunk in chunks:
-        await _tell_output(response.outputs.add(), chunk, request.response)
-    return response
+    async def whole(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
+        """One message; that with the first chunk of the first answer has the prompt too. A long one is made in short parts."""
+        timing = _timing(chunks) if self._options.timing else None
+        response = pb.GenerateResponse(seed=chunks[0].seed, system_fingerprint=self._fingerprint, timing=timing)
+        prompt = next((chunk.prompt for chunk in chunks if chunk.index == 0), None)
+        if prompt is not None:
+            await _tell_prompt(response.prompt_info, prompt, self._options)
+        for chunk in chunks:
+            output = response.outputs.add()
+            await _tell_output(output, chunk, self._options)
+            _tell_parts(output, chunk, self._request_id)
+        return response
 
 
 async def _tell_prompt(info: pb.PromptInfo, prompt: PromptPart, options: pb.ResponseOptions) -> None:
@@ -235,9 +255,31 @@ async def _tell_output(output: pb.Output, chunk: Chunk, options: pb.ResponseOpti
         output.token_ids.extend(chunk.token_ids)
     await _tell_scores(output, chunk.logprobs, top=bool(options.top_logprobs))
     if chunk.finish_reason is not None:
-        output.finish_info.finish_reason = REASONS[chunk.finish_reason]
+        reason = pb.FINISH_REASON_TOOL_CALLS if chunk.ends_in_calls else REASONS[chunk.finish_reason]
+        output.finish_info.finish_reason = reason
         output.finish_info.num_output_tokens = chunk.num_tokens
         if isinstance(chunk.stop, str):
             output.finish_info.stop_string = chunk.stop
         elif chunk.stop is not None:
             output.finish_info.stop_token_id = chunk.stop
+
+
+def _tell_parts(output: pb.Output, chunk: Chunk, request_id: str) -> None:
+    """The reasoning and the calls of a chunk."""
+    output.num_reasoning_tokens = chunk.num_reasoning_tokens
+    calls: dict[int, pb.ToolCall] = {}
+
+    def call(index: int) -> pb.ToolCall:
+        if index not in calls:
+            calls[index] = output.tool_calls.add(index=index)
+        return calls[index]
+
+    for part in chunk.parts or ():
+        match part:
+            case Reasoning(text):
+                output.reasoning += text
+            case CallStart(index, name):
+                begun = call(index)
+                begun.id, begun.name = chunk.call_id(request_id, index), name
+            case CallArguments(index, text):
+                call(index).arguments += text

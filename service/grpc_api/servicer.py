@@ -1,9 +1,9 @@
-"""The gRPC methods, to be mixed into the deployment: Serve calls them by name, and knows no interceptors."""
+"""The gRPC methods, a base class of the deployment: Serve calls them by name, and has no interceptors."""
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,18 @@ from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from model.errors import InvalidRequest
+from model.chat import ChatTemplate
+from model.errors import InvalidRequest, NoChatTemplate, NotSupported
 from model.params import at_most, describe
 from protos.attend.v1 import generation_pb2 as pb
 from service.aside import alone
+from service.chat.forms import TEXT_ALONE, AnswerForm
+from service.embed import embed as embed_texts
 from service.errors import INTERNAL, sentence, wire
+from service.explain import Explaining
 from service.generation import GenerationService
-from service.grpc_api.convert import Responses, check_sizes, to_command, to_response
+from service.grpc_api import chat, embed, explain
+from service.grpc_api.convert import Request, Responses, check_sizes, to_command
 from service.keys import KeyRing
 from service.metrics import Metrics, RequestRecord
 from service.quota import Key, name_of
@@ -71,10 +76,13 @@ class Context(Protocol):
 
 
 class GrpcMethods:
-    """attend.v1.GenerationService and grpc.health.v1.Health. The deployment sets the two attributes."""
+    """attend.v1.GenerationService and grpc.health.v1.Health. The deployment sets the attributes."""
 
     service: GenerationService
     metrics: Metrics
+    explaining: Explaining | None = None
+    template: ChatTemplate | None = None
+    form: AnswerForm = TEXT_ALONE
     keys: KeyRing | None = None
     _num_watches = 0
 
@@ -84,29 +92,50 @@ class GrpcMethods:
 
     async def Generate(self, message: bytes, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
-        record = self._opened("Generate", grpc_context)
-        record.at_once = True
-        try:
-            with record.errors(), ExitStack() as held:
-                request, command = await self._asked(message, record, grpc_context)
-                adapter, gathered = self.service.adapter_of(command), Gathered()
-                async for batch in self.service.generate(command, record, held, adapter=adapter):
-                    gathered.add(batch)
-                return await to_response(gathered.answers(), request, self.service.fingerprint(adapter))
-        except Exception as error:
-            _refuse(error, record.request_id, grpc_context)
-            return pb.GenerateResponse()
+        return await self._answer("Generate", pb.GenerateRequest, message, grpc_context)
 
     async def GenerateStream(  # noqa: N802
         self, message: bytes, grpc_context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
-        record = self._opened("GenerateStream", grpc_context)
+        async with aclosing(self._stream("GenerateStream", pb.GenerateRequest, message, grpc_context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Chat(self, message: bytes, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802
+        """The answer to a conversation, at once."""
+        return await self._answer("Chat", pb.ChatRequest, message, grpc_context)
+
+    async def ChatStream(self, message: bytes, grpc_context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+        """The answer to a conversation as it is made."""
+        async with aclosing(self._stream("ChatStream", pb.ChatRequest, message, grpc_context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _answer(self, route: str, kind: type[Request], message: bytes, grpc_context: Context) -> pb.GenerateResponse:
+        record = self._opened(route, grpc_context)
+        record.at_once = True
+        try:
+            with record.errors(), ExitStack() as held:
+                request, command = await self._asked(kind, message, record, grpc_context)
+                adapter, gathered = self.service.adapter_of(command), Gathered()
+                async for batch in self.service.generate(command, record, held, adapter=adapter):
+                    gathered.add(batch)
+                responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
+                return await responses.whole(gathered.answers())
+        except Exception as error:
+            _refuse(error, record.request_id, grpc_context)
+            return pb.GenerateResponse()
+
+    async def _stream(
+        self, route: str, kind: type[Request], message: bytes, grpc_context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        record = self._opened(route, grpc_context)
         try:
             with record.errors():
-                request, command = await self._asked(message, record, grpc_context)
+                request, command = await self._asked(kind, message, record, grpc_context)
                 adapter = self.service.adapter_of(command)
-                responses = Responses(request, self.service.fingerprint(adapter))
+                responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 async with aclosing(self.service.generate(command, record, adapter=adapter)) as batches:
                     async for chunks in batches:
                         yield await responses.of(chunks)
@@ -143,6 +172,40 @@ class GrpcMethods:
         except Exception as error:
             _refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()
+
+    async def Explain(self, message: bytes, grpc_context: Context) -> pb.ExplainResponse:  # noqa: N802
+        """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
+        record = self._opened("Explain", grpc_context)
+        try:
+            with record.errors(), ExitStack() as held:
+                if self.explaining is None:
+                    raise NotSupported("this server does not explain texts")
+                key = await self._charged(grpc_context, record)
+                request = await read(message, pb.ExplainRequest, key)
+                if REQUEST_ID.fullmatch(request.request_id):
+                    _named(record, request.request_id, grpc_context)
+                command = replace(explain.to_command(request, record.request_id), key=key)
+                return await explain.to_response(await self.explaining.explain(command, record, held), self.explaining)
+        except Exception as error:
+            _refuse(error, record.request_id, grpc_context)
+            return pb.ExplainResponse()
+
+    async def Embed(self, message: bytes, grpc_context: Context) -> pb.EmbedResponse:  # noqa: N802
+        """Each text as a vector of length 1."""
+        record = self._opened("Embed", grpc_context)
+        try:
+            with record.errors(), ExitStack() as held:
+                key = await self._charged(grpc_context, record)
+                request = await read(message, pb.EmbedRequest, key)
+                if REQUEST_ID.fullmatch(request.request_id):
+                    _named(record, request.request_id, grpc_context)
+                command = replace(embed.to_command(request, record.request_id, self.service), key=key)
+                adapter, dimensions = self.service.adapter_of(command), embed.dimensions_of(request)
+                embedded = await embed_texts(self.service, command, dimensions, record, held, adapter=adapter)
+                return await embed.to_response(embedded, self.service.fingerprint(adapter))
+        except Exception as error:
+            _refuse(error, record.request_id, grpc_context)
+            return pb.EmbedResponse()
 
     async def GetServerInfo(self, message: bytes, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
         """The model, the limits, and the load of the replica that answers."""
@@ -210,24 +273,38 @@ class GrpcMethods:
         _named(record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context)
         return record
 
-    async def _asked(self, message: bytes, record: RequestRecord, context: Context) -> tuple[pb.GenerateRequest, Command]:
-        """What a caller asks for, after a look at the API key. A plain id in the message is the call's."""
+    async def _asked(
+        self, kind: type[Request], message: bytes, record: RequestRecord, context: Context
+    ) -> tuple[Request, Command]:
+        """The request and its command, after the check of the API key. A plain id in the message becomes the call's.
+
+        The command of a long message is made beside the event loop, as the message is read.
+        """
         key = await self._charged(context, record)
-        request = await read(message, pb.GenerateRequest, key)
+        request = await read(message, kind, key)
         if REQUEST_ID.fullmatch(request.request_id):
             _named(record, request.request_id, context)
+        made = partial(self._command, request, record.request_id)
+        command = made() if len(message) <= INLINE_BYTES else await alone(made, name_of(key))
+        return request, replace(command, key=key)
+
+    def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
-        return request, replace(to_command(request, record.request_id, self.service.defaults), key=key)
+        if isinstance(request, pb.GenerateRequest):
+            return to_command(request, request_id, self.service.defaults)
+        if self.template is None:
+            raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate")
+        return chat.to_command(request, request_id, self.template, self.service.defaults, self.form)
 
     def _key(self, context: Context) -> Key | None:
-        """Serve knows no interceptors, so every method asks for itself. Two keys are as good as none."""
+        """The caller's key. Serve has no interceptors, so every method asks for it. Two keys in a call count as none."""
         if self.keys is None:
             return None
         given = [value for name, value in context.invocation_metadata() if name == "authorization"]
         return self.keys.authenticate(given[0] if len(given) == 1 else None)
 
     async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
-        """The key of a call that has work to do, which is charged for it before anything is read of it."""
+        """The key of a call that has work to do, charged for the call before its message is read."""
         await turn()
         key = self._key(context)
         if key is not None:
@@ -258,7 +335,7 @@ def _named(record: RequestRecord, request_id: str, context: Context) -> None:
 
 
 def _refuse(error: Exception, request_id: str, context: Context) -> None:
-    """Set the status. Raising instead would lose the code in a stream, and tell the caller of our insides."""
+    """Set the status. Raising instead would lose the code in a stream, and show the caller a Python exception."""
     row = wire(error)
     if row is INTERNAL:
         log.error("request %s failed", request_id, exc_info=error)

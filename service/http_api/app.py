@@ -15,10 +15,10 @@ from service.records import REQUEST_ID
 from service.turns import turn
 
 
-def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = ()) -> ASGIApp:
+def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = (), behind_serve: bool = True) -> ASGIApp:
     """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page.
 
-    `expose_docs` is the playground, /docs and /openapi.json together.
+    `expose_docs` is the playground, /docs and /openapi.json together. `behind_serve`: see `RequestIds`.
     """
     app = FastAPI(title="Attend", version=site.version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(build_router(site))
@@ -34,7 +34,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id"],
         )
-    return RequestIds(HeaderLimit(app))
+    return RequestIds(HeaderLimit(app), behind_serve=behind_serve)
 
 
 class RequestIds:
@@ -43,8 +43,9 @@ class RequestIds:
     Behind Ray Serve every request has one by now, and Serve sends it back itself.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, behind_serve: bool = True) -> None:
         self.app = app
+        self.behind_serve = behind_serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,4 +62,4 @@ class RequestIds:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
-        await self.app(scope, receive, stamped if given is None else send)
+        await self.app(scope, receive, send if given is not None and self.behind_serve else stamped)

@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 20
 INLINE_BYTES = 4 << 10
 """Longer bodies are read in a thread: reading these takes up to a millisecond."""
 BODY_SECONDS = 30.0
-"""What a caller gets to send all of a body: nothing in front of the application limits it."""
+"""Seconds in which a caller must send all of a body: nothing in front of the application limits it."""
 MAX_DEPTH = 32
 MAX_PARTS = 1 << 16
 """Strings and brackets in a body. Each costs the interpreter a microsecond, half a million of them cost every stream a second.
@@ -33,7 +33,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_json(request: Request, read: Callable[[dict[str, Any]], T], owner: str | None = None) -> T:
-    """What `read` makes of the JSON object that a request brings; a long one is read beside the event loop.
+    """The result of `read` for the JSON object of a request; a long body is read beside the event loop.
 
     Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone.
     """
@@ -84,7 +84,7 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
     escaped = b"\\u" in body  # the only way in for a lone surrogate
-    _check(dict.fromkeys(document, None), "", surrogates=escaped)  # first: what is said of a value holds its name
+    _check(dict.fromkeys(document, None), "", surrogates=escaped)  # first: an error of a value contains its name
     for name, value in document.items():
         _check(value, name, surrogates=escaped)
     if isinstance(document, _Doubled):

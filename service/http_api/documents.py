@@ -15,7 +15,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from service.http_api.body import MAX_BYTES, MAX_DEPTH
-from service.http_api.fields import NOTES, REFUSED, Note, Schema
+from service.http_api.fields import NOTES, REFUSED
+from service.http_api.notes import Note, Schema
 from service.http_api.operations import OPERATIONS, TAGS, Operation, Stream
 from service.http_api.problems import error_body, error_response
 from service.http_api.responses import Error
@@ -204,7 +205,7 @@ class _Plain(GenerateJsonSchema):
 
 def nullable(shapes: list[Schema]) -> Schema:
     """One of the shapes, or null."""
-    if len(shapes) == 1 and isinstance(shapes[0].get("type"), str) and "const" not in shapes[0]:
+    if len(shapes) == 1 and isinstance(shapes[0].get("type"), str) and not shapes[0].keys() & {"const", "enum"}:
         return shapes[0] | {"type": [shapes[0]["type"], "null"]}
     alternatives = [each for shape in shapes for each in (shape["anyOf"] if set(shape) == {"anyOf"} else [shape])]
     return {"anyOf": [*alternatives, {"type": "null"}]}

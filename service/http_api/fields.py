@@ -4,7 +4,6 @@ Names and types come from the bodies' own models. The ranges are enforced in `mo
 hold the two together, on both sides of every limit.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from model.grammar import MAX_CHOICE_CHARACTERS
@@ -25,7 +24,11 @@ from model.params import (
     SamplingParams,
     StopRules,
 )
-from service.http_api.chat import MAX_MESSAGES, MAX_NAME, MAX_TOP_LOGPROBS, NO_TOOLS
+from service.explain import MOST_LENS, MOST_NUMBERS, MOST_TOKENS
+from service.http_api import chat_fields
+from service.http_api.attention import DEFAULT_TOP
+from service.http_api.chat import MAX_TOP_LOGPROBS, NOT_BUILT
+from service.http_api.notes import TEXT, Note, Schema, above, between, listed
 from service.http_api.openai import DEFAULT_MAX_TOKENS, MAX_COMPLETION_LOGPROBS
 from service.http_api.schemas import OFF
 from service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
@@ -33,78 +36,12 @@ from service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _SAMPLING, _DECODING, _STOPS = SamplingParams(), DecodingParams(), StopRules()
-Schema = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the document says of a field beside its type."""
-
-    text: str
-    limits: Schema = field(default_factory=dict)
-    """Keywords for the type that the model gives it."""
-    default: Any = None
-    """What null and absence mean; None where there is no single value for it."""
-    shapes: tuple[Schema, ...] = ()
-    """What the field may be, beside null, where the model's type does not say all of it."""
-    required: bool = False
-
-
-def between(low: float, high: float) -> Schema:
-    """A range with its ends."""
-    return {"minimum": low, "maximum": high}
-
-
-def above(low: float, high: float) -> Schema:
-    """A range without its lower end."""
-    return {"exclusiveMinimum": low, "maximum": high}
-
-
-def listed(items: Schema, **limits: int) -> Schema:
-    """A list."""
-    return {"type": "array", "items": items, **limits}
-
-
-TEXT: Schema = {"type": "string"}
 TOKEN: Schema = {"type": "integer", "minimum": 0}
 _TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
 _STOP_TEXT: Schema = TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES_TIMES_PROMPTS}
-
-PARTS = listed(
-    {
-        "type": "object",
-        "properties": {"type": {"const": "text", "description": "Text is all that a part may be."}, "text": TEXT},
-        "required": ["type", "text"],
-        "additionalProperties": False,
-    },
-    minItems=1,
-)
-_CONTENT: Schema = {
-    "anyOf": [TEXT, PARTS],
-    "description": "The text, or parts of it, joined by line ends where the chat template writes no parts.",
-}
-_NOTHING: Schema = {"enum": [None, []], "description": "Taken as clients send it back with an answer: only where it is empty."}
-_NAME: Schema = {"type": ["string", "null"], "maxLength": MAX_NAME}
-
-
-def message(roles: list[str], content: Schema, required: list[str], tool: Schema) -> Schema:
-    """What a message of these roles may hold."""
-    empty = dict.fromkeys(("tool_calls", "function_call", "refusal", "audio", "annotations"), _NOTHING)
-    properties = {
-        "role": {"enum": roles, "description": "Who says it; `developer` is `system`."},
-        "content": content,
-        "name": _NAME | {"description": "Who it is, for templates that say so."},
-        "tool_call_id": tool | {"description": "The call that a tool answers."},
-    }
-    return {"type": "object", "properties": properties | empty, "required": required, "additionalProperties": False}
-
-
-MESSAGES = [
-    message(["system", "developer", "user"], _CONTENT, ["role", "content"], {"type": "null"}),
-    message(["tool"], _CONTENT, ["role", "content"], _NAME),
-    message(["assistant"], {"anyOf": [TEXT, PARTS, {"type": "null"}], "description": "The text."}, ["role"], {"type": "null"}),
-]
 
 _JSON_SCHEMA: Schema = {
     "anyOf": [{"type": "object"}, TEXT | {"minLength": 1}],
@@ -289,16 +226,55 @@ NOTES: dict[str, Note] = {
         "Default: anything.",
         shapes=(KINDS,),
     ),
-    "messages": Note(
-        f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template.",
-        shapes=(listed({"anyOf": MESSAGES}, minItems=1, maxItems=MAX_MESSAGES),),
-        required=True,
-    ),
-    "chat_template_kwargs": Note("What the chat template takes beside the messages. Default: nothing."),
+    **chat_fields.NOTES,
     "ChatRequest.model": Note(
         "The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404.", {"minLength": 1}
     ),
     "TokenizeRequest.prompt": Note("The text.", required=True),
+    "AttentionRequest.model": Note("The name of the served model; absent means it. An adapter is refused."),
+    "AttentionRequest.prompt": Note(
+        f"A text, or token ids, to look at; an empty text is the start-of-text token. {_TOKENS} With `answer` at most "
+        f"{MOST_TOKENS} tokens.",
+        shapes=(TEXT, listed(TOKEN, minItems=1)),
+        required=True,
+    ),
+    "answer": Note(f"What follows the prompt: a text, tokenized by itself, or token ids. {_TOKENS} Default: nothing."),
+    "layers": Note(
+        f"Layers whose attention is told, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a head of T "
+        "tokens has T * (T + 1) / 2. Default: all.",
+        shapes=(listed(TOKEN),),
+    ),
+    "heads": Note(
+        "Query heads whose attention is told in each of these layers, from 0. Default: all.", shapes=(listed(TOKEN),)
+    ),
+    "scores": Note("Tell the scores before mask and softmax too.", default=False),
+    "AttentionRequest.top_logprobs": Note(
+        "How many of the likeliest tokens to report in each place.", between(0, MAX_LOGPROBS), DEFAULT_TOP
+    ),
+    "logit_lens": Note("So many guesses of each layer in each place, as if it were the last.", between(0, MOST_LENS), 0),
+    "AttentionRequest.deadline_ms": Note(
+        "Milliseconds in which to answer; then the status is 504. Default: the server's own limit.",
+        between(1, MAX_DEADLINE_MS),
+    ),
+    "input": Note(
+        f"What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. {_TOKENS}",
+        shapes=(
+            TEXT,
+            listed(TEXT, **_PROMPTS),
+            listed(TOKEN, minItems=1),
+            listed(listed(TOKEN, minItems=1), **_PROMPTS),
+        ),
+        required=True,
+    ),
+    "encoding_format": Note("How the answer has a vector: as numbers, or as the bytes of float32 in base64.", default="float"),
+    "dimensions": Note(
+        "So many numbers of each vector, from the first on, again with length 1; at most as many as there are. Default: all.",
+        {"minimum": 1},
+    ),
+    "EmbeddingsRequest.deadline_ms": Note(
+        "Milliseconds in which to answer; then the status is 504. Default: the server's own limit.",
+        between(1, MAX_DEADLINE_MS),
+    ),
     "add_special_tokens": Note("With the special tokens that the checkpoint puts around a text.", default=True),
     "return_token_strs": Note("Report each token as the vocabulary spells it, too.", default=False),
     "tokens": Note(f"Token ids. {_TOKENS}", shapes=(listed(TOKEN),), required=True),
@@ -312,8 +288,6 @@ def _off(values: tuple[Any, ...], text: str) -> Schema:
 
 REFUSED: dict[str, dict[str, Schema]] = {
     "CompletionRequest": {name: _off(values, "Not supported yet: only where it is empty.") for name, values in OFF.items()},
-    "ChatRequest": {
-        name: _off(values, "Tool calling is not supported: only where none is asked for.") for name, values in NO_TOOLS.items()
-    },
+    "ChatRequest": {name: _off((value,), f"Not supported: {instead}.") for name, (value, instead) in NOT_BUILT.items()},
 }
 """Fields that clients may send as long as they ask for nothing. They are no part of the bodies' models."""

@@ -18,7 +18,7 @@ def finite(value: float) -> float:
 
 
 class CompletionLogprobs:
-    """The lists of one answer, as its chunks come. Offsets count the characters that the answer has shown before."""
+    """The lists of one answer, chunk by chunk. Offsets count the characters that the answer has shown before."""
 
     def __init__(self, tokenizer: Tokenizer, top: int, *, skip_special_tokens: bool, echo: bool) -> None:
         self._tokenizer = tokenizer

@@ -20,8 +20,10 @@ from model.errors import (
 from model.generation_config import NO_DEFAULTS
 from service.capacity import MAX_TOKENS, Question
 from service.errors import TooLarge, WrongMediaType
-from service.http_api import responses
+from service.http_api import chat_responses, responses
+from service.http_api.attention import Attention, AttentionRequest
 from service.http_api.chat import ChatRequest
+from service.http_api.embeddings import Embeddings, EmbeddingsRequest
 from service.http_api.schemas import CompletionRequest
 from service.http_api.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -34,6 +36,13 @@ _NOT_JSON = WrongMediaType("Content-Type must be application/json, in UTF-8; got
 _TYPE = InvalidRequest("model must be a string; got 3 (integer)", "model")
 BODY: tuple[Exception, ...] = (_KEY, _MODEL, _TOO_LARGE, _NOT_JSON, BUG)
 """How a call with a body can fail, whatever the body is for."""
+_REFUSALS: tuple[Exception, ...] = (
+    Overloaded("the queue is full", retry_after=1),
+    RateLimited("the API key's limit of requests is reached", retry_after=12),
+    Unavailable("the server is shutting down; try another replica"),
+    DeadlineExceeded("the deadline passed before the first token"),
+)
+_TEXT_TOO_LONG = ContextTooLong("prompt: attention is told of at most 512 tokens; prompt and answer have 600", "prompt")
 GENERATION: tuple[Exception, ...] = (
     _RANGE,
     NotSupported("suffix is not supported yet; got ' end' (string)", "suffix"),
@@ -43,10 +52,7 @@ GENERATION: tuple[Exception, ...] = (
         "max_tokens",
     ),
     *BODY,
-    Overloaded("the queue is full", retry_after=1),
-    RateLimited("the API key's limit of requests is reached", retry_after=12),
-    Unavailable("the server is shutting down; try another replica"),
-    DeadlineExceeded("the deadline passed before the first token"),
+    *_REFUSALS,
 )
 """How a call that generates can fail before its first token."""
 
@@ -91,6 +97,7 @@ _USAGE = {
     "completion_tokens": 2,
     "total_tokens": 5,
     "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 0},
 }
 _SEED = 229101
 _EVENT = {"created": 1767225600, "model": "attend", "system_fingerprint": _FINGERPRINT}
@@ -99,6 +106,26 @@ _COMPLETION = {"id": "cmpl-8d3f", "object": "text_completion", **_EVENT}
 _CHAT = {"id": "chatcmpl-8d3f", "object": "chat.completion", **_EVENT}
 _MODEL_OBJECT = {"id": "attend", "object": "model", "created": 1767225600, "owned_by": "attend", "max_model_len": 1024}
 _MODEL_OBJECT |= {"default_sampling": NO_DEFAULTS.values(), "stop_token_ids": [2]}
+
+_GUESS = {"id": 7, "token": " there", "logprob": -0.5}
+_HEAD = {"head": 0, "key_value_head": 0, "weights": [[1.0], [0.25, 0.75]]}
+_ATTENTION = {"id": "attn-8d3f", "object": "attention", **_EVENT, "num_layers": 6, "num_heads": 6, "num_prompt_tokens": 2}
+_ATTENTION |= {
+    "tokens": [
+        {"id": 5, "token": "Hi", "logprob": None, "entropy": None, "top_logprobs": None},
+        _GUESS | {"entropy": 1.5, "top_logprobs": [_GUESS]},
+    ],
+    "next": {"entropy": 1.5, "top_logprobs": [_GUESS]},
+    "layers": [{"layer": 0, "kind": "attention", "window": None, "heads": [_HEAD]}],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2},
+}
+
+_EMBEDDINGS = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}],
+    "model": "attend",
+    "usage": {"prompt_tokens": 2, "total_tokens": 2},
+}
 
 _COMPLETION_EVENTS = {
     "The last piece of an answer": _COMPLETION | {"choices": [_CHOICE | {"text": " there was"}], "seed": _SEED},
@@ -151,8 +178,8 @@ _CHAT_COMPLETIONS = Operation(
             },
         )
     },
-    responses.ChatCompletion,
-    Stream(responses.ChatCompletionChunk, _CHAT_EVENTS),
+    chat_responses.ChatCompletion,
+    Stream(chat_responses.ChatCompletionChunk, _CHAT_EVENTS),
     ChatRequest,
     {
         "A question": {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 32},
@@ -170,6 +197,11 @@ _CHAT_COMPLETIONS = Operation(
             "messages": [{"role": "user", "content": "Your age?"}],
             "response_format": {"type": "json_schema", "json_schema": {"name": "age", "schema": {"type": "integer"}}},
             "max_completion_tokens": 8,
+        },
+        "A tool that must be called": {
+            "messages": [{"role": "user", "content": "What time is it?"}],
+            "tools": [{"type": "function", "function": {"name": "now", "description": "The time."}}],
+            "tool_choice": "required",
         },
     },
     errors=(*GENERATION, NoChatTemplate("attend has no chat template: use /v1/completions")),
@@ -210,6 +242,47 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         responses.Model,
         parameters=(_MODEL_ID,),
         errors=(_KEY, _MODEL, BUG),
+    ),
+    ("post", "/v1/attention"): Operation(
+        "attention",
+        "What the model does with a text",
+        {200: ("What it does.", _ATTENTION)},
+        Attention,
+        body=AttentionRequest,
+        requests={
+            "A prompt": {"prompt": "Hi there", "layers": [0], "heads": [0]},
+            "With its answer, and what each layer would say": {
+                "prompt": "Hi",
+                "answer": " there",
+                "layers": [],
+                "logit_lens": 1,
+            },
+        },
+        errors=(
+            InvalidRequest("layers must hold integers from 0 to 5; got 9 (integer)", "layers"),
+            _TEXT_TOO_LONG,
+            *_REFUSALS,
+            *BODY,
+        ),
+    ),
+    ("post", "/v1/embeddings"): Operation(
+        "embeddings",
+        "Texts as vectors",
+        {200: ("The vectors.", _EMBEDDINGS)},
+        Embeddings,
+        body=EmbeddingsRequest,
+        requests={
+            "A text": {"input": "Hi there"},
+            "Two texts, in OpenAI's short form": {"input": ["Hi", "there"], "encoding_format": "base64"},
+            "The first numbers of a vector": {"input": [72, 105], "dimensions": 2},
+        },
+        errors=(
+            InvalidRequest("dimensions must be an integer from 1 to 384; got 1000 (integer)", "dimensions"),
+            NotSupported("this model makes no embeddings: its checkpoint has no modules.json that says how", "model"),
+            ContextTooLong("input: this model embeds texts of at most 512 tokens; got 600", "input"),
+            *_REFUSALS,
+            *BODY,
+        ),
     ),
     ("post", "/tokenize"): Operation(
         "tokens",
@@ -317,6 +390,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 TAGS = {
     "generation": "Text from the model.",
     "models": "What is served.",
+    "attention": "What the model does with a text.",
+    "embeddings": "Texts as vectors.",
     "tokens": "Text and token ids.",
     "operations": "For those who run the server.",
 }

@@ -1,4 +1,4 @@
-"""JSON of any size, written in pieces: an answer with a million log probabilities must hold up nobody, nor exist as a whole."""
+"""JSON of any size, in pieces: a million log probabilities must neither hold the event loop nor exist as a whole."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,7 +20,8 @@ ITEMS = 16
 def pieces(document: Any) -> Iterator[bytes]:
     """The JSON of `document` in pieces of PIECE bytes and a little more; together they are what orjson writes.
 
-    A long list stands in `document` as an iterator: its items, which hold no iterators, are made as they are written.
+    A long list stands in `document` as an iterator: its items, which hold no iterators, are made as they are written. Arrays
+    of numpy are lists of numbers, with as many digits as float32 needs where they are of that.
     """
     held = bytearray()
     for part in _parts(document):
@@ -49,11 +50,11 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield b"["
         separator = b""
         while items := [*islice(value, ITEMS)]:
-            yield separator + orjson.dumps(items)[1:-1]
+            yield separator + orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
             separator = b","
         yield b"]"
     else:
-        yield orjson.dumps(value)
+        yield orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class PieceResponse(StreamingResponse):

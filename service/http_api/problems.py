@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, whoever raises them: ours, the router's (404, 405), or a bug."""
+"""Errors in OpenAI's shape, of every origin: ours, the router's (404, 405), or a bug."""
 
 import logging
 

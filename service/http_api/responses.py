@@ -23,6 +23,13 @@ class PromptTokensDetails(Shape):
     """Those that were not computed again."""
 
 
+class CompletionTokensDetails(Shape):
+    """More about the tokens of the answers."""
+
+    reasoning_tokens: int = Field(ge=0)
+    """Those of reasoning, which a chat tells apart from the text."""
+
+
 class Usage(Shape):
     """Tokens of a whole call. A prompt counts once, however many answers it gets."""
 
@@ -34,6 +41,8 @@ class Usage(Shape):
     """Both together."""
     prompt_tokens_details: PromptTokensDetails
     """What else is known of the prompts' tokens."""
+    completion_tokens_details: CompletionTokensDetails
+    """What else is known of the answers' tokens."""
 
 
 class Timing(Shape):
@@ -138,106 +147,6 @@ class CompletionChunk(Event):
     object: Literal["text_completion"]
     """What this is."""
     choices: list[CompletionChunkChoice]
-    """A piece of one answer; empty in the event that brings the usage of the whole call."""
-    seed: int = MAYBE
-    """The request's, or the one that the service chose; missing from the event that brings the usage of the whole call."""
-    usage: Usage | None = MAYBE
-    """In the last event, where the request has `include_usage`; null in those before it, or with `continuous_usage_stats` the
-    tokens so far."""
-
-
-class ChatToken(Shape):
-    """A token with its log probability."""
-
-    token: str
-    """The token alone as text; bytes that are no characters show as U+FFFD."""
-    logprob: float
-    """Natural logarithm; -9999 for minus infinity."""
-    bytes: list[int]
-    """The text's UTF-8 bytes."""
-
-
-class ChatTokenLogprob(ChatToken):
-    """A token of the answer, with the likeliest ones in its place."""
-
-    top_logprobs: list[ChatToken]
-    """`top_logprobs` of them, the likeliest first."""
-
-
-class ChatLogprobs(Shape):
-    """Log probabilities of an answer's tokens."""
-
-    content: list[ChatTokenLogprob]
-    """One for each token."""
-    refusal: None
-    """Always null."""
-
-
-class AnswerMessage(Shape):
-    """What the model says."""
-
-    role: Literal["assistant"]
-    """Who says it."""
-    content: str
-    """The text."""
-    refusal: None
-    """Always null."""
-
-
-class Delta(Shape):
-    """What is new in an answer."""
-
-    role: Literal["assistant"] = MAYBE
-    """With the first event of an answer."""
-    content: str
-    """What is new of the text; empty in the first event of an answer."""
-
-
-class ChatChoice(Choice):
-    """One answer."""
-
-    message: AnswerMessage
-    """The answer."""
-    logprobs: ChatLogprobs | None
-    """null where the request does not have `logprobs`."""
-    finish_reason: FinishReason
-    """Why the answer ended."""
-    stop_reason: str | int | None
-    """The stop string or stop token that ended the answer; null for the model's own end-of-text token."""
-
-
-class ChatChunkChoice(Choice):
-    """A piece of one answer."""
-
-    delta: Delta
-    """What is new."""
-    logprobs: ChatLogprobs | None
-    """Of this event's tokens; null where the request does not have `logprobs`."""
-    finish_reason: FinishReason | None
-    """Why the answer ended; null where it goes on."""
-    stop_reason: str | int | None
-    """The stop string or stop token that ended the answer; null for the model's own end-of-text token."""
-
-
-class ChatCompletion(Event):
-    """The answer to a chat that is not streamed."""
-
-    object: Literal["chat.completion"]
-    """What this is."""
-    choices: list[ChatChoice]
-    """The answers, by index."""
-    seed: int
-    """The request's, or the one that the service chose; the answers can be drawn again with it."""
-    usage: Usage
-    """What the call took."""
-
-
-class ChatCompletionChunk(Event):
-    """One event of a streamed chat."""
-
-    object: Literal["chat.completion.chunk"]
-    """What this is."""
-    choices: list[ChatChunkChoice]
     """A piece of one answer; empty in the event that brings the usage of the whole call."""
     seed: int = MAYBE
     """The request's, or the one that the service chose; missing from the event that brings the usage of the whole call."""

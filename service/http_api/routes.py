@@ -1,4 +1,4 @@
-"""Every HTTP route, in the order of the README. A handler parses, calls the service, and writes."""
+"""Every HTTP route, in the order of service/README.md. A handler parses, calls the service, and writes."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, nullcontext
@@ -10,15 +10,19 @@ from fastapi import APIRouter, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
-from model.errors import NoChatTemplate
+from model.errors import NoChatTemplate, NotSupported
 from model.net.adapters import Adapter
 from service.capacity import Load, document, read_question
+from service.chat.forms import TEXT_ALONE, AnswerForm
+from service.embed import embed
+from service.explain import ExplainCommand, Explaining
 from service.generation import GenerationService
-from service.http_api import chat
+from service.http_api import attention, chat, embeddings
 from service.http_api.body import read_json
+from service.http_api.chat_writer import ChatWriter
 from service.http_api.openai import CompletionWriter, to_command
 from service.http_api.pieces import json_response
-from service.http_api.schemas import CompletionRequest, read_completion
+from service.http_api.schemas import CompletionRequest, read_completion, validated
 from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
 from service.keys import KeyRing
@@ -27,7 +31,7 @@ from service.quota import Key, name_of
 from service.records import Command, Gathered, Usage
 
 STALE_SECONDS = 30.0
-"""A step thread that has not come round for so long, beyond what its step's tokens may take, is taken for stuck."""
+"""A step thread that has not completed a round for so long, beyond what its step's tokens may take, counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,14 @@ class Site:
     is_draining: Callable[[], bool]
     template: ChatTemplate | None = None
     """How messages become a prompt, where the checkpoint says so."""
+    form: AnswerForm = TEXT_ALONE
+    """How the model writes reasoning and tool calls."""
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
     loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None
     """How many replicas there are, and the loads of those that answer; None where there is this one alone."""
+    explaining: Explaining | None = None
+    """What explains texts; None where nothing can."""
 
 
 class Json(Response):
@@ -88,6 +96,8 @@ def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
     generating = APIRouter(dependencies=[guard(site.keys, site.metrics)])
     _add_generation(generating, site)
+    _add_attention(generating, site)
+    _add_embeddings(generating, site)
     guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
@@ -133,16 +143,59 @@ def _add_generation(router: APIRouter, site: Site) -> None:
                 if site.template is None:
                     raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
                 request_id = body.request_id or request.state.request_id
-                return body, chat.to_command(body, request_id, site.template, service.defaults)
+                return body, chat.to_command(body, request_id, site.template, service.defaults, site.form)
 
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), Usage(command.n)
             fingerprint = service.fingerprint(adapter)
-            writer = chat.ChatWriter(
+            writer = ChatWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
             return await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
+
+
+def _add_attention(router: APIRouter, site: Site) -> None:
+    """What the model does with a text."""
+
+    @router.post("/v1/attention")
+    async def explain_attention(request: Request) -> Response:
+        """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
+        record = opened(site.metrics, request)
+        with record.errors():
+            if site.explaining is None:
+                raise NotSupported("this server does not explain texts")
+
+            def read(fields: dict[str, Any]) -> ExplainCommand:
+                body = validated(attention.AttentionRequest, fields)
+                return attention.to_command(body, body.request_id or request.state.request_id)
+
+            command = await read_json(request, read, name_of(request.state.key))
+            request.state.request_id = record.request_id = command.request_id
+            with ExitStack() as held:
+                explained = await site.explaining.explain(replace(command, key=request.state.key), record, held)
+                return json_response(attention.AttentionWriter(site.explaining, explained).document(), held)
+
+
+def _add_embeddings(router: APIRouter, site: Site) -> None:
+    """Texts as vectors."""
+    service = site.service
+
+    @router.post("/v1/embeddings")
+    async def embed_texts(request: Request) -> Response:
+        """Each text as a vector of length 1: OpenAI's embeddings."""
+        record = opened(site.metrics, request)
+        with record.errors(), ExitStack() as held:
+
+            def read(fields: dict[str, Any]) -> tuple[embeddings.EmbeddingsRequest, Command]:
+                body = validated(embeddings.EmbeddingsRequest, fields)
+                return body, embeddings.to_command(body, body.request_id or request.state.request_id, service)
+
+            body, command = await read_json(request, read, name_of(request.state.key))
+            command = adopt(command, request, record)
+            adapter = service.adapter_of(command)
+            embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
+            return json_response(embeddings.document(body, embedded, body.model or service.model_name), held)
 
 
 def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
@@ -160,7 +213,7 @@ async def _answer(
     *,
     stream: bool,
 ) -> Response:
-    """The whole answer, or a stream that begins with what the first step brought: an early failure has its own status."""
+    """The whole answer, or a stream that begins with the chunks of the first step: an early failure has its own status."""
     record.at_once = not stream
     if stream:
         batches = service.generate(command, record, adapter=adapter)

@@ -1,6 +1,6 @@
 """Server-sent events: an answer as it is made.
 
-Each list of chunks is one write. A stream that has nothing to say for a while sends a comment, so that no proxy takes it
+Each list of chunks is one write. A stream that has nothing to send for a while sends a comment, so that no proxy takes it
 for dead: one line without the empty line that would end an event, since some decoders make an event of that.
 """
 
@@ -67,7 +67,7 @@ class EventStream(StreamingResponse):
         """Whether a part of an event has been written, and not all of it."""
 
     async def stream_response(self, send: Send) -> None:
-        """Write the content as it comes, and close it, whoever leaves: it holds what the call holds."""
+        """Write the content as it is made, and close it in every case: it holds the resources of the call."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         idle = asyncio.create_task(self._keep_alive_while_idle(send))
         try:
@@ -129,7 +129,7 @@ class EventLines:
         self._forms: dict[int, _Form] = {}
 
     def of(self, chunks: list[Chunk]) -> Iterator[bytes]:
-        """The events of chunks that came together, in pieces of PIECE bytes and a little more.
+        """The events of chunks that arrived together, in pieces of PIECE bytes and a little more.
 
         `writer.usage` knows an answer's tokens when its last chunk is written.
         """
@@ -185,7 +185,7 @@ class _Form(NamedTuple):
 
 
 def _form(event: bytes) -> _Form:
-    """Cut the marks out of an event. They are the last of their kind: names that somebody chose stand before the text."""
+    """Cut the marks out of an event. They are the last of their kind: names chosen by callers come before the text."""
     head, _, rest = event.rpartition(orjson.dumps(_TEXT))
     middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
     return _Form(head, middle, tail)

@@ -97,13 +97,6 @@ def test_a_structured_stream_ends_in_an_object_of_its_class(chat):
     assert isinstance(list(shaped.stream(PROMPTS[0]))[-1], Verdict)
 
 
-def test_tools_are_refused_by_name(chat):
-    openai = pytest.importorskip("openai")
-    with pytest.raises(openai.BadRequestError, match="tool calling is not supported") as caught:
-        chat.bind_tools([Verdict]).invoke(PROMPTS[0])
-    assert caught.value.param == "tools"
-
-
 def test_a_prompt_that_is_too_long_is_known_as_such(chat):
     langchain = pytest.importorskip("langchain_core.exceptions")
     with pytest.raises(langchain.ContextOverflowError, match="maximum context length is 1024 tokens"):

@@ -125,9 +125,14 @@ def test_an_error_is_the_clients_own_exception(client, fields, kind, code, param
     assert caught.value.request_id
 
 
-def test_a_route_that_is_not_there_is_not_found(client):
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
+def test_a_model_without_pooling_makes_no_embeddings_and_says_why(client):
+    with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
         client.embeddings.create(model=MODEL, input="x")
+
+
+def test_a_route_that_is_not_there_is_not_found(client):
+    with pytest.raises(openai.NotFoundError, match="/v1/images"):
+        client.images.generate(model=MODEL, prompt="x")
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("nobody")
     assert caught.value.code == "model_not_found"

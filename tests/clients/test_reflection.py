@@ -59,7 +59,7 @@ def test_the_server_names_its_services_and_their_methods(reflected):
     services = set(reflected.database.get_services())
     methods = reflected.pool.FindServiceByName(SERVICE).methods
     assert {SERVICE, "grpc.health.v1.Health"} <= services
-    assert {method.name for method in methods if method.server_streaming} == {"GenerateStream"}
+    assert {method.name for method in methods if method.server_streaming} == {"GenerateStream", "ChatStream"}
     assert not any(method.client_streaming for method in methods)
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
+import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -88,6 +89,14 @@ def test_a_prompt_is_what_transformers_renders(source, messages, prompted):
         [messages], chat_template=source, add_generation_prompt=prompted, bos_token="<s>", eos_token="</s>"
     )
     assert render(source, messages, add_generation_prompt=prompted) == theirs[0]
+
+
+def test_the_shipped_template_names_nothing_that_a_client_may_leave_out():
+    """lm_eval renders it with the messages alone, and takes a name without a value for a mistake."""
+    file = Path(__file__).parents[2] / "model" / "default" / "tokenizer_config.json"
+    source = json.loads(file.read_text())["chat_template"]
+    template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(source)
+    assert template.render(messages=USER).strip() == USER[0]["content"]
 
 
 def test_the_shipped_template_is_the_messages_line_by_line():

@@ -12,6 +12,7 @@ import grpc
 
 from model.chat import ChatTemplate
 from protos.attend.v1 import generation_pb2 as pb
+from service.chat.forms import form_of
 from service.errors import INTERNAL, TABLE
 from service.http_api.app import build_app
 from service.http_api.routes import Site
@@ -19,6 +20,7 @@ from service.keys import KeyRing
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+EMBEDDINGS = "/v1/embeddings"
 JSON = {"content-type": "application/json"}
 STATUSES = {200, 400, 404, 413, 415, 429}
 CODES = {row.code for row in TABLE.values()} | {"not_found", "method_not_allowed"}
@@ -56,8 +58,11 @@ def whole_server(engine: FakeEngine | None = None, keys: KeyRing | None = None) 
     async def scrape() -> str:
         return server.metrics.text()
 
-    site = Site(server.service, server.metrics, "1.2.3", scrape, lambda: False, ChatTemplate(TEMPLATE), keys)
+    facts = (server.service, server.metrics, "1.2.3", scrape, lambda: False)
+    template, form = ChatTemplate(TEMPLATE), form_of("", "hermes", "think")
+    site = Site(*facts, template, form, keys, explaining=server.explaining)
     server.app, server.methods.keys = build_app(site), keys
+    server.methods.template, server.methods.form = template, form
     return server
 
 
@@ -101,7 +106,7 @@ async def grpc_bytes(server: Server, method: str, data: bytes, metadata: Sequenc
     """One RPC from its bytes; what status it set."""
     context = MetadataContext(metadata)
     call = getattr(server.methods, method)(data, context)
-    if method == "GenerateStream":
+    if method.endswith("Stream"):
         async for _ in call:
             pass
     else:

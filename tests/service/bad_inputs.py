@@ -4,9 +4,10 @@ Every row is bad for every server, whatever its model: `test_bad_inputs.py` send
 """
 
 from protos.attend.v1 import generation_pb2 as pb
-from tests.service.bad_calls import CHAT, COMPLETIONS, JSON, TOKENIZE
-from tests.service.bad_rows import GOOD, SECRET, UNSUPPORTED, A, both, chat, completion, grpc, http, keyless, says
+from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TOKENIZE
+from tests.service.bad_rows import GOOD, SECRET, UNSUPPORTED, A, both, chat, completion, embeds, grpc, http, keyless, says
 from tests.service.bad_syntax import ENCODING, HEADERS, STRUCTURE, TYPES, WIRE
+from tests.service.bad_tools import TOOLS
 from tests.service.bad_values import COMBINATIONS, LIMITS, RANGES, TOKENS
 
 CONVERSATIONS = [
@@ -38,15 +39,6 @@ CONVERSATIONS = [
     ),
     says("messages: an unknown field", {"role": "user", "content": "a", "mood": "glad"}, "messages[1].mood", "not a field"),
     says("messages: a long name", {"role": "user", "content": "a", "name": "n" * 257}, "messages[1].name", "256"),
-    says(
-        "messages: a call of a tool",
-        {"role": "assistant", "tool_calls": [{"id": "1"}]},
-        "messages[1].tool_calls",
-        "not supported",
-        UNSUPPORTED,
-    ),
-    chat("messages: tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tool calling", UNSUPPORTED),
-    chat("messages: a choice of tools", {"tool_choice": "auto"}, "tool_choice", "tool calling", UNSUPPORTED),
     chat("messages: a prompt", {"prompt": "a"}, "prompt", "not a field"),
     chat("messages: an option of no template", {"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", "not an option"),
     chat("messages: a template", {"chat_template": "{{ 7 * 7 }}"}, "chat_template", "not a field"),
@@ -155,6 +147,26 @@ STRUCTURED = [
         "1 to 1000",
     ),
 ]
+EMBEDDING = [
+    http("embeddings: none", {}, "input", "input is required", path=EMBEDDINGS),
+    http("embeddings: a number", {"input": 3}, "input", "string", path=EMBEDDINGS),
+    http("embeddings: a prompt", {"prompt": "a"}, "prompt", "not a field", path=EMBEDDINGS),
+    http("embeddings: another format", {"input": "a", "encoding_format": "hex"}, "encoding_format", "base64", path=EMBEDDINGS),
+    embeds("embeddings: an empty list", {"input": []}, {"inputs": []}, "input", "1 to 128"),
+    embeds("embeddings: too many", {"input": ["a"] * 129}, {"inputs": [{"text": "a"}] * 129}, "input", "128"),
+    embeds("embeddings: no tokens", {"input": [[]]}, {"inputs": [{"token_ids": {}}]}, "input", "empty list"),
+    embeds("embeddings: a token below zero", {"input": [-1]}, {"inputs": [{"token_ids": {"ids": [-1]}}]}, "input", "from 0"),
+    embeds("embeddings: no dimensions", {"dimensions": 0}, {"dimensions": 0}, "dimensions", "from 1"),
+    embeds("embeddings: far too many dimensions", {"dimensions": 2**40}, {"dimensions": 2**40}, "dimensions", "from 1"),
+    embeds("embeddings: a deadline of nothing", {"deadline_ms": 0}, {"deadline_ms": 0}, "deadline_ms", "from 1"),
+    embeds(
+        "embeddings: cut to nothing",
+        {"truncate_prompt_tokens": 0},
+        {"truncate_prompt_tokens": 0},
+        "truncate_prompt_tokens",
+        "from 1",
+    ),
+]
 KEYS = [
     keyless("none", None, "needs an API key"),
     keyless("an empty one", "Bearer ", "needs an API key"),
@@ -217,5 +229,5 @@ KEYS = [
 ]
 ROWS = (
     *(*ENCODING, *STRUCTURE, *TYPES, *HEADERS),
-    *(*RANGES, *COMBINATIONS, *TOKENS, *LIMITS, *CONVERSATIONS, *STRUCTURED, *WIRE, *KEYS),
+    *(*RANGES, *COMBINATIONS, *TOKENS, *LIMITS, *CONVERSATIONS, *TOOLS, *STRUCTURED, *EMBEDDING, *WIRE, *KEYS),
 )

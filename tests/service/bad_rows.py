@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protos.attend.v1 import generation_pb2 as pb
-from tests.service.bad_calls import CHAT, COMPLETIONS, JSON
+from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON
 
 INVALID, UNSUPPORTED, CONTEXT = "invalid_value", "unsupported_value", "context_length_exceeded"
 STATUSES = {CONTEXT: 400, INVALID: 400, UNSUPPORTED: 400, "request_too_large": 413, "unsupported_media_type": 415}
@@ -68,6 +68,13 @@ def both(name: str, fields: dict[str, Any], request: dict[str, Any], param: str,
     message = pb.GenerateRequest(**({} if "token_ids" in request else {"text": "a"}) | request)
     sent = json.dumps({"prompt": "a"} | fields).encode()
     return Row(name=name, code=code, param=param, word=word, body=sent, message=message.SerializeToString())
+
+
+def embeds(name: str, fields: dict[str, Any], request: dict[str, Any], param: str, word: str, code: str = INVALID) -> Row:
+    """The same mistake in a call for embeddings, on both transports."""
+    message = pb.EmbedRequest(**{"inputs": [{"text": "a"}]} | request).SerializeToString()
+    sent = json.dumps({"input": "a"} | fields).encode()
+    return Row(name=name, code=code, param=param, word=word, body=sent, message=message, path=EMBEDDINGS, rpc="Embed")
 
 
 def grpc(name: str, message: bytes, word: str, code: str = INVALID, **more: Any) -> Row:

@@ -118,7 +118,7 @@ HEADERS = [
     gone("paths: DELETE of the models", "DELETE", "/v1/models", "Method Not Allowed", "method_not_allowed"),
     gone("paths: POST of the health", "POST", "/healthz", "Method Not Allowed", "method_not_allowed"),
     gone("paths: PATCH", "PATCH", TOKENIZE, "Method Not Allowed", "method_not_allowed"),
-    gone("paths: unknown", "POST", "/v1/embeddings", "Not Found", "not_found"),
+    gone("paths: unknown", "POST", "/v1/images", "Not Found", "not_found"),
     gone("paths: twice the version", "POST", "/v1/v1/completions", "Not Found", "not_found"),
     gone("paths: in capitals", "POST", "/V1/Completions", "Not Found", "not_found"),
     gone("paths: a file", "GET", "/%2e%2e/%2e%2e/etc/passwd", "Not Found", "not_found"),

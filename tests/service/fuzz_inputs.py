@@ -265,7 +265,18 @@ MESSAGES: tuple[tuple[str, Message], ...] = (
         "Generate",
         _request(text="abc", model="fake", request_id="id", deadline_ms=60000, truncate_prompt_tokens=2, max_tokens=3),
     ),
+    (
+        "Chat",
+        pb.ChatRequest(
+            messages=[{"role": "user", "content": "naïve"}, {"role": "assistant", "tool_calls": [{"id": "1", "name": "f"}]}],
+            tools=[{"name": "f", "parameters": '{"type": "object"}', "strict": True}],
+            tool_choice="none",
+            max_tokens=3,
+        ),
+    ),
+    ("ChatStream", pb.ChatRequest(messages=[{"role": "user", "content": "a"}], chat_template_kwargs="{}", max_tokens=3)),
     ("Tokenize", pb.TokenizeRequest(model="fake", text="naïve", add_special_tokens=False)),
+    ("Embed", pb.EmbedRequest(model="fake", inputs=[{"text": "naïve"}, {"token_ids": {"ids": [97]}}], dimensions=3)),
     ("Detokenize", pb.DetokenizeRequest(model="fake", token_ids=[97, 256])),
 )
 wire_changes = st.one_of(
@@ -312,6 +323,8 @@ def _fill(draw: st.DrawFn, message: Any) -> None:
     field = draw(st.sampled_from([each for each in message.DESCRIPTOR.fields if each.name not in GRAMMARS]))
     if field.name == "logit_bias":
         message.logit_bias.update({draw(st.sampled_from(INTEGERS)): draw(_KINDS[FieldDescriptor.TYPE_FLOAT])})
+    elif field.message_type is not None and field.is_repeated:
+        _fill(draw, getattr(message, field.name).add())
     elif field.message_type is not None:
         getattr(message, field.name).SetInParent()
         _fill(draw, getattr(message, field.name))

@@ -66,10 +66,14 @@ async def answered(server: Server, asked: Command, most: int = 1000) -> int:
 ROUTES = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/embeddings": {"input": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
     "Generate": pb.GenerateRequest(text="a"),
     "GenerateStream": pb.GenerateRequest(text="a"),
+    "Chat": pb.ChatRequest(messages=[{"role": "user", "content": "a"}]),
+    "ChatStream": pb.ChatRequest(messages=[{"role": "user", "content": "a"}]),
+    "Embed": pb.EmbedRequest(inputs=[{"text": "a"}]),
     "Tokenize": pb.TokenizeRequest(text="a"),
     "Detokenize": pb.DetokenizeRequest(token_ids=[97]),
 }

@@ -45,10 +45,10 @@ def check_refusal(row: Row, answer: Answer) -> None:
 
 async def over_grpc(channel: grpc.aio.Channel, row: Row) -> None:
     """Send the bytes of a row and judge the status."""
-    make = channel.unary_stream if row.rpc == "GenerateStream" else channel.unary_unary
+    make = channel.unary_stream if row.rpc.endswith("Stream") else channel.unary_unary
     call = make(f"/attend.v1.GenerationService/{row.rpc}")(row.message, metadata=row.metadata)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await (call.read() if row.rpc == "GenerateStream" else call)
+        await (call.read() if row.rpc.endswith("Stream") else call)
     check_status(row, caught.value.code(), caught.value.details())
 
 

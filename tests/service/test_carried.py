@@ -10,6 +10,7 @@ import pytest
 from model.engine.request import Request
 from model.grammar import GrammarSpec
 from model.params import DecodingParams, SamplingParams, StopRules
+from model.pooling import EmbeddingRules, Pooling
 from service.records import Command
 from tests.fakes import END, FakeEngine, build_server
 
@@ -26,6 +27,7 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "prompt_logprobs": ({"prompt_logprobs": 3}, {"prompt_logprobs": 3}),
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, {"prompt": [*b"cd"]}),
     "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "mine"}),
+    "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
     "resume_token_ids": ({"resume_token_ids": (98, 99)}, {"output": [98, 99]}),
 }
 """What a changed field of Command changes in the engine's Request."""
@@ -46,11 +48,13 @@ ELSEWHERE = {
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
     "echo": "the answer's text: test_generation.py",
+    "chat": "the parts of the answer, and a grammar where calls are enforced: test_chat_answers.py",
 }
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
     *("arrived_at", "scheduled_at", "first_token_at", "num_preemptions", "lack", "history", "_plan"),
+    *("hidden_sum", "num_summed"),
 }
 
 

@@ -129,7 +129,7 @@ def running(keys: KeyRing | None = None, key: str = "", template: ChatTemplate |
     async def scrape() -> str:
         return replica.metrics.text() + "attend_scrape_replicas_expected 1\nattend_scrape_replicas_answered 1\n"
 
-    site = Site(replica.service, replica.metrics, "1.2.3", scrape, lambda: False, template, keys)
+    site = Site(replica.service, replica.metrics, "1.2.3", scrape, lambda: False, template, keys=keys)
     replica.methods.keys = keys
     ports, done = queue.Queue(), threading.Event()
     main = serve(sabotage.wrap(build_app(site)), BentMethods(replica.methods, sabotage), ports, done)

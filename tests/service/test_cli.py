@@ -123,6 +123,7 @@ def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
         "completion_tokens": 10,
         "total_tokens": 15,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert [choice["index"] for choice in document["choices"]] == [0, 1]
     for choice in document["choices"]:

@@ -116,6 +116,10 @@ class Edge:
             except grpc.RpcError as error:
                 return error.code(), error.details()
 
+    def has_both(self) -> bool:
+        """Whether replicas a and b both answer calls."""
+        return {self.ask("/now")[1].split()[0] for _ in range(4)} == {"a", "b"}
+
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[http.client.HTTPResponse]:
         """An answer whose body has begun."""
@@ -154,7 +158,7 @@ def front() -> Iterator[Edge]:
         try:
             made.start_replicas("a", "b")
             made.start()
-            assert wait_for(lambda: {made.ask("/now")[1].split()[0] for _ in range(4)} == {"a", "b"})
+            assert wait_for(made.has_both)
             yield made
         finally:
             made.stop()
@@ -247,6 +251,7 @@ def test_calls_and_streams_to_a_lost_machine_end_in_five_seconds_although_haprox
     with front.open("/stream") as stream:
         assert front.call("Now") == (grpc.StatusCode.OK, "a")
         front.replicas["b"].send_signal(signal.SIGCONT)
+        assert wait_for(front.has_both)  # HAProxy takes b for dead where the stream was sent to it first
         lost.send_signal(signal.SIGUSR1)
         assert wait_for(lambda: is_stopped(lost.pid))
         started = time.monotonic()

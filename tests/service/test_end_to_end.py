@@ -57,6 +57,71 @@ def test_both_transports_give_the_same_greedy_text(server: Server) -> None:
     assert complete(server, PROMPT, max_tokens=24) == streamed == whole == "".join(pieces)
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    },
+]
+
+
+def is_obedient(name: str, arguments: str) -> bool:
+    """Whether a call is of one of the tools, with arguments that its schema allows."""
+    read = json.loads(arguments)
+    return name == "now" or (name == "weather" and read["city"] in ("Paris", "Oslo") and 1 <= read["days"] <= 7)
+
+
+def test_an_agents_loop_of_enforced_calls_goes_on(server: Server) -> None:
+    """The default model is no agent: a grammar makes it call, whatever it means."""
+    messages: list = [{"role": "user", "content": "What is the weather in Paris?"}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        for turn in range(4):
+            asked = {"model": "attend-default", "messages": messages, "tools": TOOLS, "seed": turn, "max_tokens": 200}
+            answer = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False)
+            choice = answer.choices[0]
+            calls = choice.message.tool_calls
+            assert choice.finish_reason == "tool_calls"
+            assert calls
+            assert all(is_obedient(call.function.name, call.function.arguments) for call in calls)
+            messages.append(choice.message.model_dump(exclude_none=True))
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
+        last = client.chat.completions.create(model="attend-default", messages=messages, tools=TOOLS, max_tokens=8)
+    assert last.choices[0].finish_reason in ("stop", "length")
+
+
+def test_calls_over_grpc_are_those_over_http(server: Server) -> None:
+    tools = [pb.Tool(name=t["function"]["name"], parameters=json.dumps(t["function"]["parameters"])) for t in TOOLS]
+    request = pb.ChatRequest(request_id="same", tools=tools, tool_choice="required", sampling={"seed": 5})
+    request.parallel_tool_calls, request.max_tokens = False, 200
+    request.messages.add(role="user", content="What is the weather in Oslo?")
+    whole = stub(server).Chat(request, timeout=60).outputs[0]
+    streamed: dict[int, str] = {}
+    for output in (output for message in stub(server).ChatStream(request, timeout=60) for output in message.outputs):
+        for call in output.tool_calls:
+            streamed[call.index] = streamed.get(call.index, "") + call.id + call.name + call.arguments
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        message = {"role": "user", "content": "What is the weather in Oslo?"}
+        same = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": 5, "max_tokens": 200}
+        same |= {"extra_body": {"request_id": "same"}}
+        answer = client.chat.completions.create(model="attend-default", messages=[message], **same).choices[0].message
+    assert whole.finish_info.finish_reason == pb.FINISH_REASON_TOOL_CALLS
+    assert all(is_obedient(call.name, call.arguments) for call in whole.tool_calls)
+    assert list(streamed.values()) == [call.id + call.name + call.arguments for call in whole.tool_calls]
+    assert list(streamed.values()) == [call.id + call.function.name + call.function.arguments for call in answer.tool_calls]
+
+
 def test_the_openai_client_completes_and_streams(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         model = client.models.list().data[0].id

@@ -239,6 +239,7 @@ def test_a_prompt_counts_once_however_many_answers_it_gets():
         "completion_tokens": 24,
         "total_tokens": 29,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert server.value("attend_prompt_tokens_total") == 5
     assert server.value("attend_generation_tokens_total") == 24

@@ -1,118 +1,111 @@
-"""The pages as a person meets them, in a real browser; skipped where there is no Chromium or no playwright."""
+"""The playground and the docs as a person meets them, in a real browser; skipped where there is no Chromium or no playwright.
 
-import asyncio
-import os
+`test_page_explorer.py` has the explorer, `pages.py` what both share.
+"""
+
+import ast
+import json
 import re
-import shutil
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shlex
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
-import uvicorn
 
+from model.engine.request import TokenLogprob
+from protos.attend.v1 import generation_pb2 as pb
 from tests.fakes import FakeEngine, build_server, says
+from tests.service.http_api.described import chatting_server
 from tests.service.http_api.test_page import SECRET, app_with_keys
+from tests.service.pages import expect, figures, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the path")
-expect = sync_api.expect
-TEXT = "\n    <img src=x onerror=alert(1)> & é 🌍\n    return n\n"
+HOSTILE = "<img src=x onerror=alert(1)> & é 🌍<script>alert(2)</script>\n"
 
 
-@dataclass
-class Live:
-    """An application behind a real HTTP server."""
-
-    url: str
-    loop: asyncio.AbstractEventLoop
-
-
-@contextmanager
-def serving(app) -> Iterator[Live]:
-    """`app` on a free loopback port."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
-    loop = asyncio.new_event_loop()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(sockets=[listener]),))
-        thread.start()
-        try:
-            yield Live(f"http://127.0.0.1:{listener.getsockname()[1]}/", loop)
-        finally:
-            server.should_exit = True
-            thread.join()
-            loop.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    args = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
-        yield browser
-        browser.close()
+def neighbours(token: int, top: int | None) -> tuple[TokenLogprob, ...]:
+    """The likeliest are the token and those after it in the alphabet."""
+    best = tuple((token + i, -0.5 - i) for i in range(top or 0))
+    return () if top is None else (TokenLogprob(token, -0.5, best),)
 
 
 @pytest.fixture
-def page(browser):
-    """A page that must have asked one host alone, and must have had no error but refused calls."""
-    page, hosts, errors = browser.new_page(), set(), []
-    page.set_default_timeout(20_000)
-    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: line.type == "error" and "Failed to load" not in line.text and errors.append(line.text))
-    yield page
-    page.close()
-    assert (len(hosts), errors) == (1, [])
+def letters():
+    """Engines that count letters have letters as alternatives."""
+    with patch("tests.fakes.scored", neighbours):
+        yield
 
 
-def figures(page) -> dict[str, str]:
-    names, values = page.locator("#figures dt").all_inner_texts(), page.locator("#figures dd").all_inner_texts()
-    return dict(zip(names, values, strict=True))
-
-
-def test_an_answer_is_shown_as_text_whatever_it_holds(page):
-    with serving(build_server(FakeEngine(says(TEXT))).app) as live:
-        page.goto(live.url)
-        expect(page.locator("#facts")).to_contain_text("fake")
-        page.fill("#max_tokens", "90")
+def test_prompt_and_answer_are_shown_as_text_whatever_they_hold(page):
+    with serving(build_server(FakeEngine(says(HOSTILE))).app) as live:
+        opened(page, live)
+        page.fill("#prompt", HOSTILE[:30])
+        page.uncheck("#logprobs")
         page.press("#prompt", "Control+Enter")
-        expect(page.locator("#status")).to_have_text(f"Done: {len(TEXT.encode()) + 1} tokens, stop")
-        assert page.locator("#answer").evaluate("node => node.textContent") == "def fibonacci(n):" + TEXT
-        assert page.locator("#answer img").count() == 0
+        expect(page.locator("#status")).to_have_text(f"Done: {len(HOSTILE.encode()) + 1} tokens, stop")
+        assert page.locator("#answer").evaluate("node => node.textContent") == HOSTILE[:30] + HOSTILE
         shown = figures(page)
+        page.click("#history > summary")
+        assert HOSTILE[:30] in page.locator("#past").inner_text()
+        assert page.locator("main img, main script").count() == 0
     assert (shown["Finish"], shown["Fingerprint"]) == ("stop", "fp_fake")
     assert re.fullmatch(r"\d+ ms", shown["First token"])
     assert shown["Seed"].isdecimal()
 
 
-def test_the_coloured_tokens_are_the_whole_answer_and_tell_their_alternatives(page):
+def test_the_coloured_tokens_are_the_whole_answer_and_the_one_that_ended_it(page):
     """Each byte of é and 🌍 is a token, and none of them is a character: the character is one coloured place."""
-    with serving(build_server(FakeEngine(says(TEXT))).app) as live:
-        page.goto(live.url)
-        page.fill("#max_tokens", "90")
-        page.check("#logprobs")
-        page.click("#generate")
-        expect(page.locator("#status")).to_contain_text("Done")
+    with serving(build_server(FakeEngine(says(HOSTILE))).app) as live:
+        opened(page, live)
+        finish(page)
         spans = page.locator("#answer .scored").evaluate_all("all => all.map(one => [one.textContent, one.tokens.length])")
-        page.focus("#answer")
-        page.keyboard.press("ArrowRight")
-        expect(page.locator("#token .chosen")).to_contain_text("\\n")
-        page.locator("#answer .scored", has_text="🌍").hover()
-        expect(page.locator("#token ol")).to_have_count(4)
-    assert "".join(text for text, _ in spans) == TEXT
+        page.locator("#answer .scored", has_text="🌍").click()
+        expect(page.locator("#alternatives ol")).to_have_count(4)
+    assert "".join(text for text, _ in spans) == HOSTILE + "<|endoftext|>"
     assert [pair for pair in spans if pair[1] > 1] == [["é", 2], ["🌍", 4]]
+
+
+def test_another_token_is_chosen_by_keyboard_and_the_answer_goes_on_from_it(page, letters):
+    """What stands before it stays, prompt and tokens are the same ids, and the answer keeps its length."""
+    engine = FakeEngine()
+    with serving(build_server(engine).app) as live:
+        opened(page, live, prompt="a", max_tokens="5")
+        page.press("#prompt", "Control+Enter")
+        expect(page.locator("#answer")).to_have_text("abcdef")
+        expect(page.locator("#status")).to_contain_text("Done")
+        before = page.locator("#answer .scored").nth(0).element_handle()
+        page.locator("#answer .scored").nth(0).focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        expect(page.locator("#alternatives button").nth(0)).to_have_attribute("aria-current", "true")
+        page.keyboard.press("Escape")
+        expect(page.locator("#alternatives")).to_be_hidden()
+        page.keyboard.press("Enter")
+        expect(page.locator("#alternatives button").nth(0)).to_be_focused()
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        expect(page.locator("#answer")).to_have_text("abfghi")
+        expect(page.locator("#status")).to_have_text("Done: 5 tokens, length")
+        assert page.locator("#answer .scored").nth(0).evaluate("(node, before) => node === before", before)
+    assert [(request.prompt, request.output) for request in engine.requests[1:]] == [([97, 98, 99], []), ([97], [*b"bfghi"])]
+
+
+def test_text_that_may_begin_a_stop_text_is_shown_once(page, letters):
+    """The server holds `e` back until it knows that `ex` does not follow."""
+    with serving(build_server().app) as live:
+        opened(page, live, prompt="a", max_tokens="5")
+        page.fill("#stop-texts", "ex")
+        finish(page)
+        page.locator("#answer .scored", has_text="c").click()
+        page.locator("#alternatives button", has_text="e").click()
+        expect(page.locator("#answer")).to_have_text("abefgh")
+        expect(page.locator("#answer .scored")).to_have_count(5)
 
 
 def test_stop_frees_the_request_and_keeps_what_came(page):
     engine = FakeEngine(held=True)
     with serving(build_server(engine).app) as live:
-        page.goto(live.url)
-        page.fill("#prompt", "a")
-        page.fill("#max_tokens", "90")
+        opened(page, live, prompt="a", max_tokens="90")
         page.click("#generate")
         expect(page.locator("#stop")).to_be_enabled()
         live.loop.call_soon_threadsafe(engine.release, 3)
@@ -128,18 +121,52 @@ def test_stop_frees_the_request_and_keeps_what_came(page):
     assert page.locator("#error").is_hidden()
 
 
-def test_a_seed_keeps_all_its_digits(page):
-    engine = FakeEngine()
-    with serving(build_server(engine).app) as live:
-        page.goto(live.url)
-        page.fill("#max_tokens", "1")
-        page.fill("#seed", "9223372036854775807")
-        page.click("#generate")
+def test_a_conversation_goes_on_and_its_answers_go_on_from_another_token(page, letters):
+    engine = FakeEngine(says("bcd"))
+    with serving(chatting_server(engine).app) as live:
+        opened(page, live, prompt="a", max_tokens="3")
+        page.select_option("#mode", "chat")
+        page.fill("#system", "be kind")
+        finish(page)
+        page.locator("#answer .scored").nth(1).click()
+        page.locator("#alternatives button").nth(2).click()
+        expect(page.locator("#status")).to_have_text("Done: 3 tokens, length")
+        expect(page.locator("#answer")).to_have_text("bed")
+        page.click("#reply")
+        page.fill("#prompt", "b")
+        page.press("#prompt", "Control+Enter")
         expect(page.locator("#status")).to_contain_text("Done")
+        assert page.locator("#turns p").all_inner_texts() == ["a", "bed"]
+        page.click("#start-over")
+        expect(page.locator("#turns li")).to_have_count(0)
+    first, _, resumed, last = (bytes(request.prompt).decode() for request in engine.requests)
+    assert first == resumed == "system: be kind\nuser: a\n"
+    assert last == f"{first}assistant: bed\nuser: b\n"
+
+
+def test_every_parameter_reaches_the_engine_and_a_seed_keeps_all_its_digits(page):
+    engine = FakeEngine()
+    given = {"temperature": "0.5", "max_tokens": "2", "top_p": "0.6", "top_k": "7", "min_p": "0.1", "presence_penalty": "1",
+             "frequency_penalty": "-1", "repetition_penalty": "1.5", "seed": str(2**63 - 1)}  # fmt: skip
+    with serving(build_server(engine).app) as live:
+        opened(page, live)
+        page.click("text=More parameters")
+        for name, value in given.items():
+            page.fill(f"#{name}", value)
+        finish(page)
         page.fill("#seed", "seven")
         page.click("#generate")
         expect(page.locator("#error")).to_contain_text("seed must be an integer")
-    assert engine.requests[0].seed == 2**63 - 1
+    request = engine.requests[0]
+    read = {"max_tokens": request.max_tokens, "seed": request.seed}
+    read |= {
+        name: getattr(holder, name)
+        for holder in (request.sampling, request.decoding)
+        for name in given
+        if hasattr(holder, name)
+    }
+    assert {name: float(value) for name, value in given.items()} == pytest.approx({name: float(read[name]) for name in given})
+    assert request.seed == 2**63 - 1
 
 
 @pytest.mark.parametrize("broken_after", [None, 3])
@@ -148,15 +175,14 @@ def test_an_error_is_the_servers_sentence_with_the_requests_id(page, broken_afte
     engine = FakeEngine()
     engine.broken_after = broken_after
     with serving(build_server(engine).app) as live:
-        page.goto(live.url)
-        page.fill("#max_tokens", "9" if broken_after else "9999")
+        opened(page, live, max_tokens="9" if broken_after else "9999")
         page.click("#generate")
         expect(page.locator("#status")).to_have_text("Failed")
         expect(page.locator("#error")).to_contain_text("internal error" if broken_after else "maximum context length is 128")
         expect(page.locator("#error")).to_have_text(re.compile(r"request id:? [0-9a-f]{32}"))
 
 
-def test_a_key_is_asked_for_only_where_the_server_wants_one(page, tmp_path):
+def test_a_key_is_asked_for_only_where_the_server_wants_one_and_is_never_kept(page, tmp_path):
     with serving(app_with_keys(tmp_path)) as live:
         page.goto(live.url)
         expect(page.locator("#key")).to_be_visible()
@@ -165,21 +191,124 @@ def test_a_key_is_asked_for_only_where_the_server_wants_one(page, tmp_path):
         expect(page.locator("#error")).to_contain_text("API key")
         expect(page.locator("#key")).to_be_focused()
         page.fill("#key", SECRET)
-        page.click("#generate")
-        expect(page.locator("#status")).to_have_text("Done: 3 tokens, length")
+        finish(page)
+        kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+        page.click("#code > summary")
+        code = written(page, "curl")
         page.goto(live.url + "docs")
         expect(page.locator("#error")).to_contain_text("API key")
         page.fill("#key", SECRET)
         page.press("#key", "Enter")
         expect(page.locator("summary", has_text="/v1/completions")).to_be_visible()
+    assert "fibonacci" in kept
+    assert SECRET not in kept + code
+    assert "Authorization: Bearer $ATTEND_API_KEY" in code
 
 
-def test_no_key_is_asked_for_elsewhere(page):
+def test_no_key_chat_or_model_is_asked_for_elsewhere(page):
     with serving(build_server().app) as live:
-        page.goto(live.url)
+        opened(page, live)
         expect(page.locator("#facts")).to_contain_text("128 tokens of context")
-        assert page.locator("#key").is_hidden()
-        assert page.locator("#mode").is_hidden()
+        assert [page.locator(f"#{name}").is_hidden() for name in ("key", "mode", "model", "system")] == [True] * 4
+
+
+def test_a_server_that_went_away_is_missed_and_works_again_without_a_reload(page):
+    with serving(build_server().app) as live:
+        opened(page, live, max_tokens="3")
+    page.click("#generate")
+    expect(page.locator("#error")).to_contain_text("The server did not answer")
+    with serving(build_server().app, live.port):
+        expect(page.locator("#status")).to_have_text("The server is back")
+        expect(page.locator("#error")).to_be_hidden()
+        finish(page)
+
+
+def test_history_gives_a_request_back_and_is_forgotten_on_demand(page):
+    with serving(build_server().app) as live:
+        opened(page, live, prompt="first", max_tokens="3")
+        finish(page)
+        opened(page, live, prompt="second", max_tokens="4")
+        finish(page)
+        page.reload()
+        page.click("#history > summary")
+        expect(page.locator("#past button")).to_have_count(2)
+        page.locator("#past button", has_text="first").click()
+        assert (page.input_value("#prompt"), page.input_value("#max_tokens")) == ("first", "3")
+        page.click("#forget")
+        assert page.evaluate("localStorage.getItem('attend.history')") == "[]"
+
+
+def test_history_keeps_a_bounded_number_of_characters(page):
+    with serving(build_server().app) as live:
+        opened(page, live)
+        page.evaluate("""async () => {
+            const { remember } = await import("/static/history.js");
+            for (let i = 0; i < 30; i++) {
+                document.getElementById("prompt").value = `${i}`.repeat(9000);
+                remember("a".repeat(9000));
+            }
+        }""")
+        assert page.evaluate("localStorage.getItem('attend.history').length") <= 200_000
+        page.evaluate("document.getElementById('prompt').value = 'x'.repeat(300000)")
+        page.evaluate("import('/static/history.js').then((history) => history.remember(''))")
+        assert page.evaluate("localStorage.getItem('attend.history')") == "[]"
+
+
+PROMPT = 'it\'s "é" \\ $HOME `id` 🌍\n\t<b>'
+ASKED = {
+    "temperature": 0.7, "max_tokens": 200, "top_p": 0.95, "top_k": 7, "seed": 2**63 - 1, "stop": ["'\n"],
+    "structured_outputs": {"choice": ["it's", "no"]},
+}  # fmt: skip
+
+
+def test_a_request_as_code_is_the_request(page):
+    """curl through a shell's parser, Python through Python, gRPC through the proto."""
+    with serving(build_server().app) as live:
+        opened(page, live, prompt=PROMPT, max_tokens="200")
+        page.fill("#stop-texts", "'\\n")
+        page.fill("#seed", str(ASKED["seed"]))
+        page.click("text=More parameters")
+        page.fill("#top_k", "7")
+        page.click("text=Structured output")
+        page.select_option("#structure", "choice")
+        page.fill("#specification", "it's\nno")
+        page.click("#code > summary")
+        curl, openai, grpc = (written(page, language) for language in ("curl", "python", "grpc"))
+    words = shlex.split(curl)
+    assert words == ["curl", "-N", "--json", words[3], live.url + "v1/completions"]
+    assert json.loads(words[3]) == {"prompt": PROMPT, **ASKED, "stream": True}
+    sent = keywords(openai, "create")
+    assert sent.pop("extra_body") == {name: ASKED[name] for name in ("top_k", "structured_outputs")}
+    rest = {name: value for name, value in ASKED.items() if name not in ("top_k", "structured_outputs")}
+    assert sent == {"model": "fake", "prompt": PROMPT, "stream": True, **rest}
+    assert request_of(grpc) == pb.GenerateRequest(
+        text=PROMPT,
+        max_tokens=200,
+        temperature=0.7,
+        sampling=pb.SamplingParameters(top_p=0.95, top_k=7, seed=2**63 - 1),
+        decoding=pb.DecodingParameters(choice=pb.DecodingParameters.Choices(choices=["it's", "no"])),
+        stopping=pb.StoppingCriteria(stop_strings=["'\n"]),
+    )
+
+
+def written(page, language: str) -> str:
+    page.select_option("#language", language)
+    return page.locator("#written").evaluate("node => node.textContent")
+
+
+def keywords(code: str, function: str) -> dict[str, object]:
+    """The keyword arguments of the call of a method, which are all literals."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    (call,) = (node for node in calls if node.func.attr == function)
+    return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+
+
+def request_of(code: str) -> pb.GenerateRequest:
+    """The message that code for gRPC makes."""
+    statement = next(node for node in ast.parse(code).body if isinstance(node, ast.Assign))
+    found = SimpleNamespace(pb=pb)
+    exec(compile(ast.Module([statement], []), "code", "exec"), found.__dict__)
+    return found.request
 
 
 def test_the_docs_show_every_route(page):
@@ -194,13 +323,27 @@ def test_the_docs_show_every_route(page):
     assert shown == routes
 
 
-@pytest.mark.parametrize("path", ["", "docs"])
-@pytest.mark.parametrize("width", [320, 390, 1180])
-def test_no_page_is_wider_than_its_window(page, path, width):
-    page.set_viewport_size({"width": width, "height": 800})
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_playground_is_no_wider_than_a_phone_and_axe_finds_nothing(page, scheme):
+    page.set_viewport_size({"width": 360, "height": 780})
+    page.emulate_media(color_scheme=scheme)
+    with serving(chatting_server().app) as live:
+        opened(page, live, prompt="a" * 30)
+        finish(page)
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        page.evaluate("for (const field of document.querySelectorAll('#settings [hidden]')) field.hidden = false")
+        page.locator("#answer .scored").nth(25).click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert violations(page) == []
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(part => part < 64)")
+    assert dark == (scheme == "dark")
+
+
+def test_the_docs_are_no_wider_than_a_phone_and_axe_finds_nothing(page):
+    page.set_viewport_size({"width": 360, "height": 780})
     with serving(build_server().app) as live:
-        page.goto(live.url + path)
-        page.wait_for_load_state("networkidle")
-        for summary in page.locator("#routes > details > summary").all():
-            summary.click()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.goto(live.url + "docs")
+        page.locator("#routes > details > summary").first.click()
+        assert violations(page) == []
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -1,4 +1,4 @@
-"""The README is the specification: what it shows runs, what it lists exists."""
+"""README.md and service/README.md are the specification: what they show runs, what they list is all that there is."""
 
 import re
 import subprocess
@@ -6,21 +6,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from service.http_api.attention import AttentionRequest
+from service.http_api.embeddings import EmbeddingsRequest
+from service.http_api.schemas import CompletionRequest
 from service.settings import Settings, allowed
+from tests.fakes import build_server
 from tests.service.server import Server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SERVICE = (ROOT / "service/README.md").read_text(encoding="utf-8")
+MODEL = (ROOT / "model/README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: str = README) -> list[str]:
     """The code blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def section(heading: str) -> str:
+    """What stands below a heading of service/README.md, with the smaller headings in it."""
+    return re.split(r"^## ", SERVICE.split(f"\n## {heading}\n")[1], flags=re.MULTILINE)[0]
 
 
 def settings_table() -> str:
-    """The table of settings as the README has it."""
+    """The table of settings as the page has it."""
     rows = ["| setting | default | values | what |", "| --- | --- | --- | --- |"]
     for name, field in Settings.model_fields.items():
         default = "" if field.default in (None, "") else str(field.default)
@@ -33,53 +45,69 @@ def here(code: str, server: Server) -> str:
     return code.replace("localhost:8000", f"127.0.0.1:{server.http}").replace("localhost:9000", server.target)
 
 
-def test_the_readme_lists_every_setting_as_it_is() -> None:
-    assert settings_table() in README
+def python(code: str) -> str:
+    """What a program prints; it must end well and complain of nothing."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
-def test_every_name_in_the_readmes_tree_exists() -> None:
-    tree = README.split("## The house\n")[1].split("\nA request travels")[0]
-    parents: dict[int, Path] = {}
-    for line in tree.strip("\n").splitlines():
-        depth, names = (len(line) - len(line.lstrip()) - 4) // 2, re.match(r"\s+(\S+(?: \S+\.py| \S+/)*)", line)
-        assert names is not None
-        parent = parents.get(depth - 1, ROOT)
-        for name in names[1].split():
-            assert (parent / name).exists(), line
-        parents[depth] = parent / names[1].split()[0]
+def test_the_page_lists_every_setting_as_it_is() -> None:
+    assert settings_table() in section("Settings")
 
 
-def test_every_package_of_the_house_stands_in_the_tree() -> None:
-    tree = README.split("## The house\n")[1].split("\nA request travels")[0]
-    files = [path for folder in ("model", "service") for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"]
-    listed = {path for path in files if path.name in tree or f"{path.parent.name}/" in tree}
-    assert set(files) == listed
+def test_the_page_lists_every_field_of_a_completion_and_no_other() -> None:
+    table = section("HTTP").split("### Fields")[1].split("\n\n`max_tokens` 0")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == CompletionRequest.model_fields.keys()
 
 
-def test_every_verb_that_the_readme_names_is_in_the_makefile() -> None:
-    verbs = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(re.findall(r"(?:`|^ *)make (\w+)", README, re.MULTILINE)) <= verbs
+def test_the_page_lists_every_field_of_a_call_for_attention_and_no_other() -> None:
+    table = section("HTTP").split("### Attention")[1].split("\n\n    {")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == AttentionRequest.model_fields.keys()
+
+
+def test_the_page_lists_every_field_of_a_call_for_embeddings_and_no_other() -> None:
+    table = section("HTTP").split("### Embeddings")[1].split("\n\n    {")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == EmbeddingsRequest.model_fields.keys()
+
+
+def test_the_page_lists_every_metric_and_no_other() -> None:
+    families = text_string_to_metric_families(build_server().metrics.text())
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    names |= {"attend_api_keys_file_ok", "attend_scrape_replicas_expected", "attend_scrape_replicas_answered"}  # a page's own
+    names |= {"attend_replicas", "attend_proxies", "attend_replica_deaths_total"}
+    assert set(re.findall(r"`(attend_\w+)`", section("Metrics"))) == names
+
+
+def test_the_way_of_a_token_can_be_walked() -> None:
+    (code,) = blocks("python", MODEL)
+    printed = python(code)
+    assert printed.count("weights [6, ") == 6, printed
+    assert printed.count("sums to 1.000") == 6, printed
+    assert "scores [" in printed and "8192], next token" in printed
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("code", blocks("python"))
 def test_the_readmes_python_runs_and_prints_text(code: str, server: Server) -> None:
-    done = subprocess.run([sys.executable, "-c", here(code, server)], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout) > 20
+    assert len(python(here(code, server))) > 20
 
 
 @pytest.mark.ray
 def test_the_readmes_curl_answers_with_text(server: Server) -> None:
-    commands = [*blocks("sh"), *re.findall(r"^    (curl .*)$", README, re.MULTILINE)]
-    assert len(commands) == 2
-    for command in commands:
-        done = subprocess.run(["bash", "-c", here(command, server)], capture_output=True, text=True, timeout=120)
-        assert '"text":"' in done.stdout, done.stderr
+    (command,) = blocks("sh")
+    done = subprocess.run(["bash", "-c", here(command, server)], capture_output=True, text=True, timeout=120)
+    assert '"text":"' in done.stdout, done.stderr
+    assert done.stdout.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.ray
-def test_every_route_in_the_readme_answers(server: Server) -> None:
-    for route in re.findall(r"`(/[\w./]*)`|`GET (/[\w./]*)`", README.split("## HTTP")[1].split("Fields of")[0]):
+def test_every_route_in_the_page_answers(server: Server) -> None:
+    routes = re.findall(r"`(/[\w./]*)`|`(?:GET|POST) (/[\w./]*)`", section("HTTP").split("### Fields")[0])
+    assert len(routes) > 12
+    for route in routes:
         path = "".join(route)
         assert server.get(path)[0] in (200, 405), path

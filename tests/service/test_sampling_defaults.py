@@ -3,9 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +13,6 @@ from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.grpc_api import convert
 from service.http_api import chat, openai
-from service.http_api.routes import Site
 from service.http_api.schemas import read_completion
 from service.records import Command
 from service.settings import read_settings
@@ -66,8 +63,7 @@ def test_what_a_caller_says_goes_before_the_checkpoints_defaults_field_by_field(
 
 
 def test_the_served_model_shows_its_defaults_and_its_stop_tokens_and_every_transport_draws_by_them():
-    with patch("tests.fakes.Site", partial(Site, template=ChatTemplate("x"))):
-        server = build_server(defaults=DEFAULTS)
+    server = build_server(template=ChatTemplate("x"), defaults=DEFAULTS)
 
     async def calls() -> dict[str, Any]:
         say = {"max_tokens": 1, "top_k": 7}

@@ -3,17 +3,29 @@
 The server's engine counts: after "a" it says "b". A token is a byte, and the end-of-text token is 256.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from model.errors import EngineFailed, Overloaded
 from service.quota import Limits
-from tests.fakes import END, FakeEngine, says, seeded
+from tests.fakes import END, INFO, FakeEngine, says, seeded
 from tests.wire.exchange import SECRET, Http, MakeEngine
 
 CHATML = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+TOOLS = "{{ tools | tojson if tools }}{# <think> <tool_call> #}" + CHATML
+ZONE = {"type": "object", "properties": {"zone": {"type": "string"}}}
+NOW = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": ZONE}}
+ANSWER = """<think>
+They ask for the time.
+</think>
+
+I look.
+<tool_call>
+{"name": "now", "arguments": {"zone": "UTC"}}
+</tool_call>"""
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 GOOD_KEY = f"Bearer {SECRET}"
@@ -72,6 +84,18 @@ def chat(name: str, *, engine: MakeEngine = speaking("Hi é!"), **body: Any) -> 
     return Http(name, {"model": "fake"} | HELLO | {"seed": 7} | body, path, engine=engine, template=CHATML)
 
 
+def tools(name: str, **body: Any) -> Http:
+    """A chat whose answer thinks, speaks and calls a tool."""
+    more = {"tools": [NOW], "request_id": "r1", "max_tokens": 300} | body
+    path = "/v1/chat/completions"
+    return Http(name, {"model": "fake"} | HELLO | {"seed": 7} | more, path, engine=calling, template=TOOLS)
+
+
+def calling() -> FakeEngine:
+    """An engine that answers every chat with a call."""
+    return FakeEngine(says(ANSWER), burst=20, info=replace(INFO, max_model_len=1024))
+
+
 def get(name: str, path: str, *, engine: MakeEngine = FakeEngine) -> Http:
     return Http(name, path=path, method="GET", engine=engine)
 
@@ -123,12 +147,23 @@ GENERATION = [
     chat("chat-logprobs", logprobs=True, top_logprobs=1, max_tokens=4),
     chat("chat-stream-logprobs", logprobs=True, top_logprobs=1, max_tokens=4, stream=True),
     chat("chat-stream-n-2", n=2, max_tokens=2, stream=True, engine=lambda: FakeEngine(seeded)),
+    tools("chat-tools"),
+    tools("chat-tools-stream", **USAGE),
+    tools("chat-tools-cut", max_tokens=110),
     chat("chat-return-token-ids", max_tokens=2, return_token_ids=True),
 ]
 SERVER = [
     Http("tokenize", {"prompt": "é!", "return_token_strs": True}, "/tokenize"),
     Http("detokenize", {"tokens": [195, 169, 33, END]}, "/detokenize"),
     get("tokenizer-info", "/tokenizer_info"),
+    Http("attention", {"prompt": "ab", "answer": "c", "heads": [1], "top_logprobs": 1}, "/v1/attention"),
+    Http(
+        "attention-all",
+        {"prompt": [97, 226], "scores": True, "logit_lens": 1, "top_logprobs": 0, "request_id": "mine.7"},
+        "/v1/attention",
+    ),
+    Http("embeddings", {"input": ["ab", "c"], "dimensions": 2}, "/v1/embeddings"),
+    Http("embeddings-base64", {"input": [97, 98], "encoding_format": "base64"}, "/v1/embeddings"),
     get("models", "/v1/models"),
     get("model", "/v1/models/fake"),
     get("version", "/version"),
@@ -148,11 +183,14 @@ ERRORS = [
     refused("400-no-chat-template", HELLO, path="/v1/chat/completions"),
     refused("400-tools", HELLO | {"tools": [{"type": "function"}]}, path="/v1/chat/completions", template=CHATML),
     refused("400-missing-field", {}, path="/tokenize"),
+    refused("400-attention", {"prompt": "a", "layers": [3]}, path="/v1/attention"),
+    refused("400-embeddings", {"input": "a", "dimensions": 5}, path="/v1/embeddings"),
     refused("401-no-key", limits=NO_LIMITS),
+    refused("401-attention", path="/v1/attention", limits=NO_LIMITS),
     refused("401-wrong-key", limits=NO_LIMITS, headers={"Authorization": "Bearer att_other"}),
     refused("404-model", {"prompt": "a", "model": "gpt-4"}),
     get("error-404-models-id", "/v1/models/gpt-4"),
-    refused("404-route", path="/v1/embeddings"),
+    refused("404-route", path="/v1/images"),
     refused("405", path="/v1/completions", method="PUT"),
     refused("307-slash", path="/v1/completions/"),
     Http("error-405-head", path="/healthz", method="HEAD"),

@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
 
 from model.chat import ChatTemplate
+from service.chat.forms import form_of
 from service.http_api.app import build_app
 from service.http_api.routes import Site
 from service.keys import Entry, KeyRing, digest_of, write_keys
@@ -85,6 +86,7 @@ class Rpc:
     engine: MakeEngine = FakeEngine
     limits: Limits | None = None
     times: int = 1
+    template: str | None = None
 
     def transcript(self) -> str:
         """The request, the messages that came, and the status."""
@@ -101,7 +103,7 @@ class Rpc:
         read = message_factory.GetMessageClass(found.output_type).FromString
         metadata = mock.patch.object(CallContext, "invocation_metadata", create=True, return_value=self.metadata)
         with tempfile.TemporaryDirectory() as folder, metadata:
-            server = serve(self.engine(), self.limits, None, Path(folder))
+            server = serve(self.engine(), self.limits, self.template, Path(folder))
             async with grpc_channel(server) as channel:
                 make = channel.unary_stream if found.server_streaming else channel.unary_unary
                 begin = make(f"/{service}/{name}", response_deserializer=read)
@@ -137,9 +139,10 @@ def serve(engine: FakeEngine, limits: Limits | None, template: str | None, folde
     async def scrape() -> str:
         return server.metrics.text()
 
-    chat = None if template is None else ChatTemplate(template)
-    site = Site(server.service, server.metrics, "1.2.3", scrape, lambda: engine.draining, template=chat, keys=keys)
-    server.app, server.methods.keys = build_app(site), keys
+    methods, form = server.methods, form_of(template or "")
+    methods.template, methods.form, methods.keys = None if template is None else ChatTemplate(template), form, keys
+    facts = (server.service, server.metrics, "1.2.3", scrape, lambda: engine.draining)
+    server.app = build_app(Site(*facts, methods.template, form, keys, explaining=server.explaining))
     return server
 
 

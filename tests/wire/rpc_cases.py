@@ -1,5 +1,6 @@
 """The same on gRPC, beside which stand the calls that only gRPC has."""
 
+import json
 from typing import Any
 
 from google.protobuf.message import Message
@@ -8,7 +9,19 @@ from grpc_health.v1 import health_pb2
 from model.errors import EngineFailed, Overloaded
 from protos.attend.v1 import generation_pb2 as pb
 from tests.fakes import END, FakeEngine, seeded
-from tests.wire.cases import GOOD_KEY, NO_LIMITS, ONE_A_MINUTE, breaking, draining, refusing, speaking, stalled
+from tests.wire.cases import (
+    GOOD_KEY,
+    NO_LIMITS,
+    ONE_A_MINUTE,
+    TOOLS,
+    ZONE,
+    breaking,
+    calling,
+    draining,
+    refusing,
+    speaking,
+    stalled,
+)
 from tests.wire.exchange import MakeEngine, Rpc
 
 SERVICE = "attend.v1.GenerationService"
@@ -64,7 +77,31 @@ GENERATION = [
     generate("resume", max_tokens=5, resume_token_ids={"ids": [98, 99]}, response={"output_token_ids": True}),
     generate("stream-deadline", deadline_ms=500, engine=stalled(2), stream=True),
 ]
+HI = {
+    "messages": [pb.ChatMessage(role="user", content="Hello")],
+    "request_id": "r1",
+    "max_tokens": 300,
+    "sampling": {"seed": 7},
+}
+TOOL = pb.Tool(name="now", description="The time.", parameters=json.dumps(ZONE))
+
+
+def chat(name: str, method: str, **fields: Any) -> Rpc:
+    """A chat; one with a tool gets an answer that thinks, speaks and calls it."""
+    return Rpc(name, pb.ChatRequest(**HI | fields), f"{SERVICE}.{method}", engine=calling, template=TOOLS)
+
+
+CHATS = [
+    chat("chat", "Chat", tools=[TOOL]),
+    chat("chat-stream", "ChatStream", tools=[TOOL], response={"output_token_ids": True}),
+    chat("chat-plain", "Chat", max_tokens=12),
+    chat("error-chat-message", "Chat", messages=[pb.ChatMessage(role="robot")]),
+    chat("error-chat-tool", "Chat", tools=[TOOL, TOOL]),
+]
 SERVER = [
+    ask("explain", pb.ExplainRequest(text="ab", answer_text="c", heads={"numbers": [1]}, top_logprobs=1), "Explain"),
+    ask("explain-all", pb.ExplainRequest(token_ids={"ids": [97, 226]}, scores=True, logit_lens=1), "Explain"),
+    ask("embed", pb.EmbedRequest(inputs=[{"text": "ab"}, {"token_ids": {"ids": [99]}}], dimensions=2), "Embed"),
     ask("tokenize", pb.TokenizeRequest(text="é!"), "Tokenize"),
     ask("detokenize", pb.DetokenizeRequest(token_ids=[195, 169, 33, END]), "Detokenize"),
     ask("server-info", pb.GetServerInfoRequest(), "GetServerInfo"),
@@ -76,6 +113,7 @@ ERRORS = [
     refused("stop-strings", pb.GenerateRequest(text="a", stopping={"stop_strings": [""]})),
     refused("no-input", pb.GenerateRequest()),
     refused("context", pb.GenerateRequest(text="a", max_tokens=128)),
+    refused("embed", pb.EmbedRequest(inputs=[{}]), method=f"{SERVICE}.Embed"),
     refused("malformed", b"\xff\xff\xff"),
     refused("model", pb.GenerateRequest(text="a", model="gpt-4")),
     refused("no-key", limits=NO_LIMITS),
@@ -87,4 +125,4 @@ ERRORS = [
     refused("deadline", pb.GenerateRequest(text="a", deadline_ms=1), engine=stalled(0)),
     generate("error-in-stream", engine=breaking(2), stream=True),
 ]
-RPC = GENERATION + SERVER + ERRORS
+RPC = GENERATION + CHATS + SERVER + ERRORS

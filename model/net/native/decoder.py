@@ -9,6 +9,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from model.net.delta import GatedDelta
 from model.net.experts import Mixture
 from model.net.features import NATIVE, features
 from model.net.kv_cache import KVCache
-from model.net.linear import Linear
+from model.net.linear import Linear, reform
 from model.net.mapped import release
 from model.net.native.library import load, variant
+from model.net.native.unpacked import UnpackedLinear
 from model.net.quantised import QuantisedLinear
 from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 
@@ -94,8 +96,8 @@ class NativeBackend:
 class NativeDecoder:
     """`Decoder` for serving: the same two calls, the same scores up to rounding. It copies the matrices that it is made from.
 
-    With `spend` each of them is freed as soon as it is copied, and the decoder it came from is of no further use: the weights
-    are never held twice. Not for two threads at once.
+    With `spend` each of them is freed as soon as it is copied: the weights are never held twice. In the decoder that it came
+    from, an UnpackedLinear then stands in the place of each, and reads it from here. Not for two threads at once.
     """
 
     def __init__(self, net: Decoder, *, spend: bool = False) -> None:
@@ -121,8 +123,11 @@ class NativeDecoder:
     def _pack(self, net: Decoder, spend: bool) -> None:
         if spend and self.config.tied_head:
             net.embedding.tokens = None  # it is the head
-        number = 0
-        for linear in _matrices(net):
+        number, left = 0, {}
+        for parts in _matrices(net):
+            firsts = accumulate((part.out_features for part in parts), initial=0)
+            left |= {part: UnpackedLinear.inside(self, part, number, first) for part, first in zip(parts, firsts, strict=False)}
+            linear = _joined(parts)
             for pack, pointers in _pieces(linear):
                 if getattr(self._library, pack)(self._net, number, *pointers):
                     raise MemoryError(NO_ROOM)
@@ -130,8 +135,11 @@ class NativeDecoder:
             if spend:
                 if net.mapped and isinstance(linear.weight, Tensor):
                     release(linear.weight)
-                linear.drop()
+                for spent in (linear, *parts):
+                    spent.drop()
                 self._library.attend_trim()
+        if spend:
+            reform(net, lambda _, linear: left[linear])
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
@@ -299,29 +307,30 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
     return numbers
 
 
-def _matrices(net: Decoder) -> Iterator[Linear]:
-    """In the order in which `attend_pack` numbers them; those of all experts are one module."""
-    yield net.head
+def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
+    """In the order in which `attend_pack` numbers them; those of all experts are one module, and some lie under each other."""
+    yield (net.head,)
     for block in net.blocks:
         attention, mlp = block.attention, block.mlp
         if isinstance(attention, GatedDelta):
-            yield from (attention.inputs, attention.gates, attention.merge)
+            yield from ((attention.inputs,), (attention.gates,), (attention.merge,))
         else:
-            yield from (attention.qkv, attention.out)
+            yield from ((attention.qkv,), (attention.out,))
         if isinstance(mlp, Mixture):
-            yield from (_router(mlp), mlp.experts.gate_up, mlp.experts.down)
+            yield (mlp.router,) if mlp.shared_gate is None else (mlp.router, mlp.shared_gate)
+            yield from ((mlp.experts.gate_up,), (mlp.experts.down,))
             mlp = mlp.shared
         if mlp is not None:
-            yield from (mlp.gate_up if net.config.gated_mlp else mlp.up, mlp.down)
+            yield from ((mlp.gate_up if net.config.gated_mlp else mlp.up,), (mlp.down,))
     if not net.config.tied_head and isinstance(net.embedding.tokens, QuantisedLinear):
-        yield net.embedding.tokens
+        yield (net.embedding.tokens,)
 
 
-def _router(mixture: Mixture) -> Linear:
-    """The router, with the gate of the shared expert as its last row."""
-    router, gate = mixture.router, mixture.shared_gate
-    if gate is None:
-        return router
+def _joined(parts: Sequence[Linear]) -> Linear:
+    """Matrices under each other as one: a router, and the gate of the shared expert, which has no bias."""
+    if len(parts) == 1:
+        return parts[0]
+    router, gate = parts
     with torch.device("meta"):
         both = Linear(router.in_features, [router.out_features, 1], bias=router.bias is not None)
     both.weight = nn.Parameter(torch.cat((router.dense(), gate.dense())), requires_grad=False)

@@ -44,6 +44,16 @@ class GenerationServiceStub:
                 request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_unary(
+                '/attend.v1.GenerationService/Chat',
+                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.ChatStream = channel.unary_stream(
+                '/attend.v1.GenerationService/ChatStream',
+                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attend.v1.GenerationService/Tokenize',
                 request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
@@ -54,10 +64,20 @@ class GenerationServiceStub:
                 request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/attend.v1.GenerationService/Explain',
+                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/attend.v1.GenerationService/GetServerInfo',
                 request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/attend.v1.GenerationService/Embed',
+                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
                 _registered_method=True)
 
 
@@ -78,6 +98,20 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Chat(self, request, context):
+        """The answer to a conversation, at once: what the model thinks, says and calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatStream(self, request, context):
+        """The same as it is made. Texts, tokens and the arguments of calls are deltas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Text to token ids.
         """
@@ -92,8 +126,22 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """The model, the limits and the load of the replica that answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Each text as a vector of length 1.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +160,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
+            'Chat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.FromString,
+                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ChatStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatStream,
+                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.FromString,
+                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
@@ -122,10 +180,20 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainResponse.SerializeToString,
+            ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
                     request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.FromString,
                     response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -193,6 +261,60 @@ class GenerationService:
             _registered_method=True)
 
     @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attend.v1.GenerationService/Chat',
+            protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/attend.v1.GenerationService/ChatStream',
+            protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Tokenize(request,
             target,
             options=(),
@@ -247,6 +369,33 @@ class GenerationService:
             _registered_method=True)
 
     @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attend.v1.GenerationService/Explain',
+            protos_dot_attend_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
+            protos_dot_attend_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetServerInfo(request,
             target,
             options=(),
@@ -263,6 +412,33 @@ class GenerationService:
             '/attend.v1.GenerationService/GetServerInfo',
             protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
             protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attend.v1.GenerationService/Embed',
+            protos_dot_attend_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            protos_dot_attend_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

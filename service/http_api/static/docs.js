@@ -89,7 +89,7 @@ function examples({ example, examples: several, schema: node }) {
   const own = resolve(node).examples ?? [resolve(node).example].filter((value) => value !== undefined);
   const all = [...(example === undefined ? [] : [["Example", example]]), ...named, ...own.map((value) => ["Example", value])];
   return all.flatMap(([title, value]) =>
-    [make("h3", {}, title), make("pre", {}, typeof value === "string" ? value : JSON.stringify(value, null, 2))]);
+    [make("h2", {}, title), make("pre", {}, typeof value === "string" ? value : JSON.stringify(value, null, 2))]);
 }
 
 /** What a body holds, for each media type that it may have; of a stream, what each event holds. */
@@ -115,7 +115,7 @@ function operation(path, method, node, shared = []) {
   return fold(
     [make("span", { className: "method" }, method.toUpperCase()), make("code", {}, path), make("small", {}, ...inline(short))],
     ...prose(more.join("\n\n")), ...(parameters.length ? [make("div", {}, ...parameters)] : []),
-    ...(node.requestBody ? [make("h3", {}, "Body"), ...content(node.requestBody)] : []), make("h3", {}, "Answers"), ...answers);
+    ...(node.requestBody ? [make("h2", {}, "Body"), ...content(node.requestBody)] : []), make("h2", {}, "Answers"), ...answers);
 }
 
 function show(described) {

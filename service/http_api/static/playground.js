@@ -1,166 +1,209 @@
-/** The playground: one prompt, one streamed answer, and what the model thought of each token. */
+/** The playground: a prompt or a conversation, a streamed answer, what else each token could have been, and where to go on. */
 
-import { byId, call, failure, make } from "./common.js";
-import { probabilityText } from "./tokens.js";
+import { asCode } from "./code.js";
+import { Parts, brief, turnItems } from "./calls.js";
+import { byId, failure, post, showError } from "./common.js";
+import { explore } from "./explorer.js";
+import { remember, begin as beginHistory } from "./history.js";
+import { asked, resumed, streamed, written } from "./request.js";
+import { describeQuietly, fail } from "./server.js";
+import { Run, events, scored, tokensOf } from "./stream.js";
+import { TokenText, listen } from "./tokens.js";
+import { forgive, placeOf } from "./tools.js";
 
-const MAX_ALTERNATIVES = 5;
+const MOST_ALTERNATIVES = 20;
 let running = null;
+/** What the answer on the page is an answer to: {request, promptIds}. */
+let shown = null;
+/** The messages of the conversation before the one in the form. */
+let turns = [];
 
-/** The data of each server-sent event, as it comes. Comments are left out; a character may span two reads. */
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let data = [];
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines.map((each) => each.replace(/\r$/, ""))) {
-      if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
-      if (line === "" && data.length) yield data.splice(0).join("\n");
-    }
-  }
-}
+const text = new TokenText(byId("answer"), byId("alternatives"), (at, other) => begin(() => goOn(at, other)));
+const parts = new Parts(sendBack);
 
-/** The body of the request. An empty field is left out: the server's default holds. */
-function request(chat) {
-  const body = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
-  if (chat) body.messages = [{ role: "user", content: byId("prompt").value }];
-  else body.prompt = byId("prompt").value;
-  for (const id of ["temperature", "max_tokens", "top_p"]) if (byId(id).value) body[id] = Number(byId(id).value);
-  const stops = byId("stop-texts").value.split("\n").filter(Boolean);
-  if (stops.length) body.stop = stops.map((text) => text.replaceAll("\\n", "\n").replaceAll("\\t", "\t"));
-  if (byId("logprobs").checked) Object.assign(body, chat ? { logprobs: true, top_logprobs: 5 } : { logprobs: MAX_ALTERNATIVES });
-  return withSeed(JSON.stringify(body), byId("seed").value.trim());
-}
-
-/** The seed as it was typed: a JavaScript number has 53 bits, a seed 64. Anything but digits is the server's to refuse. */
-function withSeed(json, seed) {
-  const value = /^(-?[1-9]\d*|0)$/.test(seed) ? seed : JSON.stringify(seed);
-  return seed ? json.replace(/}$/, `,"seed":${value}}`) : json;
-}
-
-/** The tokens of a streamed choice in one shape, whichever route it came from: text, probability, [text, probability]s. */
-function scored({ logprobs }) {
-  if (!logprobs) return [];
-  const rows = logprobs.content?.map((row) => [row.token, row.logprob, row.top_logprobs.map((top) => [top.token, top.logprob])])
-    ?? logprobs.tokens.map((text, i) => [text, logprobs.token_logprobs[i], Object.entries(logprobs.top_logprobs[i] ?? {})]);
-  return rows.map(([text, logprob, top]) => ({
-    text, probability: Math.exp(logprob), top: top.map(([other, value]) => [other, Math.exp(value)]).sort((a, b) => b[1] - a[1]),
-  }));
-}
-
-/** What is known of a run, and the figures that follow from it. Times are milliseconds of the page's clock. */
-class Run {
-  started = performance.now();
-  tokens = 0;
-
-  /** Take in one streamed object. */
-  read(chunk) {
-    const now = performance.now();
-    const tokens = chunk.usage?.completion_tokens ?? this.tokens;
-    if (tokens && !this.firstAt) Object.assign(this, { firstAt: now, firstTokens: tokens });
-    if (tokens > this.tokens) this.lastAt = now;
-    Object.assign(this, { tokens, promptTokens: chunk.usage?.prompt_tokens ?? this.promptTokens });
-    this.finish = chunk.choices[0]?.finish_reason ?? this.finish;
-    this.seed = chunk.seed ?? this.seed;
-    this.fingerprint = chunk.system_fingerprint;
-  }
-
-  figures() {
-    const rate = (this.tokens - this.firstTokens) / (this.lastAt - this.firstAt) * 1000;
-    return {
-      "First token": this.firstAt ? `${Math.round(this.firstAt - this.started)} ms` : "–",
-      Speed: Number.isFinite(rate) ? `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s` : "–",
-      Tokens: `${this.tokens}` + (this.promptTokens === undefined ? "" : ` after ${this.promptTokens} of the prompt`),
-      Finish: this.finish ?? "–",
-      Seed: byId("seed").value.trim() || `${this.seed ?? "–"}`,
-      Fingerprint: this.fingerprint ?? "–",
-    };
-  }
-}
-
-function showFigures(run) {
-  const pairs = Object.entries(run.figures()).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
-  byId("figures").replaceChildren(...pairs);
-}
-
-function showError(error) {
-  byId("error").hidden = !error;
-  byId("error").textContent = error instanceof TypeError ? `The server did not answer: ${error.message}` : error?.message ?? "";
-  if (error && !byId("key-field").hidden && !byId("key").value) byId("key").focus();
-}
-
-/** An empty place for an answer; the text of a completion goes on from its prompt. */
-function openAnswer(chat) {
-  byId("result").hidden = false;
-  byId("answer").replaceChildren(make("span", { className: "prompt" }, chat ? "" : byId("prompt").value));
-  return probabilityText(byId("answer"), byId("token"));
-}
-
-/** Show the stream of one request, to its end. */
-async function follow(answer, text, run, signal) {
+/** Take in the stream of one request, to its end. */
+async function follow(answer, run, signal) {
   for await (const data of events(answer.body)) {
     signal.throwIfAborted();
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw failure(chunk.error.message, answer);
+    if (chunk.error) throw failure(chunk.error, answer);
     run.read(chunk);
-    for (const choice of chunk.choices) text.add(choice.text ?? choice.delta.content ?? "", scored(choice));
+    for (const choice of chunk.choices) {
+      shown.promptIds ??= choice.prompt_token_ids;
+      if (choice.delta && parts.add(choice.delta)) text.pass(tokensOf(choice));
+      else text.add(choice.text ?? choice.delta.content ?? "", tokensOf(choice));
+    }
     showFigures(run);
   }
-  throw failure("The stream was cut before its end", answer);
+  throw failure({ message: "The stream was cut before its end" }, answer);
 }
 
-async function generate(event) {
-  event.preventDefault();
+const showFigures = (run) => byId("figures").replaceChildren(...run.figures(byId("seed").value.trim()));
+
+async function stream(request, run, signal) {
+  await follow(await post(request.chat ? "v1/chat/completions" : "v1/completions", streamed(request), signal), run, signal);
+}
+
+/** A new answer to what the form asks for. */
+function generate() {
+  const request = asked(turns);
+  shown = { request, promptIds: undefined };
+  text.clear(request.body.prompt);
+  parts.clear(Boolean(request.body.tools));
+  byId("result").hidden = false;
+  return (run, signal) => stream(request, run, signal);
+}
+
+/** Go on from another token at a place of the answer: what stands before it stays. */
+function goOn(at, other) {
+  const { request, promptIds } = shown;
+  return async (run, signal) => {
+    const chosen = await alternative(promptIds, text.ids.slice(0, at + 1), other, signal);
+    text.replace(at, chosen, request.body.stop ?? []);
+    parts.cut();
+    await stream(resumed(request, promptIds, text.ids), run, signal);
+  };
+}
+
+/** The token with this text that could have stood in place of the last of `ids`. The streamed alternatives have no ids. */
+async function alternative(promptIds, ids, other, signal) {
+  const body = { prompt: [...promptIds, ...ids], max_tokens: 0, prompt_logprobs: MOST_ALTERNATIVES };
+  if (shown.request.body.model) body.model = shown.request.body.model;
+  const { choices: [choice] } = await (await post("v1/completions", written(body), signal)).json();
+  const all = Object.entries(choice.prompt_logprobs.at(-1)).map(([id, { decoded_token: its, logprob }]) => [its, logprob, Number(id)]);
+  const found = all.find(([its]) => its === other);
+  if (!found) throw new Error("The server no longer counts this token among the likeliest");
+  return { id: found[2], ...scored(found[0], found[1], all.sort((a, b) => b[1] - a[1]).slice(0, 5)) };
+}
+
+/** Run one call to its end, in place of the one that runs. `prepare` returns what is to be done with a Run and a signal. */
+async function begin(prepare) {
   running?.abort();
   const mine = running = new AbortController();
-  const chat = byId("mode").value === "chat";
-  const [text, run] = [openAnswer(chat), new Run()];
-  showError(null);
-  showFigures(run);
-  setBusy(true, "Generating");
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: request(chat), signal: mine.signal };
+  const run = new Run();
   let ended = "Stopped";
+  showError(byId("error"), null);
+  forgive();
+  setBusy(true, "Generating");
   try {
-    await follow(await call(chat ? "v1/chat/completions" : "v1/completions", options), text, run, mine.signal);
+    const work = prepare();
+    showFigures(run);
+    await work(run, mine.signal);
     ended = `Done: ${run.tokens} tokens, ${run.finish}`;
   } catch (error) {
     if (!mine.signal.aborted) {
       ended = "Failed";
-      showError(error);
+      fail(error, placeOf(error));
     }
   }
   mine.abort(); // whatever is left of the stream, the server need not send
   if (mine !== running) return;
   text.end();
+  parts.end(run.finish ?? ended.toLowerCase());
   setBusy(false, ended);
+  if (run.tokens) remember(brief(parts.message(text.text)), shown.request.chat ? turns : []);
+  byId("reply").hidden = !(shown?.request.chat && run.tokens) || parts.waits;
 }
 
 function setBusy(busy, status) {
   byId("answer").ariaBusy = `${busy}`;
   byId("status").textContent = status;
+  if (busy) byId("reply").hidden = true;
   if (!busy && document.activeElement === byId("stop")) byId("generate").focus();
   byId("stop").disabled = !busy;
 }
 
-/** What the server serves; with API keys set, its second half is told only to a caller who has one. */
-async function describeServer() {
-  const { model, device, dtype } = await (await call("version")).json();
-  byId("facts").textContent = [model, device, dtype].join(" · ");
-  const { chat_template: template, model_max_length: context } = await (await call("tokenizer_info")).json();
-  byId("facts").textContent = [model, device, dtype, `${context} tokens of context`].join(" · ");
-  byId("mode-field").hidden = !template;
+/** Keep the message, its answer and what follows as turns of the conversation, and make room for the next message. */
+function keep(...following) {
+  const before = shown.request.body.messages.filter(({ role }) => role !== "system");
+  byId("prompt").value = "";
+  showTurns([...before, parts.message(text.text), ...following]);
 }
 
-const describeQuietly = () => describeServer().catch(() => {}); // a call that matters shows its own error
+function reply() {
+  keep();
+  byId("prompt").focus();
+  byId("result").hidden = true;
+  shown = null;
+}
 
-byId("form").addEventListener("submit", generate);
+/** Send back the results of an answer's calls, and have the model go on. */
+function sendBack(results) {
+  keep(...results);
+  begin(generate);
+  byId("stop").focus();
+}
+
+function showTurns(all) {
+  turns = all;
+  byId("conversation").hidden = !turns.length;
+  byId("turns").replaceChildren(...turnItems(turns));
+  showCode();
+}
+
+/** The text at hand, for the explorer: the prompt and its answer, or the prompt alone where it has none or was changed since. */
+function textAtHand() {
+  const { body } = asked(turns);
+  const model = body.model && { model: body.model };
+  const ask = ({ prompt, messages, tools, tool_choice: choice, reasoning_effort: effort }) => written([prompt, messages, tools, choice, effort]);
+  if (!shown?.promptIds || ask(shown.request.body) !== ask(body)) return { ...model, prompt: byId("prompt").value };
+  return { ...model, prompt: shown.promptIds, ...(text.ids.length && { answer: text.ids }) };
+}
+
+function showCode() {
+  if (!byId("code").open) return;
+  try {
+    byId("written").textContent = asCode(byId("language").value, asked(turns));
+  } catch (error) { // a field that is not done: what is wrong with it
+    byId("written").textContent = error.message;
+  }
+}
+
+async function copy() {
+  const done = await navigator.clipboard?.writeText(byId("written").textContent).then(() => true, () => false);
+  if (!done) getSelection().selectAllChildren(byId("written"));
+  byId("status").textContent = done ? "Copied" : "Selected: copy it with the keyboard";
+}
+
+/** Show the fields that the chosen route and kind of answer have. */
+function showFields() {
+  const chat = byId("mode").value === "chat";
+  const kind = byId("structure").selectedOptions[0];
+  byId("prompt-label").textContent = chat ? "Message" : "Prompt";
+  byId("system-field").hidden = !chat;
+  byId("tools-panel").hidden = !chat;
+  byId("specification-field").hidden = ["", "json_object"].includes(kind.value);
+  byId("specification-name").textContent = { json: "Schema", choice: "Lines" }[kind.value] ?? "Expression";
+}
+
+byId("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  begin(generate);
+});
+byId("form").addEventListener("change", showFields);
+for (const kind of ["change", "input"]) byId("form").addEventListener(kind, showCode);
+byId("code").addEventListener("toggle", showCode);
 byId("stop").addEventListener("click", () => running?.abort());
+byId("explore").addEventListener("click", () => {
+  try {
+    explore(textAtHand());
+  } catch (error) { // a field that is no number, or no JSON
+    fail(error, placeOf(error));
+  }
+});
+byId("reply").addEventListener("click", reply);
+byId("start-over").addEventListener("click", () => {
+  showTurns([]);
+  byId("prompt").focus();
+});
+byId("copy").addEventListener("click", copy);
 byId("key").addEventListener("change", describeQuietly);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("form").requestSubmit();
 });
+if (matchMedia("(max-width: 46rem)").matches) byId("settings").open = false;
+listen(text);
+showFields();
+beginHistory(showTurns);
 describeQuietly();

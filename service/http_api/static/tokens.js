@@ -1,79 +1,175 @@
-/** A text that grows token by token, each coloured by its probability, with the alternatives of the one pointed at. */
+/** A text that grows token by token, each coloured by its probability; a token that is chosen shows what else it could have been. */
 
-import { make } from "./common.js";
+import { bars, make, rove, spoken, percent } from "./common.js";
 
 /** How the server writes a token that is no whole characters. */
 const PARTIAL = /^bytes:(\\x[0-9a-f]{2})+$/;
 
-/** Where a streamed answer goes: `add(text, tokens)` for each piece, `end()` after the last. */
-export function probabilityText(place, panel) {
-  let [waiting, held, current] = ["", [], null];
+/** How many characters at the end of a text may be the beginning of a stop text: the server does not show them yet. */
+const heldBack = (text, stops) => Math.max(0, ...stops.map((stop) => {
+  let count = stop.length - 1;
+  while (count && !text.endsWith(stop.slice(0, count))) count -= 1;
+  return count;
+}));
 
-  function write(text, tokens) {
-    if (!tokens.length) return place.append(text);
-    const span = make("span", { className: "scored", tokens }, text);
-    span.style.setProperty("--p", Math.min(...tokens.map((token) => token.probability)));
-    place.append(span);
+/** The text of one answer in `place`, and its tokens. `onchoose(at, text)` is called for another token at a place of the answer. */
+export class TokenText {
+  #waiting = "";
+  #held = [];
+  /** What the last piece was: "", "text", or "part", of an answer that has other parts than its text. */
+  #last = "";
+  /** Ids of all tokens of the answer, also of those that show no text. */
+  ids = [];
+
+  constructor(place, panel, onchoose) {
+    Object.assign(this, { place, panel, onchoose });
+  }
+
+  /** An empty place; the text of a completion goes on from its prompt. */
+  clear(prompt) {
+    [this.#waiting, this.#held, this.ids, this.#last] = ["", [], [], ""];
+    this.place.replaceChildren(...(prompt ? [make("span", { className: "prompt" }, prompt)] : []));
+    this.close();
+  }
+
+  /** Take in a piece of text, and its tokens as `tokensOf` makes them; the one may run ahead of the other. */
+  add(text, tokens) {
+    this.#hold(tokens);
+    if (text && this.#last !== "text") this.#begin(text);
+    this.#waiting += text;
+    this.#settle();
+    if (!this.#held.length && this.#waiting) this.place.append(this.#waiting), this.#waiting = "";
+  }
+
+  /** Take in the tokens of a part that is not of the text, as the markers before it are not. */
+  pass(tokens) {
+    this.#hold(tokens);
+    if (this.#waiting) this.#write(this.#waiting, this.#held);
+    [this.#waiting, this.#held, this.#last] = ["", [], "part"];
+  }
+
+  #hold(tokens) {
+    for (const token of tokens) {
+      if (token.text !== undefined) this.#held.push({ ...token, at: this.ids.length });
+      this.ids.push(token.id);
+    }
+  }
+
+  /** Where the text begins with `text`, drop the tokens of markers before it: all but the last that have it, or may. */
+  #begin(text) {
+    const texts = this.#held.map((token) => (PARTIAL.test(token.text) ? "" : token.text));
+    const isFirst = this.#last === "" && texts.join("").trimStart().startsWith(text.trimStart());
+    this.#last = "text";
+    if (isFirst) return;
+    let from = texts.length - 1;
+    while (from > 0 && !texts.slice(from).join("").includes(text)) from -= 1;
+    this.#held.splice(0, texts.slice(from).join("").includes(text) ? from : texts.findLastIndex(Boolean) + 1);
+  }
+
+  /** What is left at the end. A token without text ended the answer: it is shown, and is no part of the text. */
+  end() {
+    if (this.#last === "part") this.#held = [];
+    if (this.#waiting) this.#write(this.#waiting, this.#held.splice(0));
+    for (const token of this.#held) if (!PARTIAL.test(token.text)) this.#write(token.text, [token], "unsaid");
+    [this.#waiting, this.#held] = ["", []];
+  }
+
+  /** The answer's text. */
+  get text() {
+    return [...this.place.childNodes].filter((node) => !node.matches?.(".prompt, .unsaid")).map((node) => node.textContent).join("");
+  }
+
+  /** Cut the answer before its token `at` and put another one there: {id, text, probability, top}. The stream goes on after it. */
+  replace(at, chosen, stops) {
+    const spans = this.#spans();
+    let last = spans.findIndex((span) => span.tokens.at(-1).at >= at);
+    const cut = spans[last];
+    while (cut.nextSibling) cut.nextSibling.remove();
+    cut.remove();
+    this.ids.splice(at, Infinity, chosen.id);
+    this.#held = [...cut.tokens.filter((token) => token.at < at), { ...chosen, at }];
+    this.#waiting = PARTIAL.test(chosen.text) ? "" : chosen.text;
+    const held = heldBack(this.text + this.#waiting, stops);
+    for (last -= 1; this.#waiting.length < held && last >= 0; last -= 1) {
+      this.#waiting = spans[last].textContent + this.#waiting;
+      this.#held.unshift(...spans[last].tokens);
+      spans[last].remove();
+    }
+    this.#waiting = this.#waiting.slice(0, Math.max(0, this.#waiting.length - held));
+    this.#settle();
+    this.close();
+  }
+
+  #spans = () => [...this.place.querySelectorAll(".scored")];
+
+  #settle() {
+    for (let found = this.#match(); found && this.#waiting; found = this.#match()) {
+      this.#write(this.#waiting.slice(0, found[0]), this.#held.splice(0, found[1]));
+      this.#waiting = this.#waiting.slice(found[0]);
+    }
   }
 
   /** How much of the waiting text the first tokens wrote: [characters, tokens], or null while that is not known. */
-  function match() {
-    const whole = held.findIndex((token) => !PARTIAL.test(token.text)); // before it stand parts of one character
+  #match() {
+    const whole = this.#held.findIndex((token) => !PARTIAL.test(token.text)); // before it stand parts of one character
     if (whole < 0) return null;
-    const at = waiting.indexOf(held[whole].text);
+    const at = this.#waiting.indexOf(this.#held[whole].text);
     if (at < 0) return null;
-    return whole === 0 ? [at + held[0].text.length, 1] : [at, whole]; // a token alone may lack the space before it
+    return whole === 0 ? [at + this.#held[0].text.length, 1] : [at, whole]; // a text may lack the space of its first token
   }
 
-  function point(span) {
-    current?.classList.remove("current");
-    current = span;
-    panel.hidden = !span;
-    if (!span) return;
+  #write(text, tokens, kind = "") {
+    const probability = Math.min(...tokens.map((token) => token.probability));
+    const span = make("span", { className: `scored ${kind}`, tokens, role: "button", tabIndex: -1 }, text);
+    span.ariaLabel = `${spoken(text)}, ${percent(probability)}`;
+    span.style.setProperty("--p", probability);
+    if (!this.place.querySelector("[tabindex='0']")) span.tabIndex = 0;
+    this.place.append(span);
+  }
+
+  /** Show the alternatives of a token beside it, or take them away. */
+  open(span) {
+    this.close();
+    this.chosen = span;
     span.classList.add("current");
-    panel.replaceChildren(...span.tokens.map(table));
+    this.panel.replaceChildren(...span.tokens.map((token) => bars(token.top, (i) => this.#button(token, token.top[i][0]))));
+    this.panel.hidden = false;
+    this.panel.style.setProperty("--x", `${span.offsetLeft}px`);
+    this.panel.style.setProperty("--y", `${span.offsetTop + span.offsetHeight}px`);
+    this.panel.querySelector("button:enabled")?.focus();
   }
 
-  function step(event) {
-    const next = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
-    const span = next && (current ? current[next] : place.querySelector(".scored"));
-    if (span?.tokens) point(span);
-    if (event.key === "Escape") point(null);
-    if (span) event.preventDefault();
+  #button(token, text) {
+    const button = make("button", { type: "button", onclick: () => this.onchoose(token.at, text) });
+    if (text === token.text) button.ariaCurrent = "true";
+    return button;
   }
 
-  place.onpointerover = place.onclick = ({ target }) => target.tokens && point(target);
-  place.onkeydown = step;
-  point(null);
-  return {
-    add(text, tokens) {
-      if (!tokens.length && !held.length) return place.append(text);
-      waiting += text;
-      held.push(...tokens);
-      for (let found = match(); found && waiting; found = match()) {
-        write(waiting.slice(0, found[0]), held.splice(0, found[1]));
-        waiting = waiting.slice(found[0]);
-      }
-    },
-    end() {
-      if (waiting) write(waiting, held);
-      [waiting, held] = ["", []];
-    },
-  };
+  close() {
+    this.chosen?.classList.remove("current");
+    this.chosen = null;
+    this.panel.hidden = true;
+  }
 }
 
-/** The probabilities of the tokens that could have stood in one place, the chosen one marked. */
-function table({ text, probability, top }) {
-  const rows = top.some(([other]) => other === text) ? top : [[text, probability], ...top];
-  return make("ol", {}, ...rows.map(([other, value]) => {
-    const row = make("li", { className: other === text ? "chosen" : "" }, make("code", {}, visible(other)));
-    row.style.setProperty("--p", value);
-    row.append(percent(value));
-    return row;
-  }));
+/** Let keyboard and pointer reach the tokens of `text` and their alternatives. */
+export function listen(text) {
+  const { place, panel } = text;
+  rove(place, () => [...place.querySelectorAll(".scored")]);
+  place.addEventListener("click", ({ target }) => target.tokens && text.open(target));
+  place.addEventListener("keydown", (event) => {
+    if (!event.target.tokens || (event.key !== "Enter" && event.key !== " ") || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    text.open(event.target);
+  });
+  rove(panel, () => [...panel.querySelectorAll("button")], () => 1);
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || panel.hidden) return;
+    const back = text.chosen;
+    text.close();
+    back.focus();
+  });
+  document.addEventListener("pointerdown", ({ target }) => {
+    if (!panel.hidden && !panel.contains(target) && !place.contains(target)) text.close();
+  });
 }
-
-/** Line ends and tabs as one writes them in a string. */
-const visible = (text) => text.replace(/[\n\r\t]/g, (character) => JSON.stringify(character).slice(1, -1));
-
-const percent = (value) => `${(value * 100).toFixed(value < 0.0995 ? 2 : 1)} %`;

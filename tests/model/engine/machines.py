@@ -262,7 +262,14 @@ def info(config: EngineConfig) -> EngineInfo:
     kind = {"family": "fake", "device": "cpu", "dtype": "float32", "weights": "float32"}
     kind |= {"backend": "fake", "fingerprint": "fp_0"}
     return EngineInfo(
-        num_parameters=0, max_queued_requests=0, vocab_size=FAKE_VOCAB, bos_token_id=None, eos_token_ids=(), **shown, **kind
+        num_parameters=0,
+        max_queued_requests=0,
+        vocab_size=FAKE_VOCAB,
+        hidden_size=4,
+        bos_token_id=None,
+        eos_token_ids=(),
+        **shown,
+        **kind,
     )
 
 

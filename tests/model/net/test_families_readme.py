@@ -25,7 +25,7 @@ MODELS = {
     "gpt_neox": "GPT-NeoX, Pythia",
     "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
     "granite": "Granite 3",
-    "llama": "Llama 2 and 3, and who took its shape",
+    "llama": "Llama 2 and 3, and models of their shape",
     "mistral": "Mistral 7B",
     "mixtral": "Mixtral",
     "olmo2": "OLMo 2",

@@ -23,7 +23,7 @@ R = pb.ResponseOptions
 
 
 def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
-    return asyncio.run(convert.to_response(chunks, request, fingerprint))
+    return asyncio.run(Responses(request.response, fingerprint, "id").whole(chunks))
 
 
 def test_a_bare_text_means_the_contracts_defaults():
@@ -139,7 +139,7 @@ def test_each_form_of_structured_output_is_the_grammar_of_its_kind(decoding, spe
 
 def test_there_is_a_case_for_each_form_of_structured_output():
     forms = {field.name for field in D.DESCRIPTOR.oneofs_by_name["structured_output"].fields}
-    assert forms == {*get_args(Kind)}
+    assert forms == {*get_args(Kind)} - {"tools"}, "a grammar of tools is the server's own"
 
 
 def test_a_zero_that_is_given_is_not_absent():
@@ -230,7 +230,7 @@ def test_messages_of_a_stream_are_the_same_whether_filled_in_or_made_anew(with_i
         chunk(1, FinishReason.LENGTH),
     ]
     batches = [*([each] for each in chunks), plain]
-    responses = Responses(asked, "fp")
+    responses = Responses(asked.response, "fp", "id")
     kept = [asyncio.run(responses.of(batch)) for batch in batches]
     anew = [to_response(whole(batch), asked, "fp") for batch in batches]
     assert kept == anew, "each message is its own, to be kept or changed"
@@ -241,7 +241,7 @@ def test_chunks_of_an_answer_that_came_together_are_one_output():
     """Who reads the first output of a message must not lose the text, or the end, that a second one would hold."""
     asked = pb.GenerateRequest(response=R(output_token_ids=True))
     last = replace(chunk(1, FinishReason.LENGTH), num_tokens=9)
-    message = asyncio.run(Responses(asked, "fp").of([chunk(1), chunk(0), last]))
+    message = asyncio.run(Responses(asked.response, "fp", "id").of([chunk(1), chunk(0), last]))
     assert [(output.index, output.text, output.num_tokens) for output in message.outputs] == [(0, "ab", 7), (1, "abab", 9)]
     assert list(message.outputs[1].token_ids) == [97, 98, 97, 98]
     assert message.outputs[1].finish_info.num_output_tokens == 9
@@ -295,7 +295,7 @@ def test_what_stopped_an_answer_is_a_string_a_token_or_nothing(stop, kind):
 
 def test_each_reason_has_a_value_of_its_own():
     assert set(REASONS) == set(FinishReason)
-    assert set(REASONS.values()) == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED}
+    assert set(REASONS.values()) == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_TOOL_CALLS}
     for reason, value in REASONS.items():
         assert pb.FinishReason.Name(value) == f"FINISH_REASON_{reason.name}"
 
@@ -315,7 +315,7 @@ def test_a_response_with_many_scores_is_made_in_turns():
                 rounds += 1
 
         neighbour = asyncio.create_task(count())
-        made = await convert.to_response([answer], asked, "fp")
+        made = await Responses(asked.response, "fp", "id").whole([answer])
         neighbour.cancel()
         return made
 

@@ -14,6 +14,7 @@ from model.errors import EngineFailed, Overloaded, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.grpc_api import servicer
+from service.grpc_api.convert import Responses
 from service.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, until
 from tests.service.bad_calls import grpc_bytes
@@ -228,9 +229,9 @@ def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monk
     monkeypatch.setattr(servicer, "alone", watched)
     server = build_server()
     assert refused(generate, server, LARGE)[0] is refused(stream, server, LARGE)[0] is grpc.StatusCode.INVALID_ARGUMENT
-    assert owners == [None, None]
+    assert owners == [None] * 4, "each is read, and each makes a command"
     generate(server, pb.GenerateRequest(text="a", max_tokens=1))
-    assert owners == [None, None]
+    assert owners == [None] * 4, "each is read, and each makes a command"
 
 
 def test_a_call_is_charged_before_its_message_is_read(tmp_path, monkeypatch):
@@ -322,13 +323,13 @@ def test_tokens_are_made_by_the_served_model_alone(method, fields, code):
 
 
 def test_log_probabilities_of_a_prompt_hold_their_places_until_they_are_written(monkeypatch):
-    server, taken, write = build_server(), [], servicer.to_response
+    server, taken, write = build_server(), [], Responses.whole
 
     async def watched(*given):
         taken.append(server.service._scores.taken)
         return await write(*given)
 
-    monkeypatch.setattr(servicer, "to_response", watched)
+    monkeypatch.setattr(Responses, "whole", watched)
     asked = pb.GenerateRequest(text="abc", max_tokens=1, response=pb.ResponseOptions(prompt_logprobs=1))
     assert len(ask(server, "Generate", asked).prompt_info.logprobs) == 3
     assert taken == [6]

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
 from model.chat import ChatTemplate
+from service.chat.forms import form_of
 from service.http_api.pieces import pieces
 from service.http_api.routes import Site
 from tests.fakes import FakeEngine, Server, build_server
@@ -19,6 +20,8 @@ TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
+    "/v1/attention": {"prompt": "a"},
+    "/v1/embeddings": {"input": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
 }
@@ -27,8 +30,8 @@ LEAST: dict[str, dict[str, Any]] = {
 
 def chatting_server(engine: FakeEngine | None = None, **more: Any) -> Server:
     """A replica without Ray whose checkpoint has a chat template."""
-    with patch("tests.fakes.Site", partial(Site, template=TEMPLATE, **more)):
-        return build_server(engine)
+    with patch("tests.fakes.Site", partial(Site, **more)):
+        return build_server(engine, template=TEMPLATE, form=form_of("", "hermes", "think"))
 
 
 def fastapi_of(server: Server) -> FastAPI:

@@ -11,15 +11,20 @@ from model.engine.request import FinishReason, Times, TokenLogprob
 from model.errors import InvalidRequest, NotSupported
 from model.grammar import GrammarSpec
 from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from service.chat.forms import TEXT_ALONE
+from service.chat.messages import messages_of
 from service.http_api.body import parse
-from service.http_api.chat import NO_TOOLS, ChatRequest, ChatWriter, messages_of, read_chat, to_command, to_prompt
-from service.records import Chunk, Command, PromptPart, Usage, whole
+from service.http_api.chat import NOT_BUILT, ChatRequest, read_chat, to_command
+from service.http_api.chat_writer import ChatWriter
+from service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole
 from tests.service.http_api.described import as_read
 
 SHIPPED = ChatTemplate("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
 ROLES = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.content }}|{% endfor %}{{ flag }}")
 HELLO = [{"role": "user", "content": "hello"}]
 VOCAB = 1000
+ALONE = ChatRules(TEXT_ALONE)
+DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
 
 
 def read(**body) -> ChatRequest:
@@ -30,8 +35,13 @@ def command(**body) -> Command:
     return replace(to_command(read(**body), "id", SHIPPED), prompts=((1, 2),))
 
 
+def prompt(body: ChatRequest, template: ChatTemplate = SHIPPED) -> str:
+    """What the template makes of a body."""
+    return to_command(body, "id", template).prompts[0].write()
+
+
 def messages(*given) -> list[dict]:
-    return messages_of(read(messages=list(given)))
+    return messages_of(list(given))
 
 
 # --- fields
@@ -62,11 +72,14 @@ WRONG = (
     + [("chat_template_kwargs", value) for value in (1, "x", [])]
     + [(name, value) for name in ("response_format", "structured_outputs") for value in (1, "x", [])]
     + [("messages", value) for value in ("hi", 1, {}, True)]
+    + [("tools", value) for value in ("x", 1, {})]
+    + [("parallel_tool_calls", value) for value in (0, "true", [])]
+    + [("reasoning_effort", value) for value in (1, True, [])]
 )
 
 
 def test_every_field_has_its_wrong_types_here():
-    assert {name for name, _ in WRONG} == set(ChatRequest.model_fields)
+    assert {name for name, _ in WRONG} | {"tool_choice"} == set(ChatRequest.model_fields)
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
@@ -76,23 +89,24 @@ def test_a_wrong_type_is_refused_with_the_field(name, value):
     assert caught.value.field == name
 
 
-@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *NO_TOOLS} - {"messages"}))
+@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *NOT_BUILT} - {"messages"}))
 def test_null_is_as_good_as_absent(name):
     assert read(**{name: None}) == read()
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NO_TOOLS for value in NO_TOOLS[name]])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (value, _) in NOT_BUILT.items()])
 def test_a_value_that_asks_for_nothing_is_accepted(name, value):
     assert read(**{name: value}) == read()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tools", [{}]), ("tools", "x"), ("tools", {}), ("tool_choice", "auto"), ("tool_choice", []),
-     ("functions", [{"name": "f"}]), ("function_call", "auto")],
-)  # fmt: skip
-def test_tools_are_refused_in_so_many_words(name, value):
-    with pytest.raises(NotSupported, match=f"^{name}: tool calling is not supported; got ") as caught:
+    [("functions", [{"name": "f"}]), ("function_call", "auto"), ("store", True), ("store", 0)],
+)
+def test_what_is_not_carried_out_is_refused_in_so_many_words(name, value):
+    with pytest.raises(
+        NotSupported, match=f"^{name}: (give tools and tool_choice in its place|no answer is kept); got "
+    ) as caught:
         read(**{name: value})
     assert caught.value.field == name
 
@@ -116,7 +130,6 @@ def test_a_message_is_a_role_a_text_and_a_name():
         ({"role": "user", "content": "u", "name": "Ann"}, {"role": "user", "content": "u", "name": "Ann"}),
         ({"role": "assistant", "content": None, **nothing}, {"role": "assistant", "content": ""}),
         ({"role": "assistant"}, {"role": "assistant", "content": ""}),
-        ({"role": "tool", "content": "t", "tool_call_id": "c1"}, {"role": "tool", "content": "t", "tool_call_id": "c1"}),
     ]
     assert messages(*(given for given, _ in pairs)) == [read for _, read in pairs]
 
@@ -124,8 +137,8 @@ def test_a_message_is_a_role_a_text_and_a_name():
 def test_text_parts_are_lines_of_one_text_unless_the_template_writes_parts():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]
     body = read(messages=[{"role": "user", "content": parts}])
-    assert to_prompt(body, SHIPPED) == "a\n\nb\n"
-    assert to_prompt(body, ChatTemplate("{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}")) == "[a][][b]"
+    assert prompt(body) == "a\n\nb\n"
+    assert prompt(body, ChatTemplate("{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}")) == "[a][][b]"
 
 
 TEXT = {"type": "text", "text": "a"}
@@ -156,7 +169,8 @@ MISTAKES = [
     ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id", "not a field"),
     ({"role": "user", "content": "a", "bogus": 1}, "messages[0].bogus", "not a field"),
     ({"role": "user", "content": "a", "bogus": None}, "messages[0].bogus", "not a field"),
-    ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls", "not supported"),
+    ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls", "not supported"),
+    ({"role": "user", "content": "a", "reasoning": "x"}, "messages[0].reasoning", "not supported"),
     ({"role": "assistant", "content": None, "refusal": "no"}, "messages[0].refusal", "not supported"),
 ]  # fmt: skip
 
@@ -184,18 +198,18 @@ def test_1_to_2048_messages_are_taken():
 
 def test_a_prompt_is_the_rendered_messages():
     talk = [{"role": "developer", "content": "be"}, {"role": "user", "name": "Ann", "content": [TEXT]}]
-    assert to_prompt(read(messages=talk), SHIPPED) == "be\na\n"
-    assert to_prompt(read(messages=talk), ROLES) == "system::be|user:Ann:a|"
-    assert to_prompt(read(messages=talk, chat_template_kwargs={"flag": "f"}), ROLES).endswith("|f")
+    assert prompt(read(messages=talk)) == "be\na\n"
+    assert prompt(read(messages=talk), ROLES) == "system::be|user:Ann:a|"
+    assert prompt(read(messages=talk, chat_template_kwargs={"flag": "f"}), ROLES).endswith("|f")
     literal = "{{7*7}} {% for x in ().__class__.__base__.__subclasses__() %}{% endfor %}"
-    assert to_prompt(read(messages=[{"role": "user", "content": literal}]), SHIPPED) == literal + "\n"
+    assert prompt(read(messages=[{"role": "user", "content": literal}])) == literal + "\n"
 
 
 # --- commands
 
 
 def test_bare_messages_mean_the_contracts_defaults():
-    bare = Command(prompts=((1, 2),), sampling=SamplingParams(), stops=StopRules(max_tokens=None), request_id="id")
+    bare = Command(prompts=((1, 2),), sampling=SamplingParams(), stops=StopRules(max_tokens=None), request_id="id", chat=ALONE)
     assert command() == bare
     assert command().decoding is NO_CHANGE
 
@@ -216,7 +230,7 @@ def test_every_field_reaches_the_command():
         stops=StopRules(max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop=True, ignore_eos=True),
         decoding=DecodingParams(**changes, logit_bias={7: -1}, bad_words=("no",), allowed_token_ids=(7, 8)),
         **{"n": 2, "model": "m", "request_id": "id", "deadline_ms": 9, "skip_special_tokens": False},
-        **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s"},
+        **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s", "chat": ALONE},
     )
     elsewhere = {
         "messages",
@@ -229,6 +243,10 @@ def test_every_field_reaches_the_command():
         "return_token_ids",
         "timing",
         "chat_template_kwargs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "reasoning_effort",
     }
     assert set(ChatRequest.model_fields) == set(body) | elsewhere
 
@@ -390,7 +408,7 @@ def test_a_whole_object_is_golden():
             {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": "END"},
         ],
         "seed": 42,
-        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 0}},
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7} | DETAILS,
     }
 
 
@@ -406,7 +424,7 @@ def test_the_deltas_put_together_are_the_message():
 def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
     one = writer()
     one.usage.add([chunk(0, "ab", 2)])
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 0}}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7} | DETAILS
     assert one.last_chunk() == HEAD | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
 
 

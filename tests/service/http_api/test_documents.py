@@ -9,11 +9,14 @@ from fastapi.openapi.utils import get_openapi
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
+from model.engine.request import EngineStats
 from model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from service.http_api import documents
+from service.http_api.attention import AttentionRequest
 from service.http_api.body import MAX_BYTES
 from service.http_api.chat import ChatRequest
 from service.http_api.documents import schemas
+from service.http_api.embeddings import EmbeddingsRequest
 from service.http_api.fields import NOTES
 from service.http_api.operations import OPERATIONS
 from service.http_api.schemas import CompletionRequest, StreamOptions
@@ -32,7 +35,15 @@ from tests.service.http_api.described import (
     operation,
 )
 
-BODIES = [CompletionRequest, ChatRequest, StreamOptions, TokenizeRequest, DetokenizeRequest]
+BODIES = [
+    CompletionRequest,
+    ChatRequest,
+    StreamOptions,
+    AttentionRequest,
+    EmbeddingsRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+]
 
 # --- the document
 
@@ -203,17 +214,20 @@ def broken(**state: Any) -> FakeEngine:
 
 
 BOTH = ["/v1/completions", "/v1/chat/completions"]
+ENGINE = [*BOTH, "/v1/embeddings"]
 JSON = {"content-type": "application/json"}
 FAILURES = [
     *[(path, 400, {"json": {"model": 3}}, {}) for path in LEAST],
     *[(path, 404, {"json": LEAST[path] | {"model": "other"}}, {}) for path in LEAST],
     *[(path, 413, {"content": b" " * (MAX_BYTES + 1), "headers": JSON}, {}) for path in LEAST],
     *[(path, 415, {"content": b"{}"}, {}) for path in LEAST],
-    *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in BOTH],
-    *[(path, 429, {}, {"refusal": RateLimited("too many", 70)}) for path in BOTH],
-    *[(path, 500, {}, {"refusal": RuntimeError("secret")}) for path in BOTH],
-    *[(path, 503, {}, {"refusal": Unavailable("draining")}) for path in BOTH],
-    *[(path, 504, {"json": LEAST[path] | {"deadline_ms": 1}}, {"held": True}) for path in BOTH],
+    *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in ENGINE],
+    *[(path, 429, {}, {"refusal": RateLimited("too many", 70)}) for path in ENGINE],
+    *[(path, 500, {}, {"refusal": RuntimeError("secret")}) for path in ENGINE],
+    *[(path, 503, {}, {"refusal": Unavailable("draining")}) for path in ENGINE],
+    *[(path, 504, {"json": LEAST[path] | {"deadline_ms": 1}}, {"held": True}) for path in ENGINE],
+    ("/v1/attention", 429, {}, {"stats": lambda: EngineStats(1, 1, 1, 0)}),
+    ("/v1/attention", 503, {}, {"draining": True}),
     ("/v1/models/{model_id}", 404, {}, {}),
     *[("/v1/capacity", 400, {"params": query}, {}) for query in ({"max_tokens": -1}, {"max_tokens": 2**31}, {"other": 1})],
 ]
@@ -228,6 +242,19 @@ def test_a_failure_is_as_described(path, status, sent, state):
     assert_described(response, operation(path))
 
 
+def test_an_explanation_that_takes_too_long_fails_as_described():
+    server = chatting_server()
+
+    def endless(between) -> None:
+        while True:
+            between()
+
+    server.explaining.explainer.during = endless
+    response = ask(server, "POST", "/v1/attention", json=LEAST["/v1/attention"] | {"deadline_ms": 20})
+    assert response.status_code == 504
+    assert_described(response, operation("/v1/attention"))
+
+
 def test_every_failure_that_is_described_is_provoked_here_or_is_a_bug_or_a_key():
     described = {
         (path, int(status))
@@ -236,6 +263,7 @@ def test_every_failure_that_is_described_is_provoked_here_or_is_a_bug_or_a_key()
         for status in each["responses"]
     }
     provoked = {(path, status) for path, status, *_ in FAILURES} | {(path, 503) for path in ("/healthz", "/readyz")}
+    provoked.add(("/v1/attention", 504))
     assert {(path, status) for path, status in described - provoked if status not in (200, 401, 500)} == set()
 
 

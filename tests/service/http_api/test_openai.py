@@ -223,6 +223,7 @@ def test_a_whole_object_joins_the_pieces_and_orders_the_answers():
         "completion_tokens": 4,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -243,6 +244,7 @@ def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
         "completion_tokens": 4,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

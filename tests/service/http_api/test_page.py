@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.chat.forms import form_of
+from service.chat.prompt import EFFORTS
+from service.chat.tools import CHOICES, calling_of
 from service.http_api.app import build_app
+from service.http_api.fields import NOTES
 from service.http_api.page import PAGES, STATIC
 from service.http_api.routes import Site
 from service.keys import KeyRing
@@ -18,6 +23,8 @@ from tests.fakes import build_server
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(STATIC.iterdir())
+INDEX = (STATIC / "index.html").read_text()
+NUMBER = re.compile(r'<input id="(\w+)" type="number"([^>]*)>')
 PATHS = [*PAGES, *(f"/static/{file.name}" for file in FILES if file.suffix != ".html")]
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 each_path = pytest.mark.parametrize("path", PATHS)
@@ -82,6 +89,44 @@ def test_no_file_makes_markup_or_code_of_text(file):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser|srcdoc", text)
     if file.suffix == ".html":
         assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)|javascript:", text)
+
+
+def test_the_ranges_of_the_page_are_those_of_the_api():
+    """The field of a parameter has its name; one without a lower end begins a step above it."""
+    fields = {name: dict(re.findall(r'(min|max)="([^"]*)"', rest)) for name, rest in NUMBER.findall(INDEX)}
+    assert {"temperature", "max_tokens", "top_p", "top_k", "min_p", "presence_penalty", "min_tokens"} <= fields.keys()
+    for name, shown in fields.items():
+        limits = NOTES[name].limits
+        assert float(shown["min"]) > limits.get("exclusiveMinimum", -math.inf), name
+        assert float(shown["min"]) == max(
+            limits.get("minimum", float(shown["min"])), 1 if name == "max_tokens" else -math.inf
+        ), name
+        assert ("max" in shown) == (limits["maximum"] < 2**31 - 1), name
+        assert "max" not in shown or float(shown["max"]) == limits["maximum"], name
+
+
+def options(field: str) -> list[str]:
+    """The values that a field of the page offers."""
+    listed = INDEX.partition(f'<select id="{field}"')[2].partition("</select>")[0]
+    return [value or text for value, text in re.findall(r'<option(?: value="(\w*)")?>([^<]*)', listed)]
+
+
+def test_the_choices_of_the_page_are_those_of_the_api():
+    assert options("tool_choice") == list(CHOICES)
+    assert options("reasoning_effort")[1:] == list(EFFORTS)
+
+
+def test_the_example_of_the_page_is_a_list_of_tools():
+    example = re.search(r"EXAMPLE = `(.*?)`", (STATIC / "tools.js").read_text(), re.DOTALL)
+    read = calling_of(json.loads(example[1]), None, None, form_of("", "hermes", "none"))
+    named = {tool.name: sorted(tool.parameters["properties"]) for tool in read.tools}
+    assert named == {"get_weather": ["city", "unit"], "add": ["a", "b"]}
+
+
+def test_the_pictures_are_small():
+    pictures = list((Path(__file__).parents[1] / "screenshots").iterdir())
+    assert {picture.name for picture in pictures} == {"playground-light.png", "playground-dark.png", "explorer.png"}
+    assert max(picture.stat().st_size for picture in pictures) < 60_000
 
 
 def test_whatever_a_page_names_is_served():

@@ -41,6 +41,7 @@ def test_a_whole_answer_is_one_object():
         "completion_tokens": 11,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert (document["model"], document["seed"], document["system_fingerprint"]) == ("fake", 3, "fp_fake")
     assert server.outcomes() == {(*ROUTE, "stop"): 1}
@@ -54,7 +55,8 @@ def test_the_bytes_of_a_stream_are_golden():
         f'data: {{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"fake","system_fingerprint":"fp_fake",'
     )
     tail = '"seed":7,"usage":null}'
-    counts = '{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}'
+    counts = '{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
+    counts += '"completion_tokens_details":{"reasoning_tokens":0}}'
     assert answer.text == (
         f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],{tail}\n\n'
         f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],{tail}\n\n'

@@ -22,6 +22,9 @@ RELATIONS = re.compile(
     r"response_format and structured_outputs cannot both|structured_outputs must hold one of|"
     r"resume_token_ids (needs|holds|must hold fewer|does not follow)|.*maximum context length is|"
     r"(regex|grammar|json_schema|choice)\b.*:|chat_template_kwargs: .* is not an option|"
+    r"tool_choice.function.name must be the name of|tool_choice: 'required' needs|"
+    r"tools\[\d+\].*(of no other tool|no JSON schema)|"
+    r"messages\[\d+\].*(the id of a call|JSON object in a string)|reasoning_effort: this model|"
     r"[a-z_]+(\[\d+\])? must be .*integer.*; got .*\d\.0\b"
 )
 """What a body that fits its schema is refused for: how fields go together, what a grammar or a template says, and 3.0."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from model.engine.request import FinishReason, Times, TokenLogprob
-from service.http_api.chat import ChatRequest, ChatWriter
+from service.http_api.chat import ChatRequest
+from service.http_api.chat_writer import ChatWriter
 from service.http_api.openai import CompletionWriter
 from service.http_api.schemas import CompletionRequest
 from service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer

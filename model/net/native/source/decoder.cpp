@@ -615,6 +615,12 @@ int attend_pack_codes(Net* net, i64 number, i64 bits, const uint8_t* codes, cons
     return 1;
 }
 
+// `count` rows from `first` on of matrix `number` of `attend_pack`, as they were given: float32 [count, columns]. Beside steps, in any thread.
+void attend_unpack(const Net* net, i64 number, i64 first, i64 count, float* to) {
+    const Slot& slot = net->slots[number];
+    for (i64 n = 0; n < count; n++) unpack_row(*slot.matrix, place_of(first + n, slot.N, slot.gated), slot.K, to + n * slot.K);
+}
+
 // Give back to the system what was freed. Only glibc keeps it.
 void attend_trim() {
 #ifdef __GLIBC__

@@ -196,22 +196,35 @@ INLINE float from_half(uint16_t half) {  // float16 without infinities
     return value * 0x1p112f;
 }
 
-static void unpack_codes(const Matrix& m, i64 row, i64 columns, bf16* to) {
+// Where row `row` of W stands among those of the panels: the inverse of `source_row`.
+INLINE i64 place_of(i64 row, i64 N, bool gated) {
+    i64 rows = gated ? N / 2 : N, at = row % rows;
+    return (gated ? at / PANEL * 2 + row / rows : at / PANEL) * PANEL + at % PANEL;
+}
+
+INLINE void put(bf16* to, float value) { *to = narrow(value); }
+INLINE void put(float* to, float value) { *to = value; }
+INLINE void put(bf16* to, bf16 value) { *to = value; }
+INLINE void put(float* to, bf16 value) { *to = wide(value); }
+
+template <class Number>
+static void unpack_codes(const Matrix& m, i64 row, i64 columns, Number* to) {
     i64 panel = row / PANEL, at = row % PANEL, G = m.K / GROUP;
     for (i64 k = 0; k < columns; k++) {
         i64 scale = (panel * G + k / GROUP) * PANEL + at;
         CodePlace place(k, m.bits);
         uint8_t byte = m.codes[(panel * m.K * m.bits / 32 + place.line) * PANEL * 4 + at * 4 + place.byte];
         int value = m.bits == 8 ? (int8_t)byte : m.table[place.high ? byte >> 4 : byte & 15];
-        to[k] = narrow((value * from_half(m.scales[scale]) + (m.minima ? from_half(m.minima[scale]) : 0)) * m.units[row]);
+        put(to + k, (value * from_half(m.scales[scale]) + (m.minima ? from_half(m.minima[scale]) : 0)) * m.units[row]);
     }
 }
 
-// Row `row` of a matrix that was packed without gates.
-static void unpack_row(const Matrix& m, i64 row, i64 columns, bf16* to) {
+// Row `row` of the panels, as the matrix was given.
+template <class Number>
+static void unpack_row(const Matrix& m, i64 row, i64 columns, Number* to) {
     if (m.codes) return unpack_codes(m, row, columns, to);
-    const uint32_t* pair = m.weights + row / PANEL * m.K / 2 * PANEL + row % PANEL;
-    for (i64 k = 0; k < columns; k += 2, pair += PANEL) memcpy(to + k, pair, std::min<i64>(2, columns - k) * 2);
+    const bf16* from = (const bf16*)(m.weights + row / PANEL * m.K / 2 * PANEL + row % PANEL);  // pairs of columns, 16 rows side by side
+    for (i64 k = 0; k < columns; k++) put(to + k, from[k / 2 * 2 * PANEL + k % 2]);
 }
 
 // A and B of an adapter as the loops read them, in bfloat16 as W is.

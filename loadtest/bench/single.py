@@ -1,0 +1,80 @@
+"""One process without Ray beside Ray Serve, both with the default model: attend bench single
+
+Each turn starts either server, reads the memory of its processes (shared pages counted once), asks it for streams over both
+transports, and stops it. The table shows the first over the second.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from loadtest.bench.client import closed_loop, grpc_caller, http_caller, ids
+from loadtest.bench.figures import Comparison, file, show
+from loadtest.bench.shapes import FOLDER
+from loadtest.bench.start import marked, start_and_stop
+from loadtest.measures import total
+from loadtest.server import Address, StartError
+from loadtest.stream import REFUSED, TOTAL
+
+KINDS = {"single": ["--single"], "Ray": []}
+AT_ONCE = (1, 16, 64)
+PROMPT, OUTPUT, STREAMS, WARM_UP = 64, 64, 4, 8
+"""Tokens of a prompt and of an answer; answers one after another of each caller; calls before they count."""
+Found = dict[tuple[str, str], list[float]]
+"""(what, unit) -> a value for each turn."""
+
+
+def memory(mark: str) -> float:
+    """MiB of all processes of a server; a page that several share counts once."""
+    return sum(process.memory_full_info().pss for process in marked(mark)) / (1 << 20)
+
+
+async def speeds(address: Address, found: Found) -> None:
+    """Tokens/s of streams over both transports, put into `found`. The first calls of each warm up. Raises StartError."""
+    async with AsyncExitStack() as stack:
+        for caller in (
+            await stack.enter_async_context(http_caller(address.http)),
+            await stack.enter_async_context(grpc_caller(address.grpc)),
+        ):
+            await closed_loop(caller, 1, [ids(PROMPT)] * WARM_UP, OUTPUT)
+            for at_once in AT_ONCE:
+                count = at_once * STREAMS
+                rows, seconds = await closed_loop(caller, at_once, [ids(PROMPT) for _ in range(count)], OUTPUT)
+                if total(rows, TOTAL).failures or total(rows, REFUSED).count:
+                    raise StartError(f"calls over {caller.name} failed")
+                found[f"{caller.name}, {at_once} at once", "tokens/s"].append(count * OUTPUT / seconds)
+
+
+def use(found: Found, address: Address, mark: str) -> None:
+    """What one server takes and gives."""
+    asyncio.run(speeds(address, found))
+    found["memory after that", "MiB"].append(memory(mark))
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure, print the table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=3, help="servers of each kind (default 3)")
+    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
+    options = parser.parse_args(words)
+    FOLDER.mkdir(exist_ok=True)
+    found: dict[str, Found] = {kind: defaultdict(list) for kind in KINDS}
+    try:
+        for _ in range(options.turns):
+            for kind, flags in KINDS.items():
+                first, end = start_and_stop(FOLDER / f"{kind}.log", flags, partial(use, found[kind]))
+                found[kind]["the command to the first token", "s"].append(first)
+                found[kind]["Ctrl-C to the end of every process", "s"].append(end)
+    except StartError as error:
+        sys.exit(str(error))
+    pairs = [Comparison(*what, {kind: found[kind][what] for kind in KINDS}) for what in found["single"]]
+    figures = [figure for pair in pairs for figure in pair.figures()]
+    file(options.json, show(figures), figures, bench="single")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What a model does with a text: which tokens each token attends to, the distribution of the next token, and the prediction of
+each layer.
+
+Computed by the reference equations in float32 from the served weights, beside the engine and never in its steps.
+
+Shapes: T tokens · E model width · L layers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import EngineFailed
+from model.explain.guesses import Guesses, guesses
+from model.explain.reference import reference
+from model.explain.watched import Seen, Watched
+from model.net.transformer import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to compute of a text."""
+
+    tokens: tuple[int, ...]
+    """At least one."""
+    layers: tuple[int, ...]
+    """Layers whose attention is kept."""
+    heads: tuple[int, ...]
+    """Query heads whose attention is kept, in each of these layers."""
+    scores: bool = False
+    """Whether the scores before the softmax are kept too."""
+    top: int = 1
+    """So many of the likeliest tokens at each place, or one for 0."""
+    lens: int = 0
+    """So many guesses of each layer: the logit lens (nostalgebraist 2020)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerView:
+    """The attention of one layer."""
+
+    layer: int
+    kind: Literal["attention", "state"]
+    """A layer with a state has no probabilities."""
+    window: int | None
+    seen: Seen | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer to a question."""
+
+    layers: tuple[LayerView, ...]
+    next_tokens: Guesses
+    """After each token, the distribution of the next one; asked for is the token that follows."""
+    lens: Guesses | None
+    """The same from each layer's output instead of the last one's: [L * T], layer after layer."""
+
+
+class Explainer:
+    """Answers questions about the served model. Not for two threads at once."""
+
+    def __init__(self, served: Decoder) -> None:
+        """`served`: the decoder whose matrices serve, or stand for those that do."""
+        self._between: Callable[[], None] = lambda: None
+        self._net = reference(served, lambda: self._between())
+        self.config: ModelConfig = served.config
+        self.num_layers, self.num_heads = self.config.num_layers, self.config.num_heads
+        self.group = self.config.num_heads // self.config.num_kv_heads
+        """Query heads that share a key/value head."""
+        attending = (layer for layer, spec in enumerate(self.config.layers) if spec.delta is None)
+        self.last_attention = max(attending, default=0)
+        """The last layer that has weights."""
+
+    @torch.inference_mode()
+    def explain(self, question: Question, between: Callable[[], None] = lambda: None) -> Explanation:
+        """`between` is called between slices of some milliseconds: what it raises ends the work. One core is used.
+
+        Raises EngineFailed where the model's numbers are not finite.
+        """
+        torch.set_num_threads(1)  # counts for the thread that calls it
+        self._between = between
+        watched = Watched(self.config, question.layers, question.heads, question.scores)
+        outputs = self._outputs(torch.tensor(question.tokens), watched, every=bool(question.lens))
+        after_T = torch.tensor((*question.tokens[1:], 0))
+        next_tokens = guesses(self._net, outputs[-1], after_T, max(1, question.top))
+        if not next_tokens.entropy_N.isfinite().all():
+            raise EngineFailed("the model's scores are not finite")
+        lens = None
+        if question.lens:
+            lens = guesses(self._net, torch.cat(outputs), after_T.repeat(len(outputs)), question.lens)
+        return Explanation(tuple(self._view(layer, watched) for layer in question.layers), next_tokens, lens)
+
+    def _outputs(self, tokens_T: Tensor, watched: Watched, *, every: bool) -> Sequence[Tensor]:
+        """The final norm of the last layer's output, or of every layer's: [T, E] each. See `Decoder.forward`."""
+        net, positions_T, outputs = self._net, torch.arange(len(tokens_T)), []
+        x_TE = net.embedding(tokens_T, positions_T)
+        rotations = net._rotations(positions_T, x_TE.dtype)
+        for layer, (block, rope) in enumerate(zip(net.blocks, net.rope_of_layer, strict=True)):
+            x_TE = block(x_TE, None if rope is None else rotations[rope], layer, watched)
+            if every or block is net.blocks[-1]:
+                outputs.append(net.norm(x_TE))
+        return outputs
+
+    def _view(self, layer: int, watched: Watched) -> LayerView:
+        spec = self.config.layers[layer]
+        if spec.delta is not None:
+            return LayerView(layer, "state", None, None)
+        return LayerView(layer, "attention", self.config.attention_variants[layer].window, watched.seen[layer])

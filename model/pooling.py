@@ -1,0 +1,102 @@
+"""How a text's hidden states become its embedding, as the files of sentence-transformers beside a checkpoint say it.
+
+modules.json lists what a text goes through: Transformer, Pooling, and mostly Normalize. The Pooling has a folder of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from model.errors import CheckpointError, NotSupported
+from model.params import describe
+from model.weights import read_any_json, read_json
+
+MODULES, SENTENCES = "modules.json", "sentence_bert_config.json"
+
+
+class Pooling(StrEnum):
+    """Which of a text's hidden states are its embedding."""
+
+    LAST = "lasttoken"
+    """That of the last token."""
+    MEAN = "mean"
+    """The mean over all tokens."""
+
+
+MODES = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN}
+KNOWN = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRules:
+    """How a checkpoint's embeddings are made, or why none are."""
+
+    pooling: Pooling | None = None
+    max_tokens: int | None = None
+    """Tokens of a text at most, where that is less than the context."""
+    refusal: str = f"this model makes no embeddings: its checkpoint has no {MODULES} that says how"
+
+    def required(self) -> Pooling:
+        """The pooling. Raises NotSupported where there is none."""
+        if self.pooling is None:
+            raise NotSupported(self.refusal, "model")
+        return self.pooling
+
+
+NO_EMBEDDINGS = EmbeddingRules()
+
+
+def read_rules(folder: Path) -> EmbeddingRules:
+    """The rules in a checkpoint's files. A file that is wrong, or asks for what is not computed, gives a refusal."""
+    if not (folder / MODULES).is_file():
+        return NO_EMBEDDINGS
+    try:
+        pooling = _pooling(folder, _module_paths(folder))
+        return EmbeddingRules(pooling, _max_tokens(folder), "")
+    except CheckpointError as error:
+        why = str(error).replace(f"{folder}/", "")  # callers are told it: no paths of this machine
+        return EmbeddingRules(refusal=f"this model makes no embeddings: {why}")
+
+
+def _module_paths(folder: Path) -> Mapping[str, str]:
+    """The modules' folders, by their kinds."""
+    listed = read_any_json(folder, MODULES)
+    if not isinstance(listed, list):
+        raise CheckpointError(f"{MODULES} must hold a JSON array")
+    paths: dict[str, str] = {}
+    for module in listed:
+        kind, path = (module.get(name) if isinstance(module, dict) else None for name in ("type", "path"))
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise CheckpointError(f"{MODULES} must list objects with a type and a path; got {describe(module)}")
+        kind = kind.rpartition(".")[2]
+        if kind not in KNOWN or kind in paths:
+            raise CheckpointError(f"{MODULES} has the module {kind[:64]!r}; computed are one each of {', '.join(KNOWN)}")
+        paths[kind] = path
+    if "Pooling" not in paths:
+        raise CheckpointError(f"{MODULES} has no Pooling")
+    return paths
+
+
+def _pooling(folder: Path, paths: Mapping[str, str]) -> Pooling:
+    name = f"{paths['Pooling']}/config.json"
+    raw = read_json(folder, name)
+    asked = [key.removeprefix("pooling_mode_") for key, on in raw.items() if key.startswith("pooling_mode_") and on]
+    if "pooling_mode" in raw:  # as newer versions of sentence-transformers write it
+        asked.append(str(raw["pooling_mode"]))
+    if len(asked) != 1 or asked[0] not in MODES:
+        raise CheckpointError(f"{name} asks for {' and '.join(asked)[:128] or 'no pooling'}; computed are lasttoken and mean")
+    return MODES[asked[0]]
+
+
+def _max_tokens(folder: Path) -> int | None:
+    if not (folder / SENTENCES).is_file():
+        return None
+    raw = read_json(folder, SENTENCES)
+    if raw.get("do_lower_case"):
+        raise CheckpointError(f"{SENTENCES} has do_lower_case, which is not done here")
+    most: Any = raw.get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 1):
+        raise CheckpointError(f"{SENTENCES}: max_seq_length must be a positive integer; got {describe(most)}")
+    return most

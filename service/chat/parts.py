@@ -1,0 +1,62 @@
+"""What an answer of a chat is made of. A stream is a list of parts; parts of one kind that follow each other are deltas."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model wrote for itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """Call `index` of the answer, from 0, begins."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the arguments of call `index`: together they are one JSON object, unless the model did not end it."""
+
+    index: int
+    text: str
+
+
+Part = Reasoning | Content | CallStart | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: dict[str, Any]
+    """A JSON schema of its arguments, which are an object."""
+    strict: bool = False
+    """Whether arguments must obey the schema."""
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """The parts with their deltas put together."""
+    return [_whole(list(run)) for _, run in groupby(parts, lambda part: (type(part), getattr(part, "index", 0)))]
+
+
+def _whole(run: list[Part]) -> Part:
+    first = run[0]
+    if isinstance(first, CallStart) or len(run) == 1:
+        return first
+    return replace(first, text="".join(part.text for part in run if not isinstance(part, CallStart)))

@@ -1,0 +1,141 @@
+"""What the readers of calls read with: text that arrives in pieces, and the parts that it makes.
+
+Each function that may need more text is a generator: it yields where it does, and goes on when there is some.
+"""
+
+from collections.abc import Collection, Generator, Mapping
+from functools import lru_cache
+
+from service.chat.parts import CallArguments, CallStart, Part, Tool
+
+
+class NotACall(Exception):
+    """The text cannot be a call, or not any longer."""
+
+
+class Reader:
+    """Text with a place in it. What was read since the last certain part is remembered: it may turn out to be content."""
+
+    def __init__(self, tools: Collection[Tool]) -> None:
+        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
+        self.text, self.at = "", 0
+        self.ended = False
+        """No more text will come."""
+        self.complete, self.cut = True, ""
+        """Whether the model ended the text itself; the stop string that followed it."""
+        self.num_calls = self.num_whole = 0
+        """Calls, and those of them whose arguments have come to their end."""
+        self.parts: list[Part] = []
+        self.read: list[str] = []
+        """Text since the last certain part."""
+
+    def char(self) -> Generator[None, None, str]:
+        """The next character, left in place; "" at the end."""
+        while self.at == len(self.text) and not self.ended:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def take(self, count: int = 1) -> str:
+        """Take characters that are there."""
+        self.at += count
+        self.read.append(self.text[self.at - count : self.at])
+        return self.read[-1]
+
+    def spaces(self) -> Generator[None, None, None]:
+        """Take white space."""
+        while (yield from self.char()).isspace():
+            self.take()
+
+    def literal(self, *options: str) -> Generator[None, None, str]:
+        """Take the one of the texts that follows, none of which begins another; "" for none, of which nothing is taken."""
+        longest = max(map(len, options))
+        while True:
+            rest = self.text[self.at : self.at + longest]
+            found = next((option for option in options if rest.startswith(option)), "")
+            if found:
+                return self.take(len(found))
+            if self.ended:
+                self.drop_half(options)
+                return ""
+            if not any(option.startswith(rest) for option in options):
+                return ""
+            yield
+
+    def require(self, *options: str) -> Generator[None, None, str]:
+        """Take the one of the texts that follows. Raises NotACall for none."""
+        found = yield from self.literal(*options)
+        if not found:
+            raise NotACall
+        return found
+
+    def until(self, end: str) -> Generator[None, None, str]:
+        """Take text and the `end` after it; the text without it. Raises NotACall where it does not come."""
+        pieces = []
+        while True:
+            at = self.text.find(end, self.at)
+            if at >= 0:
+                pieces.append(self.take(at - self.at))
+                self.take(len(end))
+                return "".join(pieces)
+            if self.ended:
+                self.drop_half((end,))
+                raise NotACall
+            keep = held(self.text, self.at, (end,))
+            pieces.append(self.take(len(self.text) - keep - self.at))
+            yield
+
+    def drop_half(self, markers: Collection[str]) -> None:
+        """Go past what is left at the end, where that is the beginning of a marker that a limit or a stop string broke off."""
+        if self.is_half(self.text[self.at :], markers):
+            self.at = len(self.text)
+
+    def is_half(self, end: str, markers: Collection[str]) -> bool:
+        """Whether the end of the text is the beginning of a marker that a limit or a stop string broke off."""
+        if not end or self.complete:
+            return False
+        whole = end + self.cut
+        return any(marker.startswith(whole) or (marker.startswith(end) and whole.startswith(marker)) for marker in markers)
+
+    def put_back(self, mark: int) -> None:
+        """Go back to where `read` held so many texts."""
+        self.text, self.at = "".join(self.read[mark:]) + self.text[self.at :], 0
+        del self.read[mark:]
+
+    def start(self, name: str) -> int:
+        """A call is certain, and with it what was read. Its index."""
+        self.parts.append(CallStart(self.num_calls, name))
+        self.read.clear()
+        self.num_calls += 1
+        return self.num_calls - 1
+
+    def whole(self, name: str, text: str) -> None:
+        """A call whose arguments are known."""
+        self.arguments(self.start(name), text)
+        self.num_whole += 1
+
+    def arguments(self, index: int, text: str) -> None:
+        """A piece of the arguments of a call."""
+        if text:
+            self.parts.append(CallArguments(index, text))
+        self.read.clear()
+
+
+def held(text: str, at: int, markers: tuple[str, ...]) -> int:
+    """Characters at the end of a text, from `at` on, that begin a marker and are not all of one."""
+    starts, halves, longest = _halves(markers)
+    for start in range(max(at, len(text) - longest), len(text)):
+        if text[start] in starts and text[start:] in halves:
+            return len(text) - start
+    return 0
+
+
+def starts_of(markers: tuple[str, ...]) -> frozenset[str]:
+    """The first characters of the markers."""
+    return _halves(markers)[0]
+
+
+@lru_cache(256)
+def _halves(markers: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str], int]:
+    """The first characters of the markers, what begins one and is not all of it, and how long that can be."""
+    halves = frozenset(marker[:size] for marker in markers for size in range(1, len(marker)))
+    return frozenset(marker[0] for marker in markers), halves, max(map(len, halves), default=0)

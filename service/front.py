@@ -1,0 +1,153 @@
+"""HTTP of a replica without Ray: uvicorn, with the limits that HAProxy has in front of Ray Serve."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import orjson
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from model.errors import Overloaded
+from service.http_api.app import RequestIds
+from service.http_api.problems import error_response
+
+HEAD_SECONDS, IDLE_SECONDS = 10, 10
+"""Seconds for all of a request's head, and for which an idle connection is kept."""
+MOST_HEAD_BYTES = 128 << 10
+"""A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
+MOST_CONNECTIONS = 6144
+END_SECONDS = 2
+"""Seconds in which answers are written to their end, once the drain is over."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a caller. It ends where a head is too slow or too long; one too many ends at once."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        """Wait for a first head."""
+        super().connection_made(transport)
+        self._await_head()
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        self._head_read()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on. Where they leave a head unfinished, it must not be too long."""
+        self._head_bytes = len(data) + (self._head_bytes if self._head_timer is not None else 0)
+        super().data_received(data)
+        if self._head_timer is not None and self._head_bytes > MOST_HEAD_BYTES:
+            self._end(431, f"the target and the headers must be at most {MOST_HEAD_BYTES} bytes together", "request_too_large")
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._head_bytes += 1
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """A whole head."""
+        self._head_read()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
+        self._end(400, "the bytes sent are not a valid HTTP request", "invalid_request")
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def _head_read(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer, self._head_bytes = None, 0
+
+    def _too_slow(self) -> None:
+        if self._head_bytes:
+            self._end(408, "the request came too slowly", "request_timeout")
+        else:
+            self.transport.close()
+
+    def _end(self, status: int, message: str, code: str) -> None:
+        """Answer outside the application, and close."""
+        self._head_read()
+        if self.transport.is_closing():
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = orjson.dumps({"error": error})
+        fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + fields + body)
+        self.transport.close()
+
+
+class Bounded:
+    """Refuses calls (429) while `most` of them run: each may hold a body."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self.app, self.most, self.running = app, most, 0
+        self.refused = RequestIds(self._refuse, behind_serve=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or refuse it."""
+        if self.running >= self.most:
+            await self.refused(scope, receive, send)
+            return
+        self.running += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.running -= 1
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = Overloaded(f"{self.most} calls run here already")
+        await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own handlers of signals. Set `should_exit` to end it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+
+def http_server(app: ASGIApp, most_calls: int) -> HttpServer:
+    """The server of an application: `await server.serve([socket])`."""
+    config = uvicorn.Config(
+        Bounded(app, most_calls),
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    return HttpServer(config)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that owns the port and does not listen yet: callers are refused until the server serves. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,106 @@
+"""Explain over gRPC: protobuf to an ExplainCommand, and the result to protobuf, part by part."""
+
+from typing import Any
+
+from model.errors import ContextTooLong, InvalidRequest
+from protos.attend.v1 import generation_pb2 as pb
+from service.explain import MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
+from service.turns import turn
+
+DEFAULT_TOP = 5
+AT_ONCE = 32
+"""Tokens, or rows of weights, that are written before the event loop has its next turn."""
+MOST_LISTED = 4096
+"""Layers or heads that a call may name: no model has more."""
+
+
+def to_command(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
+    """What the message asks for. Raises InvalidRequest with the field named."""
+    if request.WhichOneof("input") is None:
+        raise InvalidRequest("input is required: text or token_ids", "input")
+    return ExplainCommand(
+        prompt=_text(request, "input", "text", "token_ids"),
+        answer=_text(request, "answer", "answer_text", "answer_token_ids"),
+        layers=_numbers(request, "layers"),
+        heads=_numbers(request, "heads"),
+        scores=request.scores,
+        top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else DEFAULT_TOP,
+        logit_lens=request.logit_lens,
+        model=request.model,
+        request_id=request.request_id or request_id,
+        deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
+    )
+
+
+def _text(request: pb.ExplainRequest, choice: str, text: str, ids: str) -> str | tuple[int, ...]:
+    """A text or its tokens; a message may hold millions of ids, so they are counted first."""
+    given = request.WhichOneof(choice)
+    if given is None or given == text:
+        return str(getattr(request, text))
+    tokens = getattr(request, ids).ids
+    if len(tokens) > MOST_TOKENS:
+        raise ContextTooLong(f"prompt: attention is told of at most {MOST_TOKENS} tokens; {ids} has {len(tokens)}", "prompt")
+    return tuple(tokens)
+
+
+def _numbers(request: pb.ExplainRequest, name: Any) -> tuple[int, ...] | None:
+    if not request.HasField(name):
+        return None
+    numbers = getattr(request, name).numbers
+    if len(numbers) > MOST_LISTED:
+        raise InvalidRequest(f"{name} may hold at most {MOST_LISTED} numbers; got {len(numbers)}", name)
+    return tuple(numbers)
+
+
+async def to_response(told: Explained, explaining: Explaining) -> pb.ExplainResponse:
+    """The answer. Other work on the event loop runs between two heads."""
+    service, explainer, found = explaining.service, explaining.explainer, told.explanation
+    response = pb.ExplainResponse(
+        num_prompt_tokens=told.num_prompt_tokens,
+        num_layers=explainer.num_layers,
+        num_heads=explainer.num_heads,
+        system_fingerprint=service.engine.info.fingerprint,
+        next=_expected(told, len(told.tokens) - 1),
+    )
+    for at, token in enumerate(told.tokens):
+        if at % AT_ONCE == 0:
+            await turn()
+        place = response.tokens.add(token_id=token, token=service.tokenizer.text_of(token))
+        if at:
+            place.logprob = float(found.next_tokens.asked_N[at - 1])
+            place.expected.CopyFrom(_expected(told, at - 1))
+    for view in found.layers:
+        kind = pb.LayerAttention.KIND_STATE if view.seen is None else pb.LayerAttention.KIND_ATTENTION
+        layer = response.layers.add(layer=view.layer, kind=kind, window=view.window)
+        for index, head in enumerate(told.heads if view.seen is not None else ()):
+            await _fill(layer.heads.add(head=head, key_value_head=head // explainer.group), view.seen, index)
+    if found.lens is not None:
+        count = len(told.tokens)
+        for number in range(explainer.num_layers):
+            guesses = response.logit_lens.add(layer=number).guesses
+            for at in range(number * count, (number + 1) * count):
+                if at % AT_ONCE == 0:
+                    await turn()
+                guesses.append(_top(found.lens, at, found.lens.best_NG.shape[1]))
+    return response
+
+
+async def _fill(head: pb.HeadAttention, seen: Any, index: int) -> None:
+    if seen.sinks_NT is not None:
+        head.sinks.extend(seen.sinks_NT[index].tolist())
+    for numbers, matrix in ((head.weights, seen.weights_NTT), (head.scores, seen.scores_NTT)):
+        for at, row in enumerate(() if matrix is None else rows(matrix[index])):
+            if at % AT_ONCE == 0:
+                await turn()
+            numbers.extend(row.tolist())
+
+
+def _expected(told: Explained, at: int) -> pb.ExpectedToken:
+    """The distribution of the token after place `at`."""
+    found = told.explanation.next_tokens
+    return pb.ExpectedToken(entropy=float(found.entropy_N[at]), top_logprobs=_top(found, at, told.command.top_logprobs))
+
+
+def _top(found: Any, at: int, count: int) -> pb.TopLogprobs:
+    best = pairs(found.best_NG[at], found.logprobs_NG[at], count)
+    return pb.TopLogprobs(token_ids=[token for token, _ in best], logprobs=[value for _, value in best])

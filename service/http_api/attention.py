@@ -1,0 +1,245 @@
+"""POST /v1/attention: a body to an ExplainCommand, and what was found to JSON that is made while it is written."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from model.errors import InvalidRequest
+from model.tokenizer import Tokenizer
+from service.explain import ExplainCommand, Explained, Explaining, pairs, rows
+from service.http_api.logprobs import finite
+from service.http_api.responses import MAYBE, Shape
+from service.http_api.schemas import List, TokenIds
+
+DEFAULT_TOP = 5
+
+
+class AttentionRequest(BaseModel):
+    """The body of POST /v1/attention."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: StrictStr | None = None
+    prompt: StrictStr | TokenIds | None = None
+    answer: StrictStr | TokenIds | None = None
+    layers: List[StrictInt] | None = None
+    heads: List[StrictInt] | None = None
+    scores: StrictBool | None = None
+    top_logprobs: StrictInt | None = None
+    logit_lens: StrictInt | None = None
+    user: StrictStr | None = Field(default=None, max_length=256)
+    request_id: StrictStr | None = None
+    deadline_ms: StrictInt | None = None
+
+
+class Alternative(Shape):
+    """A token that may stand in a place."""
+
+    id: int
+    """Its token id."""
+    token: str
+    """As it is written; a part of a character as `bytes:` and its bytes."""
+    logprob: float
+    """Natural log probability."""
+
+
+class Place(Shape):
+    """A token of the text, and what the model expected in its place."""
+
+    id: int
+    """Its token id."""
+    token: str
+    """As it is written."""
+    logprob: float | None
+    """Natural log probability, given what stands before; null for the first token."""
+    entropy: float | None
+    """Of what was expected, in nats; null for the first token."""
+    top_logprobs: list[Alternative] | None
+    """The likeliest tokens; null for the first token."""
+
+
+class NextToken(Shape):
+    """What is expected behind the last token."""
+
+    entropy: float
+    """In nats."""
+    top_logprobs: list[Alternative]
+    """The likeliest tokens."""
+
+
+class HeadAttention(Shape):
+    """What a query head of a layer attends to."""
+
+    head: int
+    """Its number, from 0."""
+    key_value_head: int
+    """The number of the key and value head that it shares."""
+    weights: list[list[float]]
+    """Of each token for itself and for those before it. A row sums to 1, less the sink's share."""
+    sinks: list[float] = MAYBE
+    """The share of each token's attention that goes to the head's sink, where the model has sinks."""
+    scores: list[list[float]] = MAYBE
+    """Before mask and softmax, where the request has `scores`."""
+
+
+class LayerAttention(Shape):
+    """A layer's attention."""
+
+    layer: int
+    """Its number, from 0."""
+    kind: Literal["attention", "state"]
+    """A layer that keeps a state in place of keys and values has no weights."""
+    window: int | None
+    """Tokens that a token sees at most, itself included; null: all before it."""
+    heads: list[HeadAttention]
+    """The chosen query heads."""
+
+
+class LayerGuesses(Shape):
+    """What a layer would say, were it the last."""
+
+    layer: int
+    """Its number, from 0."""
+    guesses: list[list[Alternative]]
+    """Of each token: what comes after it, the likeliest first."""
+
+
+class TextUsage(Shape):
+    """Tokens of the call."""
+
+    prompt_tokens: int
+    """Of prompt and answer."""
+    completion_tokens: int
+    """None are made."""
+    total_tokens: int
+    """The same as `prompt_tokens`."""
+
+
+class Attention(Shape):
+    """What the model does with a text."""
+
+    id: str
+    """The call's id after `attn-`."""
+    object: Literal["attention"]
+    """What this is."""
+    created: int
+    """Seconds since 1970."""
+    model: str
+    """The model's name, as the request has it."""
+    system_fingerprint: str
+    """Equal where weights, dtype, backend, instruction set, threads and library versions are."""
+    num_layers: int
+    """Layers of the model."""
+    num_heads: int
+    """Query heads of a layer."""
+    num_prompt_tokens: int
+    """Tokens before the answer."""
+    tokens: list[Place]
+    """Those of the prompt, then those of the answer."""
+    next: NextToken
+    """What would come after the text."""
+    layers: list[LayerAttention]
+    """The chosen layers."""
+    logit_lens: list[LayerGuesses] = MAYBE
+    """Where the request has `logit_lens`."""
+    usage: TextUsage
+    """Token counts."""
+
+
+def to_command(body: AttentionRequest, request_id: str) -> ExplainCommand:
+    """What the body asks for. Raises InvalidRequest with the field named."""
+    if body.prompt is None:
+        raise InvalidRequest("prompt must be given: a string, or a list of token ids", "prompt")
+    return ExplainCommand(
+        prompt=_text(body.prompt),
+        answer=_text(body.answer or ()),
+        layers=None if body.layers is None else tuple(body.layers),
+        heads=None if body.heads is None else tuple(body.heads),
+        scores=bool(body.scores),
+        top_logprobs=DEFAULT_TOP if body.top_logprobs is None else body.top_logprobs,
+        logit_lens=body.logit_lens or 0,
+        model=body.model or "",
+        request_id=request_id,
+        deadline_ms=body.deadline_ms,
+    )
+
+
+def _text(text: Any) -> str | tuple[int, ...]:
+    return text if isinstance(text, str) else tuple(text)
+
+
+class AttentionWriter:
+    """The answer to one call. Its lists are iterators: see `pieces`."""
+
+    def __init__(self, explaining: Explaining, explained: Explained) -> None:
+        self._explaining = explaining
+        self._explained = explained
+        self._tokenizer: Tokenizer = explaining.service.tokenizer
+
+    def document(self) -> dict[str, Any]:
+        """The answer, as class Attention describes it."""
+        told, service, explainer = self._explained, self._explaining.service, self._explaining.explainer
+        count, command = len(told.tokens), told.command
+        lens = {} if told.explanation.lens is None else {"logit_lens": list(self._lens(explainer.num_layers))}
+        return {
+            "id": f"attn-{command.request_id}",
+            "object": "attention",
+            "created": int(time.time()),
+            "model": command.model or service.model_name,
+            "system_fingerprint": service.engine.info.fingerprint,
+            "num_layers": explainer.num_layers,
+            "num_heads": explainer.num_heads,
+            "num_prompt_tokens": told.num_prompt_tokens,
+            "tokens": self._places(),
+            "next": self._expected(count - 1),
+            "layers": list(self._layers()),
+            **lens,
+            "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
+        }
+
+    def _places(self) -> Iterator[dict[str, Any]]:
+        nothing = {"logprob": None, "entropy": None, "top_logprobs": None}
+        for at, token in enumerate(self._explained.tokens):
+            name = {"id": token, "token": self._tokenizer.text_of(token)}
+            if at == 0:
+                yield name | nothing
+            else:
+                logprob = finite(float(self._explained.explanation.next_tokens.asked_N[at - 1]))
+                yield name | {"logprob": logprob} | self._expected(at - 1)
+
+    def _expected(self, at: int) -> dict[str, Any]:
+        """What is expected behind the token in place `at`."""
+        found, top = self._explained.explanation.next_tokens, self._explained.command.top_logprobs
+        best = self._alternatives(found.best_NG[at], found.logprobs_NG[at], top)
+        return {"entropy": float(found.entropy_N[at]), "top_logprobs": best}
+
+    def _alternatives(self, tokens: Any, logprobs: Any, count: int) -> list[dict[str, Any]]:
+        return [
+            {"id": token, "token": self._tokenizer.text_of(token), "logprob": finite(value)}
+            for token, value in pairs(tokens, logprobs, count)
+        ]
+
+    def _layers(self) -> Iterator[dict[str, Any]]:
+        for view in self._explained.explanation.layers:
+            heads = [] if view.seen is None else [self._head(view.seen, *each) for each in enumerate(self._explained.heads)]
+            yield {"layer": view.layer, "kind": view.kind, "window": view.window, "heads": heads}
+
+    def _head(self, seen: Any, at: int, head: int) -> dict[str, Any]:
+        told = {"head": head, "key_value_head": head // self._explaining.explainer.group, "weights": rows(seen.weights_NTT[at])}
+        if seen.sinks_NT is not None:
+            told["sinks"] = seen.sinks_NT[at].numpy()
+        if seen.scores_NTT is not None:
+            told["scores"] = rows(seen.scores_NTT[at])
+        return told
+
+    def _lens(self, layers: int) -> Iterator[dict[str, Any]]:
+        found, count = self._explained.explanation.lens, len(self._explained.tokens)
+        assert found is not None
+        for layer in range(layers):
+            places = zip(found.best_NG[layer * count :], found.logprobs_NG[layer * count :], strict=True)
+            guessed = (
+                self._alternatives(*place, found.best_NG.shape[1]) for _, place in zip(range(count), places, strict=False)
+            )
+            yield {"layer": layer, "guesses": guessed}

@@ -1,0 +1,224 @@
+/** The parts of a chat's answer as they are parsed: its reasoning, its calls, whose results are sent back, and each delta. */
+
+import { byId, make, visible } from "./common.js";
+
+const MOST_DELTAS = 500;
+
+/** JSON with a line for each member. All but white space stays as it was written. */
+export function pretty(json) {
+  const parts = json.match(/"(?:[^"\\]+|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g) ?? [];
+  const [opens, closes] = [(part) => part === "{" || part === "[", (part) => part === "}" || part === "]"];
+  let depth = 0;
+  return parts.map((part, i) => {
+    const isEmpty = (opens(part) && closes(parts[i + 1])) || (closes(part) && opens(parts[i - 1]));
+    depth += (opens(part) - closes(part)) * !isEmpty;
+    const line = `\n${"  ".repeat(depth)}`;
+    if (isEmpty) return part;
+    if (closes(part)) return line + part;
+    return opens(part) || part === "," ? part + line : part === ":" ? ": " : part;
+  }).join("");
+}
+
+/** Whether text is a JSON object, as the arguments of a call that is sent back must be; no text stands for an empty one. */
+function isObject(text) {
+  try {
+    const value = JSON.parse(text.trim() || "{}");
+    return value !== null && typeof value === "object" && !Array.isArray(value);
+  } catch {
+    return false;
+  }
+}
+
+/** One call, as a card. `onresult()` is told that its result was given. */
+class Call {
+  arguments = "";
+  result = null;
+  isDone = false;
+
+  constructor(id, name, onresult) {
+    Object.assign(this, { id, name, onresult });
+    this.came = make("summary", {}, "Arguments as they come");
+    this.pieces = make("pre", { className: "pieces" });
+    this.card = make("article", { className: "call", ariaLabel: `Call of ${name}`, ariaBusy: "true" },
+      make("p", { className: "head" }, make("b", {}, name), make("code", {}, id)),
+      make("details", { open: true }, this.came, this.pieces));
+  }
+
+  /** Take in a piece of the arguments. */
+  add(text) {
+    this.arguments += text;
+    this.pieces.append(make("span", {}, text));
+  }
+
+  get isWhole() {
+    return this.isDone && isObject(this.arguments);
+  }
+
+  /** The arguments have ended: show them in lines, or as far as they came. */
+  end() {
+    if (this.isDone) return;
+    this.isDone = true;
+    this.card.ariaBusy = "false";
+    this.came.textContent = `Arguments as they came, in ${this.pieces.childElementCount} deltas`;
+    if (this.isWhole) {
+      this.came.parentElement.open = false;
+      this.card.firstChild.after(make("pre", { className: "arguments" }, pretty(this.arguments)));
+    } else {
+      this.card.append(make("p", { className: "hint" }, "The arguments are no JSON object: this call cannot be answered."));
+    }
+  }
+
+  /** The answer has ended for this reason: a whole call waits for its result. */
+  close(reason) {
+    if (this.reason) return;
+    this.reason = reason;
+    this.end();
+    this.card.firstChild.append(make("span", { className: "finish" }, reason));
+    if (!this.isWhole) return;
+    this.field = make("textarea", { rows: 2, spellcheck: false, autocapitalize: "off" });
+    this.said = make("span", { className: "hint" });
+    const button = make("button", { type: "button", onclick: () => this.give() }, "Send back");
+    button.ariaLabel = `Send back the result of ${this.name}`;
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+      event.stopPropagation(); // elsewhere it generates
+      this.give();
+    });
+    this.field.addEventListener("input", () => this.take(null));
+    this.card.append(make("label", {}, `Result of ${this.name}`, this.field), make("p", { className: "give" }, button, this.said));
+  }
+
+  /** A result, or that it is not given yet. */
+  take(result) {
+    this.result = result;
+    this.said.textContent = result === null ? "" : "Kept until the other calls have theirs";
+  }
+
+  give() {
+    this.take(this.field.value);
+    this.onresult();
+  }
+}
+
+/** The parts of one answer. `onresults(messages)` gets the results of all calls, as messages, once there are all. */
+export class Parts {
+  #calls = [];
+  #reasoning = "";
+  #count = 0;
+
+  constructor(onresults) {
+    this.onresults = onresults;
+  }
+
+  /** Nothing yet; `isAsked`: the request has tools. */
+  clear(isAsked = false) {
+    [this.#calls, this.#reasoning, this.#count] = [[], "", 0];
+    for (const id of ["calls", "deltas", "thoughts"]) byId(id).replaceChildren();
+    this.#say("");
+    byId("reasoning").hidden = true;
+    byId("deltas-fold").hidden = !isAsked;
+    byId("result").classList.remove("parted");
+  }
+
+  /** The calls are cut off: the answer goes on from before them. */
+  cut() {
+    this.#calls = [];
+    byId("calls").replaceChildren();
+    this.#say("");
+  }
+
+  /** Take in the delta of a streamed choice. Whether it is a part beside the content. */
+  add({ content, reasoning_content: reasoning, tool_calls: calls = [] }) {
+    if (content) this.#list("content", content);
+    if (reasoning) {
+      this.#reasoning += reasoning;
+      byId("thoughts").append(reasoning);
+      byId("reasoning").hidden = false;
+      this.#list("reasoning", reasoning);
+    }
+    for (const call of calls) this.#call(call);
+    const isPart = Boolean(reasoning || calls.length);
+    if (isPart) byId("result").classList.add("parted");
+    if (isPart) byId("deltas-fold").hidden = false;
+    if (content || reasoning) this.#calls.at(-1)?.end();
+    return isPart;
+  }
+
+  #call({ index, id, function: { name, arguments: piece } }) {
+    if (name) {
+      this.#calls.at(-1)?.end();
+      this.#calls[index] = new Call(id, name, () => this.#send());
+      byId("calls").append(make("li", {}, this.#calls[index].card));
+      this.#list("call", name);
+      this.#say(`Calling ${name}`);
+    }
+    if (!piece) return;
+    this.#calls[index].add(piece);
+    this.#list("arguments", piece);
+  }
+
+  #list(kind, text) {
+    const list = byId("deltas");
+    this.#count += 1;
+    list.append(make("li", {}, make("b", {}, kind), " ", make("code", {}, visible(text))));
+    if (list.childElementCount > MOST_DELTAS) list.firstChild.remove();
+    list.start = this.#count - list.childElementCount + 1;
+    byId("deltas-count").textContent = `${this.#count}` + (this.#count > MOST_DELTAS ? `, the last ${MOST_DELTAS} are shown` : "");
+  }
+
+  /** The answer has ended for this reason. */
+  end(reason) {
+    for (const call of this.#calls) call.close(reason);
+    this.#tell();
+  }
+
+  get #whole() {
+    return this.#calls.filter((call) => call.isWhole);
+  }
+
+  /** Whether calls wait for their results. */
+  get waits() {
+    return this.#whole.length > 0;
+  }
+
+  /** Go on when every call has its result; until then lead to the next that has none. */
+  #send() {
+    const next = this.#whole.find((call) => call.result === null);
+    this.#tell();
+    if (next) return next.field.focus();
+    this.onresults(this.#whole.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result })));
+  }
+
+  #tell() {
+    const open = this.#whole.filter((call) => call.result === null).map(({ name }) => name);
+    if (this.#calls.length) this.#say(open.length ? `To be answered: ${open.join(", ")}` : "");
+  }
+
+  #say = (text) => Object.assign(byId("calls-status"), { textContent: text });
+
+  /** The answer as a turn of the conversation, with the calls that are whole. */
+  message(content) {
+    const calls = this.#whole.map(({ id, name, arguments: its }) => ({ id, type: "function", function: { name, arguments: its } }));
+    return {
+      role: "assistant",
+      content: content || (calls.length ? null : ""),
+      ...(this.#reasoning && { reasoning_content: this.#reasoning }),
+      ...(calls.length && { tool_calls: calls }),
+    };
+  }
+}
+
+const written = ({ function: { name, arguments: its } }) => `${name}(${its})`;
+
+/** An answer in few words. */
+export const brief = ({ content, tool_calls: calls = [] }) => [content ?? "", ...calls.map(written)].filter(Boolean).join("\n");
+
+/** The turns of a conversation as elements of a list. A tool's turn names the function that was called. */
+export function turnItems(turns) {
+  const called = Object.fromEntries(turns.flatMap((turn) => turn.tool_calls ?? []).map((call) => [call.id, call.function.name]));
+  return turns.map((turn) => {
+    const who = { user: "You", assistant: "Model" }[turn.role] ?? `Result of ${called[turn.tool_call_id]}`;
+    const calls = (turn.tool_calls ?? []).map((call) => make("p", {}, make("code", {}, written(call))));
+    return make("li", {}, make("b", {}, who), ...(turn.content || !calls.length ? [make("p", {}, turn.content)] : []), ...calls);
+  });
+}

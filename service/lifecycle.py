@@ -1,0 +1,79 @@
+"""What the first process of a server does, with Ray or without: it waits, is told to stop, and says how far it is."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from service.settings import Settings
+
+
+async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` came to its end before `stop` was set; it is given up otherwise. Raises what it raises."""
+    task, told = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+    """What `function` returns in a thread that nobody waits for at the end, as Serve may wait for ever in it."""
+    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            outcome = result.set_result, function(*arguments, **named)
+        except BaseException as error:
+            outcome = result.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
+    """Where the server listens, what it serves, and how to try it."""
+    host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
+    body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
+    numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
+    alone = "  one process, without Ray" if settings.single else ""
+    return (
+        f"Ready: http://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
+        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
+        f"{facts['backend']}  {facts['kv_tokens']} KV tokens{alone}\n"
+        f"Try:   curl -N --json '{body}' http://{host}:{settings.port}/v1/completions"
+    )
+
+
+def catch_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set; the second one exits at once: what is left of Ray, the supervisor ends."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(stop.set)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+def say(text: str) -> None:
+    """A line for the person who started the server."""
+    print(text, file=sys.stderr, flush=True)

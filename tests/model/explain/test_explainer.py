@@ -1,0 +1,243 @@
+"""What is told of a text is what the model does with it: beside `transformers`, and beside the decoder that serves."""
+
+import copy
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from model.config import ModelConfig
+from model.engine.choice import serving_form
+from model.errors import EngineFailed
+from model.explain.explainer import Explainer, Explanation, Question
+from model.net.attention import MultiHeadAttention
+from model.net.backends import TorchBackend
+from model.net.checkpoint import load, save
+from model.net.formats.codes import INT4, INT8
+from model.net.native.decoder import NativeBackend
+from model.net.native.library import load as load_native
+from model.net.transformer import Decoder
+from model.sublayers import DeltaSpec
+from model.train.loss import hidden_states
+from tests.model.checkpoints import KINDS, tiny_config, tiny_decoder, write_checkpoint
+
+TOKENS = (5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 11)
+NEAR = 1e-4
+MODELS = {
+    "plain": tiny_config(),
+    "original": tiny_config(positions="sinusoidal", norm_place="post", norm="layernorm", gated_mlp=False, activation="relu"),
+    "learned": tiny_config(positions="learned", qkv_bias=True, out_bias=True, mlp_bias=True),
+    "window": tiny_config(sliding_window=3, window_layers=(1,), softcap=2.0),
+    "sinks": tiny_config(sinks=True, sliding_window=4, window_layers=(0,)),
+    "sandwich": tiny_config(norm_place="sandwich", qk_norm="head", logit_softcap=3.0, embedding_scale=2.0),
+    "parallel": tiny_config(norm_place="parallel", tied_head=False, residual_scale=0.5),
+    "gated": tiny_config(attention_gate=True, delta=DeltaSpec(2, 4, 16, 8, 4), delta_layers=(0,)),
+    "experts": tiny_config(num_experts=4, experts_per_token=2, expert_size=24, expert_layers=(1,), routing="chosen"),
+}
+
+
+def question(config: ModelConfig, tokens=TOKENS, **more) -> Question:
+    return Question(tokens, tuple(range(config.num_layers)), tuple(range(config.num_heads)), **more)
+
+
+def explained(net: Decoder, tokens=TOKENS, **more) -> Explanation:
+    return Explainer(net).explain(question(net.config, tokens, **more))
+
+
+@torch.no_grad()
+def scores_of(net: Decoder, tokens=TOKENS) -> torch.Tensor:
+    return net.logits(hidden_states(net, torch.tensor([tokens])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_and_guesses_are_those_of_transformers(kind, tmp_path):
+    folder = write_checkpoint(kind, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        said = theirs(torch.tensor([TOKENS]), output_attentions=True)
+    context = 32 if kind == "phi3-long" else None  # theirs chooses angles by the length of the text, ours by the context
+    net = load(folder, torch.float32, "cpu", context)
+    found = explained(net, top=3)
+    views = [view for view in found.layers if view.seen is not None]
+    wanted = [layer[0] for layer in said.attentions if layer is not None]
+    assert [view.kind for view in found.layers] == ["state" if spec.delta else "attention" for spec in net.config.layers]
+    for view, weights_HTT in zip(views, wanted, strict=True):
+        assert (view.seen.weights_NTT - weights_HTT).abs().max() < NEAR
+    logprobs_TV = said.logits[0].log_softmax(dim=-1)
+    best = logprobs_TV.topk(3)
+    assert (found.next_tokens.logprobs_NG - best.values).abs().max() < NEAR
+    assert torch.equal(found.next_tokens.best_NG, best.indices)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_sum_to_one_beside_the_sinks_and_nothing_lies_above_the_diagonal_or_before_the_window(name):
+    for view in explained(tiny_decoder(MODELS[name])).layers:
+        if view.seen is None:
+            continue
+        weights, sinks = view.seen.weights_NTT, view.seen.sinks_NT
+        assert (sinks is not None) == MODELS[name].sinks
+        assert ((weights.sum(dim=-1) + (0 if sinks is None else sinks)) - 1).abs().max() < 1e-6
+        assert sinks is None or sinks.max() > 1e-2
+        hidden = torch.ones(len(TOKENS), len(TOKENS), dtype=torch.bool).triu(1)
+        if view.window is not None:
+            hidden |= torch.ones_like(hidden).tril(-view.window)
+        assert (weights[:, hidden] == 0).all()
+        assert (weights[:, ~hidden] > 0).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_times_values_times_the_output_matrix_summed_over_heads_is_what_attention_adds(name):
+    """With scores and weights as they are told, and values and the sublayer's output as the decoder in PyTorch has them."""
+    net, kept = tiny_decoder(MODELS[name]).requires_grad_(False), {}
+
+    def keep(layer, attention):
+        attention.qkv.register_forward_hook(lambda _, x, y: kept.setdefault(layer, {}).update(qkv=y))
+        attention.out.register_forward_hook(lambda _, x, y: kept[layer].update(out=y))
+
+    for layer, block in enumerate(net.blocks):
+        if isinstance(block.attention, MultiHeadAttention):
+            keep(layer, block.attention)
+    scores_of(net)
+    for view in explained(net).layers:
+        if view.seen is None:
+            continue
+        attention, config = net.blocks[view.layer].attention, net.config
+        _, *gate, _, v_TQ = kept[view.layer]["qkv"].split(attention.qkv.parts, dim=-1)
+        v_TKD = v_TQ.unflatten(-1, (-1, config.head_size))
+        into = attention.out.weight.unflatten(-1, (config.num_heads, -1))
+        total = 0 if attention.out.bias is None else attention.out.bias
+        for head in range(config.num_heads):
+            heads_TD = view.seen.weights_NTT[head] @ v_TKD[:, head * config.num_kv_heads // config.num_heads]
+            if gate:
+                heads_TD = heads_TD * gate[0].unflatten(-1, (config.num_heads, -1))[:, head].sigmoid()
+            total = total + heads_TD @ into[:, head].T
+        assert (total - kept[view.layer]["out"]).abs().max() < NEAR * max(1.0, float(total.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_softmax_of_the_scores_is_the_weights(name):
+    net = tiny_decoder(MODELS[name])
+    for view in explained(net, scores=True).layers:
+        if view.seen is None:
+            continue
+        open_to = view.seen.weights_NTT > 0
+        scores = view.seen.scores_NTT.masked_fill(~open_to, -torch.inf)
+        if net.config.sinks:
+            sinks = net.blocks[view.layer].attention.sinks.detach()
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(TOKENS), 1)), dim=-1)
+        assert (scores.softmax(dim=-1)[..., : len(TOKENS)] - view.seen.weights_NTT).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_entropies_and_the_last_layers_guesses_are_the_decoders(name):
+    net = tiny_decoder(MODELS[name])
+    found, logprobs_TV = explained(net, top=4, lens=2), scores_of(net).log_softmax(dim=-1)
+    here = found.next_tokens
+    assert (here.logprobs_NG - logprobs_TV.topk(4).values).abs().max() < NEAR
+    asked = logprobs_TV[:-1].gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
+    assert (here.asked_N[:-1] - asked).abs().max() < NEAR
+    assert (here.entropy_N + (logprobs_TV.exp() * logprobs_TV).sum(dim=-1)).abs().max() < NEAR
+    last = slice(-len(TOKENS), None)
+    assert torch.equal(found.lens.best_NG[last], here.best_NG[:, :2])
+    assert (found.lens.logprobs_NG[last] - here.logprobs_NG[:, :2]).abs().max() < 1e-6
+    assert (found.lens.asked_N[last] - here.asked_N)[:-1].abs().max() < 1e-6
+
+
+def test_a_layer_guesses_as_a_model_that_ends_with_it_would():
+    net = tiny_decoder(tiny_config(num_layers=3))
+    found = explained(net, lens=1).lens
+    for layers in (1, 2, 3):
+        short = copy.deepcopy(net)
+        short.blocks = short.blocks[:layers]
+        short.rope_of_layer = net.rope_of_layer[:layers]
+        wanted = scores_of(short).log_softmax(dim=-1).topk(1)
+        mine = slice((layers - 1) * len(TOKENS), layers * len(TOKENS))
+        assert torch.equal(found.best_NG[mine], wanted.indices)
+        assert (found.logprobs_NG[mine] - wanted.values).abs().max() < NEAR
+
+
+def test_the_chosen_layers_and_heads_are_told_in_the_order_in_which_they_were_asked_for():
+    explainer = Explainer(tiny_decoder(tiny_config(num_layers=3)))
+    whole = explainer.explain(question(explainer.config))
+    some = explainer.explain(Question(TOKENS, (2, 0), (3, 1)))
+    assert [view.layer for view in some.layers] == [2, 0]
+    for view in some.layers:
+        assert torch.equal(view.seen.weights_NTT, whole.layers[view.layer].seen.weights_NTT[[3, 1]])
+    assert explainer.explain(Question(TOKENS, (), ())).layers == ()
+
+
+def test_one_token_attends_to_itself_alone():
+    found = explained(tiny_decoder(tiny_config()), tokens=(7,))
+    assert (found.layers[0].seen.weights_NTT == 1).all()
+
+
+@cache
+def spent(name: str, quantise: str) -> tuple[Decoder, Decoder]:
+    """A decoder in float32 with the numbers of the one that serves, and what is left of that beside the native one."""
+    changes = {"head_size": 32, "max_positions": 256}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = tiny_decoder(tiny_config(**{**_changes(name), **changes}))
+        save(plain, Path(folder), torch.bfloat16)
+        kind = {"none": None, "int8": INT8, "int4": INT4}[quantise]
+        served = load(Path(folder), torch.bfloat16, "cpu", quantize=kind)
+        whole = load(Path(folder), torch.float32, "cpu", quantize=kind)
+    serving = serving_form(served, NativeBackend(served.config.attention_variants))
+    served.keeps = serving  # the matrices lie there
+    return whole, served
+
+
+def _changes(name: str) -> dict:
+    return {
+        "plain": {},
+        "untied": {"tied_head": False, "vocab_size": 100},
+        "odd": {"mlp_size": 46, "hidden_size": 34, "qkv_bias": True},
+        "experts": {"num_experts": 3, "experts_per_token": 2, "expert_size": 20, "shared_expert_size": 12, "routing": "chosen"},
+        "delta": {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,)},
+    }[name]
+
+
+@pytest.mark.skipif(load_native() is None, reason="the native decoder is not built")
+@pytest.mark.parametrize("quantise", ["none", "int8", "int4"])
+@pytest.mark.parametrize("name", ["plain", "untied", "odd", "experts", "delta"])
+def test_what_the_native_decoder_serves_from_is_explained_as_the_same_numbers_are_in_float32(name, quantise):
+    whole, served = spent(name, quantise)
+    ours, wanted = explained(served, top=3, lens=1), explained(whole, top=3, lens=1)
+    for mine, theirs in zip(ours.layers, wanted.layers, strict=True):
+        if theirs.seen is not None:
+            assert (mine.seen.weights_NTT - theirs.seen.weights_NTT).abs().max() < 1e-5
+    assert (ours.next_tokens.logprobs_NG - wanted.next_tokens.logprobs_NG).abs().max() < NEAR
+    assert (ours.lens.logprobs_NG - wanted.lens.logprobs_NG).abs().max() < NEAR
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_the_torch_decoder_serves_from_is_explained_too(dtype):
+    served = tiny_decoder(tiny_config()).to(dtype)
+    wanted = explained(copy.deepcopy(served))
+    assert serving_form(served, TorchBackend()) is served  # its matrices may have another layout now
+    ours = explained(served)
+    assert (ours.layers[1].seen.weights_NTT - wanted.layers[1].seen.weights_NTT).abs().max() < 1e-6
+
+
+def test_what_is_raised_between_slices_ends_the_work():
+    explainer, calls = Explainer(tiny_decoder(tiny_config())), []
+
+    def between():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explainer.explain(question(explainer.config), between)
+    assert len(calls) == 3
+    assert explainer.explain(question(explainer.config)).layers  # and the next call is not ended by it
+
+
+def test_scores_that_are_not_finite_are_an_error_of_the_model():
+    net = tiny_decoder(tiny_config())
+    with torch.no_grad():
+        net.blocks[0].attention.out.weight[0, 0] = torch.inf
+    with pytest.raises(EngineFailed, match="not finite"):
+        explained(net)

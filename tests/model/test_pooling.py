@@ -1,0 +1,102 @@
+"""What the files of sentence-transformers ask for, and what is said where that is not computed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.errors import NotSupported
+from model.pooling import EmbeddingRules, Pooling, read_rules
+
+KINDS = ("Transformer", "Pooling", "Normalize")
+MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
+def modules(*kinds: str) -> list[dict[str, Any]]:
+    """As sentence-transformers writes them."""
+    return [
+        {"idx": at, "name": str(at), "path": f"{at}_{kind}" if at else "", "type": f"sentence_transformers.models.{kind}"}
+        for at, kind in enumerate(kinds)
+    ]
+
+
+def modes(*on: str) -> dict[str, Any]:
+    return {"word_embedding_dimension": 32} | {f"pooling_mode_{mode}": mode in on for mode in MODES} | {"include_prompt": True}
+
+
+def written(folder: Path, listed: Any = None, pooling: Any = None, sentences: Any = None) -> Path:
+    """The files in a folder; a str as it stands."""
+    files = {
+        "modules.json": modules(*KINDS) if listed is None else listed,
+        "1_Pooling/config.json": modes("lasttoken") if pooling is None else pooling,
+        "sentence_bert_config.json": sentences,
+    }
+    for name, value in files.items():
+        if value is not None:
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pooling", "wanted"),
+    [
+        (modes("lasttoken"), Pooling.LAST),
+        (modes("mean_tokens"), Pooling.MEAN),
+        ({"pooling_mode": "lasttoken"}, Pooling.LAST),
+        ({"pooling_mode": "mean"}, Pooling.MEAN),
+    ],
+)
+@pytest.mark.parametrize("kinds", [KINDS, KINDS[:2]])
+def test_the_mode_is_read(tmp_path, pooling, wanted, kinds):
+    assert read_rules(written(tmp_path, modules(*kinds), pooling)) == EmbeddingRules(wanted, None, "")
+
+
+@pytest.mark.parametrize(("sentences", "most"), [({"max_seq_length": 512}, 512), ({"max_seq_length": None}, None), ({}, None)])
+def test_the_length_is_read(tmp_path, sentences, most):
+    assert read_rules(written(tmp_path, sentences=sentences)).max_tokens == most
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"listed": modules(*KINDS[:2], "Dense")}, "the module 'Dense'"),
+        ({"listed": modules(*KINDS[:2], "Pooling")}, "the module 'Pooling'"),
+        ({"listed": modules("Transformer")}, "has no Pooling"),
+        ({"listed": {}}, "array"),
+        ({"listed": [3]}, "3 (integer)"),
+        ({"listed": [{"type": "a.Pooling"}]}, "a type and a path"),
+        ({"listed": "["}, "JSON"),
+        ({"listed": modules("Transformer", "Transformer")}, "'Transformer'"),
+        ({"pooling": modes("cls_token")}, "asks for cls_token"),
+        ({"pooling": modes("lasttoken", "mean_tokens")}, "mean_tokens and lasttoken"),
+        ({"pooling": modes()}, "asks for no pooling"),
+        ({"pooling": {"pooling_mode": "weightedmean"}}, "asks for weightedmean"),
+        ({"pooling": "{"}, "JSON"),
+        ({"pooling": {"pooling_mode": ["mean"]}}, "asks for"),
+        ({"sentences": {"max_seq_length": 0}}, "positive integer"),
+        ({"sentences": {"max_seq_length": True}}, "positive integer"),
+        ({"sentences": {"do_lower_case": True}}, "do_lower_case"),
+    ],
+)
+def test_what_is_not_computed_is_refused_with_a_sentence_that_shows_no_path(tmp_path, files, words):
+    rules = read_rules(written(tmp_path, **files))
+    assert (rules.pooling, rules.max_tokens) == (None, None)
+    with pytest.raises(NotSupported) as caught:
+        rules.required()
+    assert words in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "model.gguf"])
+def test_a_checkpoint_without_the_files_makes_no_embeddings(tmp_path, name):
+    with pytest.raises(NotSupported, match=r"has no modules\.json"):
+        read_rules(tmp_path / name).required()
+
+
+def test_a_pooling_whose_folder_is_missing_is_refused(tmp_path):
+    written(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    assert "1_Pooling/config.json is missing" in read_rules(tmp_path).refusal

@@ -1,0 +1,68 @@
+"""Bad inputs of a chat with tools: tools, choices of them, calls in messages and their answers."""
+
+from typing import Any
+
+from tests.service.bad_rows import UNSUPPORTED, chat, says
+
+
+def tool(name: str = "f", **function: Any) -> dict[str, Any]:
+    """A tool, as OpenAI's clients send it."""
+    return {"type": "function", "function": {"name": name} | function}
+
+
+def named(name: str) -> dict[str, Any]:
+    """A choice of one tool."""
+    return {"type": "function", "function": {"name": name}}
+
+
+ANSWER = {"role": "tool", "tool_call_id": "1", "content": "4"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA = "tools[0].function.parameters"
+
+TOOLS = [
+    says(
+        "tools: a call without a function",
+        {"role": "assistant", "tool_calls": [{"id": "1"}]},
+        "messages[1].tool_calls[0]",
+        "a function",
+    ),
+    says(
+        "tools: a call whose arguments are no JSON",
+        {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{"}}]},
+        "messages[1].tool_calls[0].function.arguments",
+        "JSON object in a string",
+    ),
+    says("tools: an answer without its call", ANSWER, "messages[1].tool_call_id", "the id of a call"),
+    says("tools: an answer to no call", {"role": "tool", "content": "4"}, "messages[1].tool_call_id", "is required"),
+    chat("tools: a string", {"tools": "f"}, "tools", "list"),
+    chat(
+        "tools: a tool without a name", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "1 to 64"
+    ),
+    chat("tools: a tool of another type", {"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
+    chat(
+        "tools: a custom tool", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "must be 'function'"
+    ),
+    chat("tools: twice the same name", {"tools": [tool(), tool()]}, "tools[1].function.name", "no other tool"),
+    chat(
+        "tools: a schema that is none",
+        {"tools": [tool(parameters={"properties": {"a": {"type": "text"}}})]},
+        SCHEMA,
+        "no JSON schema",
+    ),
+    chat("tools: a schema of a number", {"tools": [tool(parameters={"type": "number"})]}, SCHEMA, "a JSON schema of an object"),
+    chat("tools: 500 of them", {"tools": [tool(f"f{number}") for number in range(500)]}, "tools", "at most 128"),
+    chat("tools: nearly 1 MiB of schema", {"tools": [tool(parameters={"title": "x" * 1_000_000})]}, "tools", "bytes in all"),
+    chat(
+        "tools: an unknown choice", {"tools": [tool()], "tool_choice": "always"}, "tool_choice", "must be auto, none, required"
+    ),
+    chat(
+        "tools: a choice of an unknown tool",
+        {"tools": [tool()], "tool_choice": named("g")},
+        "tool_choice.function.name",
+        "one of the tools",
+    ),
+    chat("tools: required, and there are none", {"tool_choice": "required"}, "tool_choice", "needs tools"),
+    chat("tools: an unknown effort", {"reasoning_effort": "huge"}, "reasoning_effort", "one of"),
+    chat("tools: an answer that is to be stored", {"store": True}, "store", "no answer is kept", UNSUPPORTED),
+    chat("tools: functions", {"functions": [{"name": "f"}]}, "functions", "give tools", UNSUPPORTED),
+]

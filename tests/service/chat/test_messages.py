@@ -1,0 +1,96 @@
+"""Calls and their answers as they come back in a conversation."""
+
+import pytest
+
+from model.chat import ChatTemplate
+from model.errors import InvalidRequest, NotSupported
+from service.chat.messages import messages_of
+from service.chat.prompt import options_of
+
+ASK = {"role": "user", "content": "Time?"}
+
+
+def call(number="c1", name="now", arguments='{"zone": "UTC"}', **more):
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def assistant(*calls, **more):
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def answer(number="c1", **more):
+    return {"role": "tool", "tool_call_id": number, "content": "noon", **more}
+
+
+def test_calls_and_answers_go_to_the_template_with_arguments_as_objects():
+    read = messages_of([ASK, assistant(call(), call("c2", "f", "")), answer(), answer("c2", name="f")])
+    assert read[1]["content"] == ""
+    assert [each["function"] for each in read[1]["tool_calls"]] == [
+        {"name": "now", "arguments": {"zone": "UTC"}},
+        {"name": "f", "arguments": {}},
+    ]
+    assert read[2] == {"role": "tool", "content": "noon", "tool_call_id": "c1"}
+    assert read[3] == {"role": "tool", "content": "noon", "tool_call_id": "c2", "name": "f"}
+
+
+def test_an_empty_list_of_calls_is_none_and_text_must_be_there_but_for_an_assistant():
+    assert messages_of([{"role": "assistant", "content": "a", "tool_calls": []}]) == [{"role": "assistant", "content": "a"}]
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content must be a string or a list"):
+        messages_of([{"role": "user", "content": None}])
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_goes_to_the_template_under_either_name(name):
+    assert messages_of([{"role": "assistant", "content": "Noon.", name: "Hm."}])[0]["reasoning_content"] == "Hm."
+
+
+@pytest.mark.parametrize("name", ["parsed", "provider_specific_fields"])
+def test_what_a_client_has_added_to_an_answer_comes_back_with_it_and_is_dropped(name):
+    called = call() | {"index": 0}
+    called["function"]["parsed_arguments"] = {"zone": "UTC"}
+    read = messages_of([ASK, assistant(called, **{name: None}), answer(), {"role": "assistant", "content": "[1]", name: [1]}])
+    assert read[1]["tool_calls"][0]["function"].keys() == {"name", "arguments"}
+    assert read[3] == {"role": "assistant", "content": "[1]"}
+
+
+WRONG = [
+    ([answer()], "messages[0].tool_call_id", "must be the id of a call in an assistant's message before this one; got 'c1'"),
+    ([assistant(call()), answer("c2")], "messages[1].tool_call_id", "got 'c2'"),
+    ([assistant(call()), {"role": "tool", "content": "x"}], "messages[1].tool_call_id", "is required"),
+    ([assistant(1)], "messages[0].tool_calls[0]", "must be an object with an id and a function"),
+    ([assistant({"id": "c", "type": "function"})], "messages[0].tool_calls[0]", "must be an object with an id and a function"),
+    ([assistant(call(type="custom"))], "messages[0].tool_calls[0].type", "must be 'function'"),
+    ([assistant(call(None))], "messages[0].tool_calls[0].id", "must be a string"),
+    ([assistant(call(name=1))], "messages[0].tool_calls[0].function.name", "must be a string"),
+    ([assistant(call(arguments={}))], "messages[0].tool_calls[0].function.arguments", "must be a JSON object in a string"),
+    ([assistant(call(arguments="{"))], "messages[0].tool_calls[0].function.arguments", "must be a JSON object in a string"),
+    ([assistant(call(arguments="[1]"))], "messages[0].tool_calls[0].function.arguments", "must be a JSON object in a string"),
+    ([assistant(call(arguments="[" * 9999))], "messages[0].tool_calls[0].function.arguments", "must be a JSON object"),
+    ([assistant(*map(call, map(str, range(129))))], "messages[0].tool_calls", "may hold at most 128 calls; got 129"),
+    ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list of calls"),
+    ([{"role": "assistant", "reasoning": 1}], "messages[0].reasoning", "must be a string"),
+    ([{"role": "user", "content": "x", "tool_calls": [call()]}], "messages[0].tool_calls", "is not supported"),
+    ([{"role": "user", "content": "x", "parsed": 1}], "messages[0].parsed", "is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "place", "words"), WRONG)
+def test_a_mistake_is_named_with_its_place(messages, place, words):
+    with pytest.raises(InvalidRequest) as caught:
+        messages_of(messages)
+    assert str(caught.value).startswith(place) and words in str(caught.value), caught.value
+    assert caught.value.field == place
+
+
+def test_effort_reaches_the_templates_that_know_it():
+    knows = ChatTemplate("{{ reasoning_effort }}")
+    switch = ChatTemplate("{{ enable_thinking }}")
+    assert options_of(knows, {}, "low") == {"reasoning_effort": "low"}
+    assert options_of(knows, {"reasoning_effort": "high"}, "low") == {"reasoning_effort": "high"}
+    assert options_of(switch, {}, "none") == {"enable_thinking": False}
+    assert options_of(switch, {}, "high") == {"enable_thinking": True}
+    assert options_of(ChatTemplate("x"), {"a": 1}, None) == {"a": 1}
+    with pytest.raises(NotSupported, match="does not read it"):
+        options_of(ChatTemplate("x"), {}, "low")
+    with pytest.raises(InvalidRequest, match=r"^reasoning_effort must be one of none, minimal"):
+        options_of(knows, {}, "much")

@@ -1,0 +1,186 @@
+"""Chat with tools and reasoning, from a body to its answer: streamed deltas joined are the whole answer."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from model.chat import ChatTemplate
+from service.chat.forms import form_of
+from tests.fakes import INFO, FakeEngine, build_server, says
+from tests.service.http_api.described import faults, operation
+
+TEMPLATE = ChatTemplate(
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}\n"
+    "{% endfor %}{% if think %}<think>\n{% endif %}"
+)
+FORM = form_of("", "hermes", "think")
+NOW = {
+    "type": "function",
+    "function": {"name": "now", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}},
+}
+BODY = {"request_id": "r1", "messages": [{"role": "user", "content": "Time?"}], "tools": [NOW], "max_tokens": 500}
+CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>'
+
+STREAMED = {"$ref": "#/components/schemas/ChatCompletionChunk"}
+
+
+def server(text: str, burst: int = 1):
+    engine = FakeEngine(says(text), burst=burst, info=replace(INFO, max_model_len=1024))
+    return build_server(engine, template=TEMPLATE, form=FORM)
+
+
+def ask(text: str, burst: int = 1, **more):
+    """The whole answer, and the events of the same call streamed."""
+
+    async def calls():
+        one = server(text, burst)
+        async with one.http() as client:
+            whole = await client.post("/v1/chat/completions", json=BODY | more)
+            streamed = await client.post(
+                "/v1/chat/completions", json=BODY | more | {"stream": True, "stream_options": {"include_usage": True}}
+            )
+        lines = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
+        return whole, [json.loads(line) for line in lines if line != "[DONE]"], one
+
+    return asyncio.run(calls())
+
+
+def joined(events) -> dict:
+    """The message and the end that the deltas make, as clients put them together."""
+    message, calls, reason = {"content": "", "reasoning_content": ""}, {}, None
+    for event in events:
+        for choice in event["choices"]:
+            delta, reason = choice["delta"], choice["finish_reason"] or reason
+            assert len(delta.keys() - {"role", "reasoning"}) <= 1
+            message["content"] += delta.get("content", "")
+            message["reasoning_content"] += delta.get("reasoning_content", "")
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+            for call in delta.get("tool_calls", ()):
+                known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
+                known |= {key: call[key] for key in ("id", "type") if key in call}
+                known["name"] += call["function"].get("name", "")
+                known["arguments"] += call["function"]["arguments"]
+    return message | {"calls": [calls[index] for index in sorted(calls)], "reason": reason}
+
+
+def flat(whole) -> dict:
+    choice = whole.json()["choices"][0]
+    message = choice["message"]
+    calls = [{"id": c["id"], "type": c["type"], **c["function"]} for c in message.get("tool_calls", ())]
+    content, reasoning = message["content"] or "", message.get("reasoning_content", "")
+    return {"content": content, "reasoning_content": reasoning, "calls": calls, "reason": choice["finish_reason"]}
+
+
+TEXTS = [
+    (CALL, "", "", 1, "tool_calls"),
+    ("<think>\nLet me see.\n</think>\n\nI look.\n" + CALL + "\n" + CALL, "I look.", "Let me see.", 2, "tool_calls"),
+    ("<think>Hm.</think>Noon.", "Noon.", "Hm.", 0, "stop"),
+    ("Noon, é.", "Noon, é.", "", 0, "stop"),
+    ("a <tool_call> b", "a <tool_call> b", "", 0, "stop"),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "reasoning", "calls", "reason"), TEXTS)
+@pytest.mark.parametrize("burst", [1, 7])
+def test_streamed_deltas_joined_are_the_whole_answer(text, content, reasoning, calls, reason, burst):
+    whole, events, _ = ask(text, burst, seed=5)
+    assert whole.status_code == 200, whole.text
+    found = flat(whole)
+    assert (found["content"], found["reasoning_content"], len(found["calls"]), found["reason"]) == (
+        content,
+        reasoning,
+        calls,
+        reason,
+    )
+    assert joined(events) == found
+    assert whole.json()["usage"] == events[-1]["usage"]
+    described = operation("/v1/chat/completions")["responses"]["200"]["content"]
+    assert not faults(described["application/json"]["schema"], whole.json())
+    assert not [fault for event in events for fault in faults(STREAMED, event)]
+    for call in found["calls"]:
+        assert json.loads(call["arguments"]) == {"zone": "UTC"} and call["name"] == "now"
+    assert len({call["id"] for call in found["calls"]}) == calls
+
+
+def test_the_tokens_of_reasoning_are_counted():
+    whole, *_ = ask("<think>ab</think>cd")
+    usage = whole.json()["usage"]
+    assert usage["completion_tokens"] == len("<think>ab</think>cd") + 1
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len(">ab</think>")}
+
+
+def test_reasoning_that_the_prompt_opens_needs_no_marker():
+    whole, events, _ = ask("Hm.</think>Noon.", chat_template_kwargs={"think": True}, seed=5)
+    assert (flat(whole)["reasoning_content"], flat(whole)["content"]) == ("Hm.", "Noon.")
+    assert joined(events) == flat(whole)
+
+
+def test_without_tools_and_with_choice_none_calls_are_text():
+    for more in ({"tools": []}, {"tool_choice": "none"}):
+        whole, *_, one = ask(CALL, **more)
+        assert (flat(whole)["content"], flat(whole)["calls"], flat(whole)["reason"]) == (CALL, [], "stop")
+        assert "now;" not in bytes(one.engine.requests[0].prompt).decode()
+    whole, *_, one = ask("x")
+    assert bytes(one.engine.requests[0].prompt).decode().startswith("now;user:Time?")
+
+
+def test_without_parallel_calls_an_answer_ends_with_the_first():
+    whole, events, one = ask(CALL + "\n" + CALL + " and more", parallel_tool_calls=False, seed=5)
+    assert (len(flat(whole)["calls"]), flat(whole)["reason"]) == (1, "tool_calls")
+    assert joined(events) == flat(whole)
+    assert not one.engine.open
+
+
+def test_a_call_that_a_limit_or_a_stop_string_cuts_is_no_finished_call():
+    whole, events, _ = ask(CALL, max_tokens=50, seed=5)
+    assert flat(whole)["reason"] == "length" and joined(events) == flat(whole)
+    assert flat(whole)["calls"][0]["arguments"] == '{"zone": '
+    whole, events, _ = ask(CALL, stop=["UTC"], seed=5)
+    assert flat(whole)["reason"] == "stop" and flat(whole)["calls"][0]["arguments"] == '{"zone": "'
+    assert joined(events) == flat(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "reason"),
+    [
+        (CALL, {"stop": ["</tool_call>"]}, "tool_calls"),
+        (CALL + CALL, {"stop": ["</tool_call>"]}, "tool_calls"),
+        (CALL + "\n" + CALL[:50], {}, "stop"),
+        (CALL[:50] + "]" + CALL, {}, "stop"),
+        (CALL + "\n" + CALL[:50], {"parallel_tool_calls": False}, "tool_calls"),
+    ],
+)
+def test_an_answer_ends_with_calls_where_all_of_them_are_whole(text, more, reason):
+    whole, events, _ = ask(text, seed=5, **more)
+    assert flat(whole)["reason"] == reason and joined(events) == flat(whole)
+
+
+def test_a_stop_string_inside_a_marker_shows_no_half_of_it():
+    whole, events, _ = ask("Yes." + CALL, stop=["_call>"], seed=5)
+    assert (flat(whole)["content"], flat(whole)["reason"]) == ("Yes.", "stop")
+    assert joined(events) == flat(whole)
+
+
+def test_several_answers_keep_their_calls_apart():
+    whole, *_ = ask(CALL, n=2, seed=5)
+    ids = [choice["message"]["tool_calls"][0]["id"] for choice in whole.json()["choices"]]
+    assert len(set(ids)) == 2
+
+
+def test_token_ids_and_scores_of_held_tokens_arrive():
+    whole, events, _ = ask("<think>ab</think>cd", return_token_ids=True, logprobs=True, seed=5)
+    ids = [token for event in events for choice in event["choices"] for token in choice.get("token_ids", ())]
+    scores = [row for event in events for choice in event["choices"] for row in (choice["logprobs"] or {}).get("content", ())]
+    choice = whole.json()["choices"][0]
+    assert ids == choice["token_ids"] and scores == choice["logprobs"]["content"]
+
+
+def test_the_agent_loop_sends_calls_and_answers_back():
+    whole, *_ = ask(CALL)
+    message = whole.json()["choices"][0]["message"]
+    answer = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "noon"}
+    again, *_, one = ask("It is noon.", messages=[*BODY["messages"], message, answer])
+    assert flat(again)["content"] == "It is noon."
+    assert bytes(one.engine.requests[0].prompt).decode().endswith("tool:noon\n")

@@ -1,0 +1,358 @@
+"""Tools and reasoning in a real browser: each delta is shown, and results that a person types are sent back."""
+
+import json
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from model.chat import ChatTemplate
+from service.chat.forms import form_of
+from tests.fakes import INFO, FakeEngine, build_server, says
+from tests.service.pages import expect, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
+from tests.service.test_page_browser import HOSTILE, keywords, written
+
+TEMPLATE = ChatTemplate(
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for m in messages %}{{ m | tojson }}\n{% endfor %}{{ reasoning_effort }}"
+)
+WEATHER = {"city": "Zürich 🌍", "unit": "celsius"}
+SUM = {"a": 9007199254740993, "b": -0.5}
+THOUGHTS = "They ask for\nthe weather & a sum."
+FINAL = "It is 21 degrees."
+
+
+def call(name: str, arguments: Any) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}\n</tool_call>'
+
+
+CALLS = f"<think>\n{THOUGHTS}\n</think>\n\nI look.\n{call('get_weather', WEATHER)}\n{call('add', SUM)}"
+
+
+def then(first: str, last: str):
+    """Answers `first`, and `last` where a tool has answered."""
+    return lambda request: says(last if b'"role": "tool"' in bytes(request.prompt) else first)(request)
+
+
+def engine_of(first: str, last: str = FINAL, **more: Any) -> FakeEngine:
+    return FakeEngine(then(first, last), info=replace(INFO, max_model_len=4096, num_blocks=4096), **more)
+
+
+def app(engine: FakeEngine, template: ChatTemplate = TEMPLATE):
+    return build_server(engine, template=template, form=form_of("", "hermes", "think")).app
+
+
+def opened_chat(page, live, example: bool = True, **fields: str) -> list[dict[str, Any]]:
+    """A chat with the example's tools. Returns the bodies of the calls for chat, which grow."""
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda request: "chat" in request.url and bodies.append(json.loads(request.post_data)))
+    opened(page, live, **{"prompt": "a", "max_tokens": "900", **fields})
+    page.select_option("#mode", "chat")
+    page.click("#tools-panel > summary")
+    if example:
+        page.click("#example")
+    return bodies
+
+
+def give(page, at: int, result: str) -> None:
+    page.locator(".call textarea").nth(at).fill(result)
+    page.locator(".call button").nth(at).click()
+
+
+def texts(page, selector: str) -> list[str]:
+    return page.locator(selector).evaluate_all("all => all.map(one => one.textContent)")
+
+
+def listed(page) -> list[tuple[str, str]]:
+    """(kind, text) of the deltas in the list."""
+    return [tuple(pair) for pair in page.locator("#deltas li").evaluate_all(
+        "all => all.map(one => [one.children[0].textContent, one.children[1].textContent])"
+    )]  # fmt: skip
+
+
+@pytest.mark.parametrize("burst", [1, 5])
+def test_deltas_joined_are_the_whole_answer_wherever_they_are_shown(page, burst):
+    """The reasoning, the coloured tokens, the pieces and the lines of each call, and the list."""
+    with serving(app(engine_of(CALLS, burst=burst))) as live:
+        opened_chat(page, live)
+        finish(page)
+        kinds = listed(page)
+        pieces = page.locator(".pieces").evaluate_all("all => all.map(one => [...one.children].map(span => span.textContent))")
+        assert texts(page, "#thoughts") == [THOUGHTS]
+        assert texts(page, "#answer .scored") == [*"I look."]
+        assert page.locator("#answer").inner_text() == "I look."
+        lines = texts(page, ".call .arguments")
+        assert texts(page, ".call .head b") == ["get_weather", "add"]
+        assert texts(page, ".call .finish") == ["tool_calls"] * 2
+        assert len({*texts(page, ".call .head code")} - {""}) == 2
+        expect(page.locator("#calls-status")).to_have_text("To be answered: get_weather, add")
+        expect(page.locator("#deltas-count")).to_have_text(f"{len(kinds)}")
+    joined = ["".join(each) for each in pieces]
+    assert {kind: "".join(text for its, text in kinds if its == kind) for kind, _ in kinds} == {
+        "reasoning": THOUGHTS.replace("\n", "\\n"),
+        "content": "I look.",
+        "call": "get_weatheradd",
+        "arguments": "".join(joined),
+    }
+    assert [json.loads(text) for text in joined] == [json.loads(text) for text in lines] == [WEATHER, SUM]
+    assert min(len(each) for each in pieces) > 1
+    assert lines[1] == '{\n  "a": 9007199254740993,\n  "b": -0.5\n}'
+
+
+def test_a_call_is_shown_while_it_streams(page):
+    engine = engine_of(CALLS, held=True)
+    with serving(app(engine)) as live:
+        opened_chat(page, live)
+        page.click("#generate")
+        live.loop.call_soon_threadsafe(engine.release, CALLS.encode().index("Zürich".encode()))
+        card = page.locator(".call")
+        expect(card.locator(".pieces")).to_have_text('{"city": "')
+        expect(card).to_have_attribute("aria-busy", "true")
+        expect(page.locator("#calls-status")).to_have_text("Calling get_weather")
+        assert [card.locator("details").get_attribute("open"), card.locator(".arguments, textarea").count()] == ["", 0]
+        live.loop.call_soon_threadsafe(engine.release, 900)
+        expect(page.locator("#status")).to_have_text(f"Done: {len(CALLS.encode()) + 1} tokens, tool_calls")
+        assert texts(page, ".call[aria-busy=false] details:not([open]) summary") != []
+
+
+def test_the_list_keeps_the_last_deltas_and_counts_them_all(page):
+    text = "".join(chr(97 + i % 26) for i in range(620))
+    with serving(app(engine_of(text))) as live:
+        opened_chat(page, live)
+        finish(page)
+        kinds = listed(page)
+        assert page.locator("#deltas").evaluate("list => list.start") == 121
+        expect(page.locator("#deltas-count")).to_have_text("620, the last 500 are shown")
+        assert page.locator("#answer .scored").count() == 621
+    assert "".join(text for _, text in kinds) == text[-500:]
+
+
+def test_the_loop_by_hand_sends_the_calls_and_their_results_once_there_are_all(page):
+    """History gives the whole of it back, and the code is the request."""
+    with serving(app(engine_of(CALLS))) as live:
+        bodies = opened_chat(page, live)
+        finish(page)
+        ids = texts(page, ".call .head code")
+        expect(page.locator("#reply")).to_be_hidden()
+        give(page, 0, "21 degrees")
+        expect(page.locator("#calls-status")).to_have_text("To be answered: add")
+        expect(page.locator(".call textarea").nth(1)).to_be_focused()
+        page.keyboard.type("9007199254740992.5")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#answer .scored").nth(0)).to_have_text("I")
+        expect(page.locator("#answer")).to_contain_text(FINAL)
+        expect(page.locator("#status")).to_contain_text("Done")
+        expect(page.locator("#generate")).to_be_focused()
+        assert (page.locator(".call").count(), page.input_value("#prompt")) == (0, "")
+        assert texts(page, "#turns b") == ["You", "Model", "Result of get_weather", "Result of add"]
+        page.click("#code > summary")
+        curl, openai = written(page, "curl"), written(page, "python")
+        page.reload()
+        expect(page.locator("#facts")).to_contain_text("tokens of context")
+        page.click("#history > summary")
+        page.locator("#past button", has_text=FINAL).click()
+        page.click("#code > summary")
+        assert written(page, "curl") == curl
+        page.click("#generate")
+        expect(page.locator("#reply")).to_be_visible()
+        page.click("#reply")
+        page.fill("#prompt", "b")
+        finish(page)
+    first, second, again, last = [body["messages"] for body in bodies]
+    calls = [
+        {"id": number, "type": "function", "function": {"name": name, "arguments": json.dumps(its, ensure_ascii=False)}}
+        for number, name, its in zip(ids, ("get_weather", "add"), (WEATHER, SUM), strict=True)
+    ]
+    assert first == [{"role": "user", "content": "a"}]
+    assert second == again == [
+        *first,
+        {"role": "assistant", "content": "I look.", "reasoning_content": THOUGHTS, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": ids[0], "content": "21 degrees"},
+        {"role": "tool", "tool_call_id": ids[1], "content": "9007199254740992.5"},
+    ]  # fmt: skip
+    assert last == [*second, {"role": "assistant", "content": FINAL}, {"role": "user", "content": "b"}]
+    sent, called = json.loads(shlex.split(curl)[3]), keywords(openai, "create")
+    assert sent["messages"] == called["messages"] == second
+    assert sent["tools"] == called["tools"] == bodies[1]["tools"] == bodies[3]["tools"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says_so"), [("[{]", "tools is not JSON: "), ('{"type": "function"}', "tools must be a list"), ("null", "a list")]
+)
+def test_bad_json_is_said_beside_the_field_and_nothing_is_sent(page, typed, says_so):
+    with serving(app(engine_of(CALLS))) as live:
+        bodies = opened_chat(page, live)
+        page.fill("#tools", typed)
+        assert page.locator("#tools-error").is_hidden()
+        expect(page.locator("#tools-error")).to_contain_text(says_so)
+        page.click("#tools-panel > summary")
+        page.click("#generate")
+        expect(page.locator("#status")).to_have_text("Failed")
+        expect(page.locator("#tools-error")).to_be_visible()
+        expect(page.locator("#tools")).to_be_focused()
+        expect(page.locator("#tools")).to_have_attribute("aria-invalid", "true")
+        assert (bodies, page.locator("#error").is_hidden()) == ([], True)
+        page.fill("#tools", " ")
+        expect(page.locator("#tools-error")).to_be_hidden()
+        finish(page)
+    assert "tools" not in bodies[0]
+
+
+def test_a_request_that_is_not_sent_leaves_the_calls_to_be_answered(page):
+    with serving(app(engine_of(CALLS))) as live:
+        opened_chat(page, live)
+        finish(page)
+        tools = page.input_value("#tools")
+        page.fill("#tools", "[")
+        page.click("#generate")
+        expect(page.locator("#status")).to_have_text("Failed")
+        assert texts(page, ".call .finish") == ["tool_calls"] * 2
+        page.fill("#tools", tools)
+        give(page, 0, "")
+        give(page, 1, "")
+        expect(page.locator("#answer")).to_contain_text(FINAL)
+
+
+def test_the_servers_sentence_about_a_tool_stands_beside_the_tools(page):
+    with serving(app(engine_of(CALLS))) as live:
+        opened_chat(page, live, example=False)
+        page.fill("#tools", '[{"type": "function", "function": {"name": "two words"}}]')
+        page.click("#generate")
+        expect(page.locator("#tools-error")).to_contain_text("tools[0].function.name must be 1 to 64 letters")
+        page.fill("#tools", "")
+        finish(page)
+        expect(page.locator("#tools-error")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("param", "place"),
+    [
+        ("tool_choice.function.name", "tool_choice-error"),
+        ("reasoning_effort", "reasoning_effort-error"),
+        ("messages[2].tool_call_id", "error"),
+        (None, "error"),
+    ],
+)
+def test_an_error_stands_beside_the_field_that_it_names(page, param, place):
+    refusal = {"error": {"message": "it is so", "type": "invalid_request_error", "param": param, "code": None}}
+    with serving(app(engine_of(CALLS))) as live:
+        opened_chat(page, live)
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=refusal))
+        page.click("#generate")
+        expect(page.locator(f"#{place}")).to_have_text("it is so")
+        assert page.locator("[role=alert]:visible").count() == 1
+
+
+NAMED = {"type": "function", "function": {"name": "none"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "effort", "fields"),
+    [
+        ("auto", True, "", {}),
+        ("none", True, "low", {"tool_choice": "none", "reasoning_effort": "low"}),
+        ("required", False, "", {"tool_choice": "required", "parallel_tool_calls": False}),
+        ("function none", True, "", {"tool_choice": NAMED}),
+    ],
+)
+def test_the_fields_of_the_panel_are_those_of_the_request(page, choice, parallel, effort, fields):
+    """A function may be called as a choice is; what a schema holds keeps all its digits."""
+    schema = {"properties": {"x": {"type": "integer", "maximum": 2**63 - 1}}}
+    tools = [{"type": "function", "function": {"name": "none", "parameters": schema}}]
+    with serving(app(engine_of(FINAL))) as live:
+        bodies = opened_chat(page, live, example=False)
+        assert page.locator("#tool_choice").is_disabled()
+        page.fill("#tools", json.dumps(tools))
+        page.select_option("#tool_choice", choice)
+        page.set_checked("#parallel_tool_calls", parallel)
+        page.select_option("#reasoning_effort", effort)
+        finish(page)
+    sent = {name: value for name, value in bodies[0].items() if name.startswith(("tool", "parallel", "reasoning"))}
+    assert sent == {"tools": tools, **fields}
+
+
+def test_a_choice_of_a_function_that_is_gone_falls_back_to_auto(page):
+    with serving(app(engine_of(FINAL))) as live:
+        opened_chat(page, live)
+        assert texts(page, "#functions option") == ["get_weather", "add"]
+        page.select_option("#tool_choice", "function add")
+        page.fill("#tools", page.input_value("#tools").replace('"add"', '"plus"'))
+        assert page.input_value("#tool_choice") == "auto"
+
+
+@pytest.mark.parametrize(("template", "is_hidden"), [("{{ messages[0].content }}", True), ("{{ enable_thinking }}", False)])
+def test_effort_is_asked_for_where_the_template_reads_it(page, template, is_hidden):
+    with serving(app(engine_of(FINAL), ChatTemplate(template))) as live:
+        opened_chat(page, live, example=False)
+        assert page.locator("#reasoning_effort").is_hidden() == is_hidden
+        page.evaluate("document.getElementById('reasoning_effort').value = 'low'")
+        page.click("#generate")
+        expect(page.locator("#status")).to_contain_text("Done")
+
+
+def test_a_call_that_was_cut_cannot_be_answered_and_the_chat_goes_on_without_it(page):
+    with serving(app(engine_of(call("add", SUM)))) as live:
+        bodies = opened_chat(page, live, max_tokens="55")
+        finish(page)
+        expect(page.locator(".call")).to_contain_text("cannot be answered")
+        assert texts(page, ".call .finish") == ["length"]
+        page.click("#reply")
+        page.fill("#prompt", "b")
+        finish(page)
+    assert bodies[1]["messages"][1] == {"role": "assistant", "content": ""}
+
+
+def test_an_answer_with_calls_goes_on_from_another_token_as_a_text(page):
+    """The calls after it are gone, and the completion is not told of tools."""
+    with serving(app(engine_of(CALLS))) as live:
+        opened_chat(page, live)
+        page.select_option("#reasoning_effort", "low")
+        finish(page)
+        page.locator("#answer .scored").nth(1).click()
+        page.locator("#alternatives button").nth(2).click()
+        expect(page.locator("#status")).to_contain_text("Done")
+        assert page.locator(".call").count() == 0
+        expect(page.locator("#answer")).to_contain_text("<tool_call>")
+        expect(page.locator("#reply")).to_be_visible()
+
+
+def test_names_arguments_and_reasoning_are_text_whatever_they_hold(page):
+    arguments = {"city": HOSTILE, "unit": HOSTILE}
+    with serving(app(engine_of(f"<think>{HOSTILE}</think>{call('get_weather', arguments)}"))) as live:
+        opened_chat(page, live)
+        finish(page)
+        assert json.loads(texts(page, ".call .arguments")[0]) == arguments
+        give(page, 0, HOSTILE)
+        expect(page.locator("#answer")).to_contain_text(FINAL)
+        assert HOSTILE in texts(page, "#turns p")
+        assert page.locator("main img, main script").count() == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"a": {}, "b": [ ]}', '{"a":[1,{"b":"{\\"x\\": [,]}\\\\"}],"c":1.0e5,"d":null}', '{"a": 12345678901234567890}'],
+)
+def test_lines_of_json_differ_from_it_in_white_space_alone(page, text):
+    with serving(app(engine_of(FINAL))) as live:
+        opened_chat(page, live)
+        shown = page.evaluate("text => import('/static/calls.js').then((calls) => calls.pretty(text))", text)
+    assert shown == json.dumps(json.loads(text), indent=2).replace("100000.0", "1.0e5")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(800, "light"), (360, "dark")])
+def test_the_panel_and_the_cards_fit_and_axe_finds_nothing(page, width, scheme):
+    page.set_viewport_size({"width": width, "height": 780})
+    page.emulate_media(color_scheme=scheme)
+    with serving(app(engine_of(CALLS))) as live:
+        opened_chat(page, live, prompt="a" * 300)
+        finish(page)
+        give(page, 0, "x" * 300)
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert violations(page) == []
+        page.fill("#tools", "[" * 300)
+        expect(page.locator("#tools-error")).to_be_visible()
+        give(page, 1, "3")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert violations(page) == []

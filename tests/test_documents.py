@@ -1,0 +1,184 @@
+"""Documents tell the truth: links lead somewhere; files, functions, tests, verbs and commands that they name exist."""
+
+import ast
+import re
+import urllib.parse
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from service.cli import app
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("model", "service", "protos", "deploy", "loadtest", "tests")
+PAGES = [
+    page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *(page for room in ROOMS for page in (ROOT / room).rglob("*.md")))
+]
+each_page = pytest.mark.parametrize("page", PAGES, ids=str)
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)|(?:src|srcset|href)=\"([^\"]+)\"")
+SPAN = re.compile(r"`([^`\n]+)`")
+NAMED = re.compile(r"([\w./-]+\.(?:py|h|cpp))::([\w.]+)")
+SAMPLES = Path("model/default/README.md")
+"""Names files of the standard library."""
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|h|cpp|md|proto|yaml|json|sh)")
+
+
+@cache
+def text_of(page: Path) -> str:
+    """A page without its blocks of code between fences."""
+    return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    found: list[str] = []
+    for heading in re.findall(r"^#{1,6} (.+)$", text_of(page), re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
+        found.append(f"{plain}-{found.count(plain)}" if plain in found else plain)
+    return set(found)
+
+
+def links_of(page: Path) -> list[str]:
+    """The links of a page that lead into this tree."""
+    prose = SPAN.sub("", text_of(page))
+    found = [markdown or html for markdown, html in LINK.findall(prose)]
+    return [link for link in found if not urllib.parse.urlsplit(link).scheme]
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    """The functions, classes and methods that a file of Python defines, dotted."""
+    names: set[str] = set()
+
+    def visit(nodes: list[ast.stmt], before: str) -> None:
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(before + node.name)
+                visit(node.body, f"{before}{node.name}.")
+
+    visit(ast.parse((ROOT / path).read_text(encoding="utf-8")).body, "")
+    return names
+
+
+def defines(path: str, name: str) -> bool:
+    """Whether a file of this tree defines a name."""
+    if not (ROOT / path).is_file():
+        return False
+    if path.endswith(".py"):
+        return name in names_in(Path(path))
+    return re.search(rf"\b{re.escape(name)}\b", (ROOT / path).read_text(encoding="utf-8")) is not None
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of any level."""
+    return re.split(r"^#+ ", text_of(Path(page)).split(f"## {heading}\n")[1], flags=re.MULTILINE)[0]
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without its first two lines."""
+    lines = [line for line in section(page, heading).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def tree(page: str) -> list[str]:
+    """The lines of the tree that a page draws."""
+    return [line for line in section(page, "The tree").splitlines() if line.startswith("    ")]
+
+
+def test_there_are_pages_to_look_at():
+    assert {"README.md", "TUTORIAL.md", "model/README.md", "service/README.md", "loadtest/README.md"} <= set(map(str, PAGES))
+
+
+@each_page
+def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
+    for link in links_of(page):
+        path, _, anchor = urllib.parse.unquote(link).partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        assert not anchor or anchor in anchors_of(target.resolve().relative_to(ROOT)), f"{page}: {link}"
+
+
+def test_links_are_found_in_every_form():
+    assert {"model/README.md#families-that-are-served", "LICENSE"} - {"LICENSE"} <= set(links_of(Path("README.md")))
+    assert len([link for page in PAGES for link in links_of(page)]) > 60
+    assert LINK.findall('![a](b.png "c") <img src="d.png">') == [("b.png", ""), ("", "d.png")]
+
+
+@each_page
+def test_every_function_and_test_that_is_named_exists(page):
+    for path, name in NAMED.findall(text_of(page)):
+        assert defines(path, name), f"{page}: {path}::{name}"
+
+
+@each_page
+def test_every_path_that_is_named_exists(page):
+    if page == SAMPLES:
+        return
+    for span in SPAN.findall(text_of(page)):
+        if PATH.fullmatch(span) and not re.search("NAME|/out/", span):
+            assert any((start / span).exists() for start in (ROOT, (ROOT / page).parent)), f"{page}: {span}"
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "stations"),
+    [("model/README.md", "The way of a token", 18), ("service/README.md", "The way of a request", 14)],
+)
+def test_each_station_of_a_way_names_its_code_and_the_test_of_its_law(page, heading, stations):
+    found = rows(page, heading)
+    assert len(found) == stations
+    for *_, where, law in found:
+        code, laws = NAMED.findall(where), NAMED.findall(law)
+        assert code, where
+        assert not any(path.startswith("tests/") for path, _ in code), where
+        assert laws and all(path.startswith("tests/") and name.startswith("test_") for path, name in laws), law
+
+
+def test_the_readme_is_read_in_four_minutes():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+@pytest.mark.parametrize("page", ["README.md", "model/README.md", "service/README.md"])
+def test_every_name_in_a_tree_exists(page):
+    parents: dict[int, Path] = {}
+    for line in tree(page):
+        depth, names = (len(line) - len(line.lstrip()) - 4) // 2, re.match(r"\s+(\S+(?: \S+\.py| \S+/)*)", line)
+        assert names is not None
+        parent = parents.get(depth - 1, ROOT)
+        for name in names[1].split():
+            assert (parent / name).exists(), line
+        parents[depth] = parent / names[1].split()[0]
+
+
+@pytest.mark.parametrize("room", ["model", "service"])
+def test_every_file_of_a_package_stands_in_its_tree_or_its_folder_does(room):
+    lines = tree(f"{room}/README.md")
+    named = {word for line in lines for word in line.split("  ")[len(line) - len(line.lstrip()) >> 1].split()}
+    files = [path for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"]
+    assert len(files) > 30
+    left_out = [path for path in files if path.name not in named and f"{path.parent.name}/" not in named - {f"{room}/"}]
+    assert left_out == []
+
+
+@each_page
+def test_every_verb_that_is_named_is_in_the_makefile(page):
+    verbs = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    whole = (ROOT / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"(?:`|^ *)make ([a-z][\w-]*)", whole, re.MULTILINE)) <= verbs
+
+
+@each_page
+def test_every_command_that_is_named_is_one_of_attends(page):
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    commands |= {group.name for group in app.registered_groups}
+    whole = (ROOT / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"(?:`|^ *)attend ([a-z]+)", whole, re.MULTILINE)) <= commands
+
+
+@each_page
+def test_every_benchmark_that_is_named_exists(page):
+    whole = (ROOT / page).read_text(encoding="utf-8")
+    for what in set(re.findall(r"attend bench ([a-z_]+)\b", whole)):
+        assert (ROOT / f"loadtest/bench/{what}.py").exists(), f"{page}: {what}"
