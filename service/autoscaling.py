@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FULL, ROOMY = 0.75, 0.5
 """Replicas are added until each is at most FULL, and removed as long as the rest would be at most ROOMY. Between the two
 the number stays, so that a steady load changes nothing."""
+ROUNDING = 1e-9
+"""Taken off the load, in replicas: a sum of shares may come out a last bit above a mark that it is just at."""
 LOOK_BACK_SECONDS, UP_SECONDS, DOWN_SECONDS = 15.0, 15.0, 600.0
 """Loads are means over the first; a decision must hold for the second to add, and for the third to remove: starting a replica
 is expensive, since it loads weights and may need a node."""
@@ -55,7 +57,7 @@ def decide(readings: Sequence[Reading], running: int, target: int, least: int, m
     `running` replicas run, `target` are wanted so far. As long as one that runs is not among the readings, or none runs,
     the number does not fall.
     """
-    total = sum(map(demand, readings))
+    total = sum(map(demand, readings)) - ROUNDING
     wanted = max(math.ceil(total / FULL), min(target, math.ceil(total / ROOMY)))
     if not 0 < running <= len(readings):
         wanted = max(wanted, target)
