@@ -21,11 +21,11 @@ from model.params import (
     integer,
 )
 from model.pooling import EmbeddingRules
+from service.access.quota import Key, name_of
 from service.chat.forms import AnswerForm
 from service.chat.ids import call_id
 from service.chat.parts import Part, joined
 from service.chat.tools import NO_CALLS, Calling
-from service.quota import Key, name_of
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
@@ -285,7 +285,7 @@ class Usage:
         """Tokens of the prompts that have been answered so far."""
         return sum(self._prompts.values())
 
-    def document(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """The counts in OpenAI's words."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
         return {

@@ -23,7 +23,7 @@ FIRST = [
     "model/test_grammar.py",
     "model/engine/test_simulation.py",
     "model/net/test_experts.py",
-    "service/test_hub.py",
+    "service/runtime/test_hub.py",
     "deploy/test_container.py",
     "deploy/test_monitoring.py",
     "service/test_replaced.py",
@@ -31,7 +31,7 @@ FIRST = [
     "service/test_adapters_served.py",
     "service/test_end_to_end.py",
     "service/test_contract.py",
-    "service/test_edge.py",
+    "service/runtime/test_edge.py",
 ]
 """The files that take longest. Two workers take the next file when they are free, so that the last ones should be short."""
 

@@ -27,13 +27,13 @@ from model.errors import EngineFailed, Unavailable
 from model.pooling import EmbeddingRules, Pooling
 from model.tokenizer import Tokenizer
 from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.explain import Explaining
-from service.generation import GenerationService
+from service.generation.explain import Explaining
+from service.generation.generation import GenerationService
 from service.grpc_api.register import add_generation_service
 from service.grpc_api.servicer import GrpcMethods
 from service.http_api.app import build_app
 from service.http_api.routes import Site
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 from tests.explainer import FakeExplainer
 
 MODEL = "fake"

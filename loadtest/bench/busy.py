@@ -24,8 +24,8 @@ from model.engine.request import StepReport
 from model.grammar import GrammarSpec
 from model.params import SamplingParams, StopRules
 from model.tokenizer import Tokenizer
-from service.generation import GenerationService
-from service.metrics import Metrics
+from service.generation.generation import GenerationService
+from service.observe.metrics import Metrics
 from service.records import Command
 
 STREAMS, TOKENS, TEXT, SCHEMA = 8, 512, 1 << 20, 64 << 10

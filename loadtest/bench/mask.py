@@ -17,7 +17,7 @@ from model.params import SamplingParams
 from service.chat.forms import CALLS, AnswerForm
 from service.chat.grammars import CallGrammar
 from service.chat.parts import Tool
-from service.generation import GenerationService
+from service.generation.generation import GenerationService
 
 STREAMS = 16
 MOST_RATIO = 1.1

@@ -17,7 +17,7 @@ from loadtest.server import served
 from loadtest.stream import TOTAL, Stream
 from model.engine.request import Request
 from model.params import SamplingParams
-from service.generation import GenerationService
+from service.generation.generation import GenerationService
 
 STREAMS = 16
 

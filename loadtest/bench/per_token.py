@@ -24,11 +24,11 @@ from model.params import SamplingParams
 from model.tokenizer import Tokenizer
 from protos.attend.v1 import generation_pb2 as pb
 from service.chat.forms import form_of
-from service.generation import GenerationService
+from service.generation.generation import GenerationService
 from service.grpc_api.servicer import GrpcMethods
 from service.http_api.app import build_app
 from service.http_api.routes import Site
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 
 STREAMS, CONTEXT, TOP, SHOWN = 16, 4096, 5, 15
 PROMPT = {"prompt": "def "}

@@ -21,8 +21,8 @@ from loadtest.bench.machine import machine, threads
 from model.config import DEFAULT_MODEL
 from model.net.checkpoint import read_config
 from model.net.outliers import write_with_outliers
-from service.checkpoint import read_tokenizer
-from service.quality_cli import CONTEXT, FORMS, measure, open_forms, read_text, table
+from service.commands.quality import CONTEXT, FORMS, measure, open_forms, read_text, table
+from service.runtime.checkpoint import read_tokenizer
 from service.settings import Settings
 
 PEERS = {

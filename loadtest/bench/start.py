@@ -53,7 +53,8 @@ def start_and_stop(
     Raises StartError where it did not come up, or did not end.
     """
     port, mark = free_port(), secrets.token_hex(8)
-    command = [sys.executable, "-m", "service.cli", "serve", *flags, "--port", str(port), "--grpc-port", str(port + 100)]
+    ports = ["--port", str(port), "--grpc-port", str(port + 100)]
+    command = [sys.executable, "-m", "service.commands.cli", "serve", *flags, *ports]
     started = time.perf_counter()
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=errors, env=os.environ | {MARK: mark}, start_new_session=True)

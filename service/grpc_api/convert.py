@@ -24,8 +24,8 @@ from model.params import (
 )
 from protos.attend.v1 import generation_pb2 as pb
 from service.chat.parts import CallArguments, CallStart, Reasoning
+from service.generation.turns import turn
 from service.records import Chunk, Command, Prompt, PromptPart, whole
-from service.turns import turn
 
 SCORES = 64
 """Tokens whose log probabilities are written together, up to 21 each: less than a millisecond of work."""

@@ -3,10 +3,10 @@
 from model.errors import ContextTooLong, InvalidRequest
 from model.params import at_most
 from protos.attend.v1 import generation_pb2 as pb
-from service.embed import MOST_INPUTS, Embedded, command_of
-from service.generation import GenerationService
+from service.generation.embed import MOST_INPUTS, Embedded, command_of
+from service.generation.generation import GenerationService
+from service.generation.turns import turn
 from service.records import Command
-from service.turns import turn
 
 AT_ONCE = 8
 """Vectors that are written before the event loop has its next turn: about a millisecond of work."""

@@ -4,8 +4,8 @@ from typing import Any
 
 from model.errors import ContextTooLong, InvalidRequest
 from protos.attend.v1 import generation_pb2 as pb
-from service.explain import MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
-from service.turns import turn
+from service.generation.explain import MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
+from service.generation.turns import turn
 
 DEFAULT_TOP = 5
 AT_ONCE = 32

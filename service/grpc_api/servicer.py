@@ -18,19 +18,19 @@ from model.chat import ChatTemplate
 from model.errors import InvalidRequest, NoChatTemplate, NotSupported
 from model.params import at_most, describe
 from protos.attend.v1 import generation_pb2 as pb
-from service.aside import alone
+from service.access.keys import KeyRing
+from service.access.quota import Key, name_of
 from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.embed import embed as embed_texts
 from service.errors import INTERNAL, sentence, wire
-from service.explain import Explaining
-from service.generation import GenerationService
+from service.generation.aside import alone
+from service.generation.embed import embed as embed_texts
+from service.generation.explain import Explaining
+from service.generation.generation import GenerationService
+from service.generation.turns import turn
 from service.grpc_api import chat, embed, explain
 from service.grpc_api.convert import Request, Responses, check_sizes, to_command
-from service.keys import KeyRing
-from service.metrics import Metrics, RequestRecord
-from service.quota import Key, name_of
+from service.observe.metrics import Metrics, RequestRecord
 from service.records import REQUEST_ID, Command, Gathered
-from service.turns import turn
 
 log = logging.getLogger("attend.grpc")
 

@@ -7,12 +7,12 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.generation.turns import turn
 from service.http_api import documents, problems
 from service.http_api.limits import HeaderLimit
 from service.http_api.page import add_pages
 from service.http_api.routes import Site, build_router, guard
 from service.records import REQUEST_ID
-from service.turns import turn
 
 
 def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = (), behind_serve: bool = True) -> ASGIApp:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from model.errors import InvalidRequest
 from model.tokenizer import Tokenizer
-from service.explain import ExplainCommand, Explained, Explaining, pairs, rows
+from service.generation.explain import ExplainCommand, Explained, Explaining, pairs, rows
 from service.http_api.logprobs import finite
 from service.http_api.responses import MAYBE, Shape
 from service.http_api.schemas import List, TokenIds
@@ -178,7 +178,7 @@ class AttentionWriter:
         self._explained = explained
         self._tokenizer: Tokenizer = explaining.service.tokenizer
 
-    def document(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """The answer, as class Attention describes it."""
         told, service, explainer = self._explained, self._explaining.service, self._explaining.explainer
         count, command = len(told.tokens), told.command

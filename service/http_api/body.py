@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from model.errors import InvalidRequest
-from service.aside import alone
 from service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
+from service.generation.aside import alone
 
 T = TypeVar("T")
 

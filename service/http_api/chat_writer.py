@@ -83,7 +83,7 @@ class ChatWriter:
 
     def last_chunk(self) -> dict[str, Any]:
         """The object that a stream with include_usage ends with."""
-        return self._object("chat.completion.chunk", [], None) | {"usage": self.usage.document()}
+        return self._object("chat.completion.chunk", [], None) | {"usage": self.usage.counts()}
 
     def whole(self, answers: list[Chunk]) -> dict[str, Any]:
         """The object of a call that was not streamed."""
@@ -95,7 +95,7 @@ class ChatWriter:
             choices.append(choice)
         return (
             self._object("chat.completion", choices, answers[-1].seed)
-            | {"usage": self.usage.document()}
+            | {"usage": self.usage.counts()}
             | timing_of(self.body, answers)
         )
 

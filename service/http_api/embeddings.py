@@ -6,8 +6,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from model.errors import InvalidRequest
-from service.embed import Embedded, command_of
-from service.generation import GenerationService
+from service.generation.embed import Embedded, command_of
+from service.generation.generation import GenerationService
 from service.http_api.responses import Shape
 from service.http_api.schemas import List, TokenIds
 from service.records import Command
@@ -79,7 +79,7 @@ def to_command(body: EmbeddingsRequest, request_id: str, service: GenerationServ
     )
 
 
-def document(body: EmbeddingsRequest, embedded: Embedded, model: str) -> dict[str, Any]:
+def answer_of(body: EmbeddingsRequest, embedded: Embedded, model: str) -> dict[str, Any]:
     """The answer, as class Embeddings describes it. Its vectors are arrays: see `pieces`."""
     vectors = map(_base64, embedded.vectors) if body.encoding_format == "base64" else embedded.vectors
     return {

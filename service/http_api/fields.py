@@ -24,7 +24,7 @@ from model.params import (
     SamplingParams,
     StopRules,
 )
-from service.explain import MOST_LENS, MOST_NUMBERS, MOST_TOKENS
+from service.generation.explain import MOST_LENS, MOST_NUMBERS, MOST_TOKENS
 from service.http_api import chat_fields
 from service.http_api.attention import DEFAULT_TOP
 from service.http_api.chat import MAX_TOP_LOGPROBS, NOT_BUILT

@@ -142,12 +142,12 @@ class CompletionWriter:
 
     def last_chunk(self) -> dict[str, Any]:
         """The object that a stream with include_usage ends with."""
-        return self._object([], None) | {"usage": self.usage.document()}
+        return self._object([], None) | {"usage": self.usage.counts()}
 
     def whole(self, answers: list[Chunk]) -> dict[str, Any]:
         """The object of a call that was not streamed, of one chunk for each answer."""
         choices = [self._choice(answer) for answer in answers]
-        return self._object(choices, answers[-1].seed) | {"usage": self.usage.document()} | timing_of(self.body, answers)
+        return self._object(choices, answers[-1].seed) | {"usage": self.usage.counts()} | timing_of(self.body, answers)
 
     def _object(self, choices: list[dict[str, Any]], seed: int | None) -> dict[str, Any]:
         return {

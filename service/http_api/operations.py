@@ -18,7 +18,6 @@ from model.errors import (
     Unavailable,
 )
 from model.generation_config import NO_DEFAULTS
-from service.capacity import MAX_TOKENS, Question
 from service.errors import TooLarge, WrongMediaType
 from service.http_api import chat_responses, responses
 from service.http_api.attention import Attention, AttentionRequest
@@ -26,6 +25,7 @@ from service.http_api.chat import ChatRequest
 from service.http_api.embeddings import Embeddings, EmbeddingsRequest
 from service.http_api.schemas import CompletionRequest
 from service.http_api.tokens import DetokenizeRequest, TokenizeRequest
+from service.observe.capacity import MAX_TOKENS, Question
 
 BUG = RuntimeError("not one of ours")
 _RANGE = InvalidRequest("temperature must be a number from 0 to 2; got 3 (integer)", "temperature")

@@ -12,11 +12,12 @@ from fastapi.responses import PlainTextResponse, Response
 from model.chat import ChatTemplate
 from model.errors import NoChatTemplate, NotSupported
 from model.net.adapters import Adapter
-from service.capacity import Load, document, read_question
+from service.access.keys import KeyRing
+from service.access.quota import Key, name_of
 from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.embed import embed
-from service.explain import ExplainCommand, Explaining
-from service.generation import GenerationService
+from service.generation.embed import embed
+from service.generation.explain import ExplainCommand, Explaining
+from service.generation.generation import GenerationService
 from service.http_api import attention, chat, embeddings
 from service.http_api.body import read_json
 from service.http_api.chat_writer import ChatWriter
@@ -25,9 +26,8 @@ from service.http_api.pieces import json_response
 from service.http_api.schemas import CompletionRequest, read_completion, validated
 from service.http_api.sse import EventStream, Writer, events
 from service.http_api.tokens import add_tokens
-from service.keys import KeyRing
-from service.metrics import Metrics, RequestRecord
-from service.quota import Key, name_of
+from service.observe.capacity import Load, estimate, read_question
+from service.observe.metrics import Metrics, RequestRecord
 from service.records import Command, Gathered, Usage
 
 STALE_SECONDS = 30.0
@@ -174,7 +174,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
             request.state.request_id = record.request_id = command.request_id
             with ExitStack() as held:
                 explained = await site.explaining.explain(replace(command, key=request.state.key), record, held)
-                return json_response(attention.AttentionWriter(site.explaining, explained).document(), held)
+                return json_response(attention.AttentionWriter(site.explaining, explained).whole(), held)
 
 
 def _add_embeddings(router: APIRouter, site: Site) -> None:
@@ -195,7 +195,7 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
-            return json_response(embeddings.document(body, embedded, body.model or service.model_name), held)
+            return json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
 
 
 def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
@@ -264,7 +264,7 @@ def _add_capacity(router: APIRouter, site: Site) -> None:
         engine = site.service.engine
         own = Load(engine.info, engine.stats(), site.metrics.meter.pace())
         expected, loads = (1, [own]) if site.loads is None else await site.loads()
-        return Json(document(loads, expected, question))
+        return Json(estimate(loads, expected, question))
 
 
 def _add_operations(router: APIRouter, site: Site) -> None:

@@ -17,11 +17,11 @@ from starlette.types import Send
 
 from model.errors import AttendError
 from service.errors import sentence
+from service.generation.turns import in_turns
 from service.http_api.pieces import PIECE, pieces
 from service.http_api.problems import error_body
 from service.http_api.schemas import StreamOptions
 from service.records import Chunk, Usage
-from service.turns import in_turns
 
 log = logging.getLogger("attend.http")
 
@@ -156,7 +156,7 @@ class EventLines:
     def written(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk, each written out, in pieces."""
         self._writer.usage.add((chunk,))
-        extra = {"usage": self._writer.usage.document()} if self._continuous else self._extra
+        extra = {"usage": self._writer.usage.counts()} if self._continuous else self._extra
         for event in self._writer.events(chunk):
             yield b"data: "
             yield from pieces(event | extra)

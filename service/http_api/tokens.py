@@ -7,11 +7,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
 from model.chat import ChatTemplate
-from service.generation import GenerationService
+from service.access.quota import Key, name_of
+from service.generation.generation import GenerationService
 from service.http_api.body import read_json
 from service.http_api.pieces import json_response
 from service.http_api.schemas import TokenIds, validated
-from service.quota import Key, name_of
 
 
 class TokenizeRequest(BaseModel):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from service.runtime.supervisor import ray_environment
 from service.settings import PREFIX, Settings
-from service.supervisor import ray_environment
 from tests.deploy.manifests import DOCKERFILE, ROOT, constraint, pods, ray_env, serve
 from tests.service.server import free_port, free_ports
 
@@ -269,13 +269,13 @@ def test_image_manifests_and_serve_command_set_the_same_value_where_two_set_one(
 
 
 def test_the_image_leaves_the_data_plane_to_the_command_and_to_ray_env():
-    """service.edge wraps the program that RAY_SERVE_HAPROXY_BINARY_PATH names: the image's own would be wrapped twice."""
+    """runtime/edge.py wraps the program that RAY_SERVE_HAPROXY_BINARY_PATH names: the image's own would be wrapped twice."""
     assert not [name for name in runtime_env if name.startswith("RAY_SERVE_")]
 
 
 def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_pods_look():
     [run] = [run for run in instructions("RUN", "code") if "write_edge" in run]
-    assert "from service.edge import write_edge" in run
+    assert "from service.runtime.edge import write_edge" in run
     assert "write_edge(Path('/opt/attend/edge'))" in run
     kustomization = (ROOT / "deploy/base/rayservice/kustomization.yaml").read_text()
     assert "RAY_SERVE_HAPROXY_BINARY_PATH=/opt/attend/edge/haproxy]" in kustomization
@@ -284,7 +284,7 @@ def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_p
 def test_the_image_serves_by_itself_and_runs_any_other_command():
     assert instructions("ENTRYPOINT") == ["[]"]
     assert instructions("CMD") == ['["attend", "serve"]']
-    assert PROJECT["project"]["scripts"] == {"attend": "service.cli:main"}
+    assert PROJECT["project"]["scripts"] == {"attend": "service.commands.cli:main"}
     commands = [container["command"] for pod in pods for container in pod["initContainers"]]
     assert all(command[0] == "attend" for command in commands)
 
@@ -324,7 +324,7 @@ def ended(**variables):
     """(status, last line) of what the image runs, with these settings, standard error and output in one as in a log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     environment |= {PREFIX + name.upper(): str(value) for name, value in variables.items()}
-    command = [sys.executable, "-m", "service.cli", "serve"]
+    command = [sys.executable, "-m", "service.commands.cli", "serve"]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     )

@@ -63,7 +63,7 @@ def test_each_grpc_servicer_function_exists(function):
 
 
 def test_grpc_speaks_the_same_services_as_attend_serve():
-    assert serve["grpc_options"]["grpc_servicer_functions"] == resolve("service.driver.SERVICERS", ".")
+    assert serve["grpc_options"]["grpc_servicer_functions"] == resolve("service.runtime.driver.SERVICERS", ".")
 
 
 def test_the_builder_decides_about_gpus():

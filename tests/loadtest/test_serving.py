@@ -11,7 +11,7 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.over_http import engine_caller, speed
 from model.grammar import MAX_TEXT_BYTES, GrammarSpec
 from service.http_api.body import MAX_BYTES
-from service.metrics import Metrics
+from service.observe.metrics import Metrics
 
 TOKENS = 6
 STEPS = 32

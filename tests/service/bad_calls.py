@@ -12,11 +12,11 @@ import grpc
 
 from model.chat import ChatTemplate
 from protos.attend.v1 import generation_pb2 as pb
+from service.access.keys import KeyRing
 from service.chat.forms import form_of
 from service.errors import INTERNAL, TABLE
 from service.http_api.app import build_app
 from service.http_api.routes import Site
-from service.keys import KeyRing
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"

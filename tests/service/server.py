@@ -69,7 +69,7 @@ class Server:
         self.http, self.grpc = free_ports(2)
         self.log = log
         python = os.environ.get("ATTEND_TEST_PYTHON", sys.executable)  # `make test-clients` runs us where Attend is not
-        command = [python, "-m", "service.cli", "serve", *flags]
+        command = [python, "-m", "service.commands.cli", "serve", *flags]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.http), "--grpc-port", str(self.grpc)],

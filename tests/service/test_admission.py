@@ -15,10 +15,10 @@ from model.grammar import GrammarCompiler, GrammarSpec
 from model.params import SamplingParams, StopRules
 from model.tokenizer import Tokenizer
 from protos.attend.v1 import generation_pb2 as pb
-from service.aside import Places
+from service.access.keys import Entry, KeyRing, digest_of, write_keys
+from service.access.quota import Limits
+from service.generation.aside import Places
 from service.http_api import body
-from service.keys import Entry, KeyRing, digest_of, write_keys
-from service.quota import Limits
 from service.records import Command
 from tests.fakes import END, CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import asgi, grpc_bytes, whole_server

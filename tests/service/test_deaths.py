@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from service import edge
+from service.runtime import edge
 from tests.service.server import free_ports, wait_for
 
 FAIL_SECONDS = 5.0

@@ -209,7 +209,7 @@ def test_two_servers_never_answer_each_others_calls(server: Server, pair: Server
 
 def attend(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    command = [sys.executable, "-m", "service.cli", *arguments]
+    command = [sys.executable, "-m", "service.commands.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -168,7 +168,7 @@ def started_on_a_bad_checkpoint(folder: Path) -> subprocess.CompletedProcess[str
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
     port, grpc_port = map(str, free_ports(2))
-    command = [sys.executable, "-m", "service.cli", "serve", str(folder), "--port", port, "--grpc-port", grpc_port]
+    command = [sys.executable, "-m", "service.commands.cli", "serve", str(folder), "--port", port, "--grpc-port", grpc_port]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -12,8 +12,8 @@ from model.engine.build import fingerprint
 from model.tokenizer_files import read_facts
 from service.settings import Settings
 from tests.model.gguf_files import Type, byte_level, stored_as, write_gguf
+from tests.service.commands.test_cli import attend  # noqa: F401 - a fixture
 from tests.service.server import Server, running
-from tests.service.test_cli import attend  # noqa: F401 - a fixture
 
 PROMPT = "def fibonacci(n):"
 

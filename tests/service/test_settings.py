@@ -142,7 +142,7 @@ OF_THE_ENGINE = {
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
 def test_a_setting_of_the_engine_reaches_it():
-    from service.replica import engine_options
+    from service.runtime.replica import engine_options
 
     assert set(OF_THE_ENGINE) == EngineOptions.__dataclass_fields__.keys() & Settings.model_fields.keys()
     options = engine_options(Settings(**OF_THE_ENGINE))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from model.errors import EngineFailed, Overloaded
-from service.quota import Limits
+from service.access.quota import Limits
 from tests.fakes import END, INFO, FakeEngine, says, seeded
 from tests.wire.exchange import SECRET, Http, MakeEngine
 

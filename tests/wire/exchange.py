@@ -16,11 +16,11 @@ from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
 
 from model.chat import ChatTemplate
+from service.access.keys import Entry, KeyRing, digest_of, write_keys
+from service.access.quota import Limits
 from service.chat.forms import form_of
 from service.http_api.app import build_app
 from service.http_api.routes import Site
-from service.keys import Entry, KeyRing, digest_of, write_keys
-from service.quota import Limits
 from tests.fakes import CallContext, FakeEngine, Server, build_server, grpc_channel
 
 SECRET = "att_secret"

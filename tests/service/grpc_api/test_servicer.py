@@ -13,9 +13,9 @@ from model.engine.request import EngineStats, FinishReason
 from model.errors import EngineFailed, Overloaded, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from service.grpc_api import servicer
 from service.grpc_api.convert import Responses
-from service.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, until
 from tests.service.bad_calls import grpc_bytes
 

@@ -231,7 +231,7 @@ def test_of_several_answers_the_one_that_found_least_in_the_cache_counts_for_its
     one = writer(n=2)
     founds = [(0, 16), (1, 48), (2, 0), (3, 32)]
     one.usage.add([replace(chunk(at, "a", 1), prompt=PromptPart((), (), "", found)) for at, found in founds])
-    assert one.usage.document()["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert one.usage.counts()["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
 def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():

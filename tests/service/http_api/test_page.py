@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.access.keys import KeyRing
 from service.chat.forms import form_of
 from service.chat.prompt import EFFORTS
 from service.chat.tools import CHOICES, calling_of
@@ -18,7 +19,6 @@ from service.http_api.app import build_app
 from service.http_api.fields import NOTES
 from service.http_api.page import PAGES, STATIC
 from service.http_api.routes import Site
-from service.keys import KeyRing
 from tests.fakes import build_server
 
 ROOT = Path(__file__).parents[3]

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from model.engine.request import TokenLogprob
+from service.generation.turns import in_turns, turn
 from service.http_api import documents
 from service.http_api.pieces import PIECE, pieces
 from service.http_api.sse import EventStream
-from service.turns import in_turns, turn
 from tests.fakes import FakeEngine, Server, build_server, info
 from tests.service.http_api.described import ask
 

@@ -1,0 +1,274 @@
+"""API keys: a file of their hashes, and the ring that finds a caller's name by it.
+
+The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N}}`;
+a limit that is null or absent does not hold. A key is 256 random bits, so one round of SHA-256 cannot be searched.
+
+**Limits are per replica**: each replica counts only its own calls, so that N replicas together admit at most N times as much.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from stat import S_IMODE
+from threading import Lock
+from typing import Any
+
+from model.errors import SettingError, Unauthenticated
+from model.params import describe
+from service.access.quota import LIMITS, Clock, Key, Limits
+
+log = logging.getLogger("attend.keys")
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Names stand in messages and log lines, so they hold neither spaces nor line ends."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+SECRET_BYTES = 32
+MAX_LIMIT = 10**9
+CHECK_SECONDS = 1.0
+COMPLAIN_SECONDS = 60.0
+"""How often the log names a file that stays bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the file says of one key."""
+
+    digest: bytes
+    limits: Limits = field(default_factory=Limits)
+
+
+# The file
+
+
+def new_secret() -> str:
+    """A fresh key. It is shown once; only its `digest_of` is kept."""
+    return "att_" + secrets.token_urlsafe(SECRET_BYTES)
+
+
+def digest_of(secret: bytes) -> bytes:
+    """What is stored of a key."""
+    return hashlib.sha256(secret).digest()
+
+
+def read_limit(name: str, value: object) -> int:
+    """A limit that can be kept. Raises SettingError naming it as `name`."""
+    if type(value) is not int or not 1 <= value <= MAX_LIMIT:
+        raise SettingError(f"{name} must be an integer from 1 to {MAX_LIMIT}; got {describe(value)}")
+    return value
+
+
+def read_name(name: str) -> str:
+    """A name that a key may have, or a SettingError."""
+    if not NAME.fullmatch(name):
+        raise SettingError(f"the name of an API key must be 1 to 64 letters, digits and . _ -; got {name[:64]!r}")
+    return name
+
+
+def read_keys(text: bytes) -> dict[str, Entry]:
+    """The keys of a file's text. Raises SettingError naming the key and the field."""
+    try:
+        written = json.loads(text.decode("utf-8"), object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        # ValueError is bad JSON, bad UTF-8 and an endless number alike. Its text may quote the file, so it is not repeated.
+        raise SettingError("not JSON") from error
+    if not isinstance(written, dict):
+        raise SettingError("not a JSON object of names")
+    entries = {read_name(name): _entry(name, value) for name, value in written.items()}
+    owners: dict[bytes, str] = {}
+    for name, entry in entries.items():
+        if owners.setdefault(entry.digest, name) != name:
+            raise SettingError(f"keys {owners[entry.digest]!r} and {name!r} have the same sha256")
+    return entries
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise SettingError(f"{next(name for name in names if names.count(name) > 1)[:64]!r} is there twice")
+    return found
+
+
+def _entry(name: str, value: object) -> Entry:
+    if not isinstance(value, dict):
+        raise SettingError(f"key {name!r} must be an object with sha256 and limits")
+    unknown = sorted(value.keys() - {"sha256", *LIMITS})
+    if unknown:
+        raise SettingError(f"key {name!r} has an unknown field {unknown[0][:64]!r}")
+    digest = value.get("sha256")
+    if not isinstance(digest, str) or not SHA256.fullmatch(digest):
+        # The value is not shown: who errs here may have written the key itself.
+        raise SettingError(f"key {name!r}: sha256 must be 64 digits of 0-9 and a-f")
+    given = {limit: value[limit] for limit in LIMITS if value.get(limit) is not None}
+    return Entry(
+        bytes.fromhex(digest), Limits(**{limit: read_limit(f"key {name!r}: {limit}", n) for limit, n in given.items()})
+    )
+
+
+def load_keys(path: Path) -> dict[str, Entry]:
+    """The keys of a file. Raises SettingError naming the file."""
+    with _naming(path):
+        return read_keys(path.read_bytes())
+
+
+def write_keys(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Replace the file whole: a reader sees the old file or the new one. Owner, group and mode stay those of the old file,
+    since the server may run as another user than who edits; a new file is readable by its owner only.
+
+    Raises SettingError naming the file, also where its owner cannot be kept.
+    """
+    target = path.resolve()  # a link stays a link
+    written = {name: {"sha256": entry.digest.hex(), **asdict(entry.limits)} for name, entry in entries.items()}
+    with _naming(path):
+        handle, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # mode 0600
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                _own_as(target, handle)
+                file.write(json.dumps(written, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, target)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+
+
+def _own_as(path: Path, handle: int) -> None:
+    """Give an open file the owner, group and mode of the file at `path`, where there is one."""
+    with suppress(FileNotFoundError):
+        known, fresh = path.stat(), os.fstat(handle)
+        if (known.st_uid, known.st_gid) != (fresh.st_uid, fresh.st_gid):
+            os.fchown(handle, known.st_uid, known.st_gid)
+        os.fchmod(handle, S_IMODE(known.st_mode))
+
+
+@contextmanager
+def editing(path: Path) -> Iterator[dict[str, Entry]]:
+    """The file's keys to change, written when the block ends well; no file is no keys. Raises SettingError naming the file.
+
+    Editors wait for each other, so that none undoes what another did.
+    """
+    with _alone(path):
+        entries = load_keys(path) if path.exists() else {}
+        yield entries
+        write_keys(path, entries)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock of the file's folder; the file itself cannot carry it, because it is replaced."""
+    with _naming(path):
+        handle = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Every error of the file names it."""
+    try:
+        yield
+    except SettingError as error:
+        raise SettingError(f"the API key file {str(path)!r} cannot be used: {error}") from error
+    except OSError as error:
+        raise SettingError(f"the API key file {str(path)!r} cannot be used: {error.strerror or error}") from error
+
+
+# Who calls
+
+
+class KeyRing:
+    """The keys of a file, which may change while the server runs. Raises SettingError if the file is bad at the start.
+
+    The file is looked at no more than once a second. One that became bad leaves the last good keys in force here, but stops the
+    start of a new replica: so the log repeats it every minute, and `file_ok` is false.
+    """
+
+    def __init__(self, path: str | Path, clock: Clock = time.monotonic) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._lock = Lock()
+        self._seen: tuple[int, int, int] | None = None
+        self._complaint = ""
+        self._complains_again = 0.0
+        self._keys: dict[bytes, Key] = {}
+        try:
+            self._load()
+        except SettingError as error:
+            log.error("this replica cannot start: %s", error)
+            raise
+        self._next_look = clock() + CHECK_SECONDS
+
+    def authenticate(self, authorization: bytes | str | None) -> Key:
+        """The caller behind the value of an `Authorization: Bearer KEY` header. Raises Unauthenticated.
+
+        Takes as long for a key that is nearly right as for one that is wholly wrong.
+        """
+        self._look()
+        raw = authorization if authorization and authorization.isascii() else b""
+        scheme, _, secret = (raw.encode("ascii") if isinstance(raw, str) else raw).partition(b" ")
+        if scheme.lower() != b"bearer" or not secret:
+            raise Unauthenticated("this server needs an API key: send the header Authorization: Bearer KEY")
+        given, found = digest_of(secret), None
+        for digest, key in self._keys.items():
+            if hmac.compare_digest(digest, given):
+                found = key
+        if found is None:
+            raise Unauthenticated("the API key is not known to this server")
+        return found
+
+    @property
+    def file_ok(self) -> bool:
+        """Whether the keys in force are those of the file: a replica can start with it."""
+        self._look()
+        return not self._complaint
+
+    @property
+    def file_time(self) -> float:
+        """When the file that the keys in force were read from was last changed, in seconds since 1970."""
+        return 0.0 if self._seen is None else self._seen[0] / 1e9
+
+    def _look(self) -> None:
+        """Read the file again where it has changed."""
+        with self._lock:
+            now = self._clock()
+            if now < self._next_look:
+                return
+            self._next_look = now + CHECK_SECONDS
+            try:
+                self._load()
+                self._complaint = ""
+            except SettingError as error:
+                self._complain(str(error), now)
+
+    def _complain(self, fault: str, now: float) -> None:
+        if fault != self._complaint or now >= self._complains_again:
+            self._complaint, self._complains_again = fault, now + COMPLAIN_SECONDS
+            log.error("the keys that were read before stay in force, and no replica can start: %s", fault)
+
+    def _load(self) -> None:
+        with _naming(self.path):
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                if seen == self._seen:
+                    return
+                entries = read_keys(file.read())
+            self._seen = seen  # only of a good file: a bad one is read until it is good
+        usages = {key.name: key.usage for key in self._keys.values()}
+        # One assignment, so that a reader in another thread sees the old keys or the new ones.
+        self._keys = {entry.digest: Key(name, entry.limits, usages.get(name), self._clock) for name, entry in entries.items()}

@@ -1,0 +1,329 @@
+"""The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic_core import PydanticUndefined
+
+from model.errors import AttendError, SettingError
+from service.commands.keys import app as keys_app
+from service.settings import PREFIX, Settings, allowed, read_settings
+
+app = typer.Typer(
+    help="Serve, try, check and train decoder-only transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.add_typer(keys_app, name="keys")
+REPEATED = ("adapter",)
+"""Settings whose flag may stand several times; their values are joined by commas."""
+
+
+def main() -> None:
+    """Entry point: an error of ours ends with its sentence and status 2, without a traceback."""
+    try:
+        app(with_values(sys.argv[1:]))
+    except AttendError as error:
+        print(f"attend: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def with_values(words: Sequence[str]) -> list[str]:
+    """The command line with `true` after each flag of a yes-or-no setting that stands alone, as in `--deterministic`."""
+    alone = {f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+    found = []
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        found += [word, "true"] if word in alone and after.startswith("-") else [word]
+    return found
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag for each field of Settings, with its description, variable and default."""
+
+    def run(folder: str | None, **flags: Any) -> None:
+        joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
+        command(read_settings(joined | ({"model": folder} if folder else {})))
+
+    folder = typer.Argument(
+        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
+    )
+    parameters = [
+        inspect.Parameter(
+            "folder", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str | None, folder], default=None
+        )
+    ]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
+        about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
+        # Every flag is text: Settings reads it, as it reads the variable, and both complain in the same words.
+        option = typer.Option(f"--{name.replace('_', '-')}", help=about, show_default=False, metavar="VALUE")
+        kind = list[str] | None if name in REPEATED else str | None
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option], default=None)
+        )
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+@app.command()
+@with_settings
+def serve(settings: Settings) -> None:
+    """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
+    from service.observe import tracing
+    from service.runtime import single, supervisor
+
+    tracing.check(settings.otel_endpoint)
+    raise typer.Exit((single if settings.single else supervisor).run(settings))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest tokens; 0 means all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that reach this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw among tokens at least this likely, relative to the likeliest.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    n: Annotated[int, typer.Option(help="Number of answers.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; may be given up to 4 times.")] = None,
+    stop_token_ids: Annotated[str, typer.Option(help="Token ids to stop at, as 1,2,3.")] = "",
+    min_tokens: Annotated[int, typer.Option(help="No stop before so many tokens.")] = 0,
+    include_stop_str_in_output: Annotated[bool, typer.Option(help="Leave the stop text in.")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-text token.")] = False,
+    skip_special_tokens: Annotated[bool, typer.Option(help="Show no special tokens.")] = True,
+    prompt_token_ids: Annotated[str, typer.Option(help="The prompt as token ids, as 1,2,3.")] = "",
+    echo: Annotated[bool, typer.Option(help="Show the prompt before the answer.")] = False,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, with 0 to 5 alternatives.")] = None,
+    return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
+    adapter: Annotated[
+        str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
+    ] = None,
+    quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Colour each token by its probability.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
+) -> None:
+    """Continue a prompt in the terminal, streamed, without Ray."""
+    from service.commands import generate as offline
+
+    fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
+        prompt=offline.numbers("prompt-token-ids", prompt_token_ids) or prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        n=n,
+        stop=stop or None,
+        stop_token_ids=offline.numbers("stop-token-ids", stop_token_ids) or None,
+        min_tokens=min_tokens,
+        include_stop_str_in_output=include_stop_str_in_output,
+        ignore_eos=ignore_eos,
+        skip_special_tokens=skip_special_tokens,
+        echo=echo,
+        logprobs=logprobs,
+        return_token_ids=return_token_ids,
+    )
+    given = adapter if adapter and "=" in adapter else None
+    settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
+    fields["model"] = ",".join(settings.adapters) if given else adapter or None
+    offline.generate(settings, fields, as_json=json, show=show)
+
+
+@app.command()
+def explain(
+    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    answer: Annotated[str, typer.Option(help="What follows it.")] = "",
+    layer: Annotated[int | None, typer.Option(help="Layer to draw, from 0; default: the last that attends.")] = None,
+    head: Annotated[int | None, typer.Option(help="Query head to draw, from 0; default: the mean of all.")] = None,
+    lens: Annotated[bool, typer.Option("--lens", help="Tell what each layer would say next.")] = False,
+    model: Annotated[str | None, typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME.", metavar="DIR")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
+    ] = None,
+    quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what POST /v1/attention answers and nothing else.")] = False,
+) -> None:
+    """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
+    from service.commands.explain import show
+
+    settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
+    show(settings, text, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="Folder for the run's state and the finished checkpoint.")] = Path("run"),
+    tokens: Annotated[int, typer.Option(help="Tokens to train on, over all epochs.")] = 20_000_000,
+    context: Annotated[int, typer.Option(help="Tokens in a training sequence.")] = 1024,
+    batch: Annotated[int, typer.Option(help="Sequences in a step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate; warms up, then falls linearly to zero.")] = 3e-3,
+    original: Annotated[bool, typer.Option(help="Sinusoidal positions, post-norm, ReLU, LayerNorm, as in 2017.")] = False,
+    root: Annotated[Path | None, typer.Option(help="Folder of Python files; default: the standard library.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is one a core.")] = 0,
+) -> None:
+    """Train a model on this interpreter's standard library; goes on where it stopped."""
+    from model.train.command import run
+    from model.train.trainer import Recipe
+
+    recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
+    run(recipe, out, root, original=original, threads=threads)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(
+    context: typer.Context,
+    what: str = typer.Argument(
+        help="engine, serve, serving, arrivals, prefix, lookup, lora, family, option, quality, memory, loading, start, "
+        "scheduler, limits, gate or all; then its flags"
+    ),
+) -> None:
+    """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
+    source_tree = Path(__file__).parents[2]
+    source = source_tree / "loadtest" / "bench" / f"{what}.py"
+    if not what.isidentifier() or not source.is_file() or "\ndef main(" not in source.read_text(encoding="utf-8"):
+        raise SettingError(f"there is no benchmark {what!r} here; they come with the source tree, in loadtest/bench")
+    sys.path.insert(0, str(source_tree))
+    sys.argv = [f"attend bench {what}", *context.args]
+    importlib.import_module(f"loadtest.bench.{what}").main()
+
+
+@app.command("inspect")
+def inspect_(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Tell what a checkpoint is and what memory it takes, without loading its weights. One of the hub is downloaded.
+
+    Ends with status 2, and a sentence that says why, where it cannot be served.
+    """
+    from service.commands.inspect import show
+    from service.observe import tracing
+
+    settings = read_settings({"model": folder})
+    tracing.check(settings.otel_endpoint)
+    raise typer.Exit(show(settings, as_json=json))
+
+
+@app.command()
+def quality(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            help="Checkpoint folder, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    quantize: Annotated[str, typer.Option(help="Forms beside the model as it is, with commas between them.")] = "int8,int4",
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="UTF-8 file to read; default: Python's standard library, the files that the shipped model never saw."
+        ),
+    ] = None,
+    num_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes", help="How much of the text is read; default: about a minute a form on two slow cores.", metavar="N"
+        ),
+    ] = None,
+    outliers: Annotated[
+        float | None,
+        typer.Option(help="Put outliers of this factor into the model first, without changing its function.", metavar="FACTOR"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Tell what quantised weights cost: bits per byte of a text, KL divergence and agreement with the model as it is.
+
+    All forms are computed as they are served, and are in memory at the same time.
+    """
+    from service.commands.quality import show
+
+    settings = read_settings({"model": folder})
+    show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
+
+
+@app.command()
+def check(
+    url: Annotated[
+        str,
+        typer.Argument(help="Where the server listens for HTTP, as http://localhost:8000.", metavar="URL", show_default=False),
+    ],
+    grpc: Annotated[
+        str | None,
+        typer.Option(
+            help="Where it listens for gRPC; default: port 9000 of the URL's host; none: leave gRPC out.", metavar="HOST:PORT"
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
+
+    Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0.
+    """
+    from service.commands.check import Unreachable, run, target
+
+    probe, results, reason = target(url, grpc, key), [], None
+    show = (lambda *_: None) if json else printer()
+    try:
+        for result in run(probe):
+            results.append(result)
+            show(result.outcome, f"{result.milliseconds:.0f} ms", result.name, result.detail)
+    except Unreachable as error:
+        reason = str(error)
+        show("failed", "", "connection", reason)
+    well = reason is None and all(result.outcome != "failed" for result in results)
+    if json:
+        document = {"ok": well, "url": probe.url, "grpc": probe.grpc_target, "error": reason}
+        print(dumps(document | {"checks": [asdict(result) for result in results]}))
+    raise typer.Exit(0 if well else 1)
+
+
+def printer() -> Callable[[str, str, str, str], None]:
+    """Prints the outcome, time, name and detail of a check as a line, in colours where the terminal has them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console, colours = Console(highlight=False), {"ok": "green", "failed": "bold red", "skipped": "yellow"}
+
+    def show(outcome: str, spent: str, name: str, detail: str) -> None:
+        line = Text.assemble((f"{outcome:<7}", colours[outcome]), f" {spent:>8}  {name:<19} ", (detail, "dim"))
+        console.print(line, soft_wrap=True)
+
+    return show
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""`attend explain`: what a model does with a text, drawn in the terminal."""
+
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from model.errors import SettingError
+from service.commands.generate import serving
+from service.generation.explain import ExplainCommand, Explaining
+from service.http_api.attention import AttentionWriter
+from service.http_api.pieces import pieces
+from service.observe.metrics import Metrics
+from service.settings import Settings
+
+NUMBERED = 14
+"""Weights of at most so many tokens are shown as numbers, of more as shades."""
+SHADES = " ░▒▓█"
+LINKS = 8
+TOKENS = 40
+"""Tokens that are drawn at most."""
+
+
+def show(settings: Settings, text: str, *, answer: str, layer: int | None, head: int | None, lens: bool, as_json: bool) -> None:
+    """Explain a text. Without `layer` the last one that attends is drawn, without `head` the mean of all heads.
+
+    With `as_json` the answer of POST /v1/attention is printed and nothing else.
+    """
+    with serving(settings) as (engine, service):
+        assert engine.explainer is not None
+        explaining = Explaining(service, engine.explainer)
+        if layer is None and not as_json:
+            layer = engine.explainer.last_attention
+        command = ExplainCommand(
+            prompt=text,
+            answer=answer,
+            layers=None if layer is None else (layer,),
+            heads=None if head is None else (head,),
+            logit_lens=1 if lens else 0,
+            request_id="offline",
+        )
+        record = Metrics(engine, service.model_name).open("http", "/v1/attention")
+        told = asyncio.run(explaining.explain(command, record, ExitStack()))
+        written = b"".join(pieces(AttentionWriter(explaining, told).whole()))
+    if as_json:
+        sys.stdout.write(written.decode() + "\n")
+    else:
+        draw(json.loads(written), Console(highlight=False))
+
+
+def draw(found: dict[str, Any], console: Console) -> None:
+    """The table of queries and keys, its strongest links, and the likeliest token at each place."""
+    names = [visible(token["token"]) for token in found["tokens"]]
+    if len(names) > TOKENS:
+        raise SettingError(f"a terminal shows at most {TOKENS} tokens; the text has {len(names)}: --json tells all")
+    for layer in found["layers"]:
+        if layer["kind"] == "state":
+            console.print(f"Layer {layer['layer']} keeps a state in place of keys and values: it has no weights to show.\n")
+            continue
+        weights = mean([head["weights"] for head in layer["heads"]])
+        heads = [head["head"] for head in layer["heads"]]
+        which = f"head {heads[0]}" if len(heads) == 1 else f"the mean of its {len(heads)} heads"
+        console.print(
+            Text(f"Layer {layer['layer']} of 0 to {found['num_layers'] - 1}, {which}. Each row asks; each column answers.\n")
+        )
+        console.print(numbers(names, weights) if len(names) <= NUMBERED else shades(names, weights))
+        console.print(Text("\nStrongest links between two tokens:"))
+        for weight, query, key in links(weights):
+            console.print(Text(f"  {weight:4.0%}  {names[query]} ({query}) -> {names[key]} ({key})"))
+    console.print()
+    console.print(expected(found, names))
+    for layer in found.get("logit_lens", ()):
+        guess = layer["guesses"][-1][0]
+        line = f"after layer {layer['layer']:>2} the next token would be {visible(guess['token'])}"
+        console.print(Text(f"{line}, {probability(guess['logprob'])}"))
+
+
+def mean(heads: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """The mean over heads of rows of weights."""
+    return [[sum(values) / len(heads) for values in zip(*rows, strict=True)] for rows in zip(*heads, strict=True)]
+
+
+def links(weights: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """The largest weights between two different tokens: (weight, query, key), the strongest first."""
+    pairs = [(weight, query, key) for query, row in enumerate(weights) for key, weight in enumerate(row) if key != query]
+    return sorted(pairs, key=lambda pair: (-pair[0], pair[1:]))[:LINKS]
+
+
+def numbers(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
+    """The weights in percent."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(Text("query"))
+    for name in names:
+        table.add_column(Text(name), justify="right", overflow="ellipsis", max_width=8)
+    for name, row in zip(names, weights, strict=True):
+        cells = [
+            Text(f"{weight * 100:.0f}", "bold" if weight >= max(row) else "" if weight >= 0.1 else "dim") for weight in row
+        ]
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def shades(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
+    """One sign for each weight, the darker the larger."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, row in zip(names, weights, strict=True):
+        signs = "".join(SHADES[min(len(SHADES) - 1, int(weight * len(SHADES) + 0.5))] * 2 for weight in row)
+        table.add_row(Text(name), Text(signs))
+    return table
+
+
+def expected(found: dict[str, Any], names: Sequence[str]) -> Table:
+    """The probability of each token, the entropy of its place, and the likeliest token there."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("place", "token", "probability", "entropy", "likeliest"):
+        table.add_column(title, justify="right" if title in ("place", "probability", "entropy") else "left")
+    places = [*found["tokens"], found["next"]]
+    for at, (name, place) in enumerate(zip([*names, "(next)"], places, strict=True)):
+        if place["entropy"] is None:
+            table.add_row(str(at), Text(name), "", "", "")
+            continue
+        own = probability(place["logprob"]) if "logprob" in place else ""
+        best = ", ".join(f"{visible(one['token'])} {probability(one['logprob'])}" for one in place["top_logprobs"][:3])
+        table.add_row(str(at), Text(name), own, f"{place['entropy']:.2f} nats", Text(best))
+    return table
+
+
+def probability(logprob: float) -> str:
+    """In percent."""
+    return f"{math.exp(logprob):.1%}"
+
+
+def visible(token: str) -> str:
+    """A token on one line, with a sign for each space."""
+    return json.dumps(token, ensure_ascii=False)[1:-1].replace(" ", "␣")

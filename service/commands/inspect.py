@@ -1,0 +1,153 @@
+"""`attend inspect`: what a checkpoint is and what memory serving it takes, without reading its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.chat import ChatTemplate
+from model.config import MemoryGroup, ModelConfig
+from model.engine.build import DTYPES, EngineOptions, size_engine
+from model.errors import CheckpointError
+from model.net.checkpoint import formed, inspect, open_weights
+from model.net.quantised import count_bytes
+from service.runtime import hub
+from service.runtime.checkpoint import read_tokenizer
+from service.settings import HUB, Settings
+
+GIB = 1 << 30
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
+    config, net = inspect(folder), formed(folder)
+    return {
+        "supported": True,
+        "folder": str(folder),
+        **_shape(config),
+        "parameters": net.num_parameters,
+        **_on_disk(folder),
+        "memory": {name: _memory(config, count_bytes(net, dtype), dtype) for name, dtype in DTYPES.items()},
+        "kv_int8": _cache(config, torch.int8),
+        "tokenizer": _tokenizer(folder, config),
+        "chat_template": ChatTemplate.load(folder) is not None,
+    }
+
+
+def show(settings: Settings, *, as_json: bool) -> int:
+    """Print the facts for a person, or as one JSON object. With JSON, what cannot be served is an object too, and status 2."""
+    try:
+        settings = hub.with_folder(settings)
+        found = facts(settings.folder)
+    except CheckpointError as error:
+        if not as_json:
+            raise
+        place = settings.model if settings.model.startswith(HUB) else str(settings.folder)
+        print(json.dumps({"supported": False, "folder": place, "error": str(error)}))
+        return 2
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name:<15} {text}" for name, text in lines(found)))
+    return 0
+
+
+def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts in words."""
+    mlp, tokenizer, weights = found["mlp"], found["tokenizer"], found["weights"]
+    kind, size = ("gated " if mlp["gated"] else "") + mlp["activation"], mlp["size"]
+    heads = f"{found['num_heads']} heads of {found['head_size']}, {found['num_kv_heads']} for keys and values"
+    layers = f"{found['num_layers']} of size {found['hidden_size']}; {heads}; {kind} MLP of {size}; {found['norm']}"
+    ends = ", ".join(map(repr, tokenizer["eos_tokens"])) or "none"
+    special = f"starts with {tokenizer['bos_token']!r}, ends with {ends}"
+    count = "1 file" if weights["files"] == 1 else f"{weights['files']} files"
+    rows = [
+        ("checkpoint", found["folder"]),
+        ("family", found["family"]),
+        ("layers", layers),
+        (
+            "vocabulary",
+            f"{found['vocab_size']} tokens; " + ("head tied to the embedding" if found["tied_head"] else "own head"),
+        ),
+        ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
+        *([("quantised", found["format"])] if found["format"] else []),
+        ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
+        ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
+    ]
+    for name, memory in found["memory"].items():
+        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}"))
+    rows.append(("kv_dtype int8", _in_words(found["kv_int8"])))
+    return rows
+
+
+def _in_words(cache: dict[str, int]) -> str:
+    each, past = cache["kv_bytes_per_token"], cache["kv_bytes_per_token_past_windows"]
+    parts = [f"KV cache {_size(each)} a token"]
+    if past < each:
+        parts[-1] += f", {_size(past)} once it is out of the windows' sight"
+    if cache["state_bytes"]:
+        parts.append(f"states {_size(cache['state_bytes'])} a request")
+    parts.append(f"a cache of 1 GiB holds {cache['kv_tokens_in_gib']:,} tokens, of {cache['requests_in_gib']} requests at most")
+    return "; ".join(parts)
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    names = ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "vocab_size", "norm", "positions")
+    return {name: getattr(config, name) for name in names} | {
+        "mlp": {"size": config.mlp_size, "activation": config.activation, "gated": config.gated_mlp},
+        "tied_head": config.tied_head,
+        "max_model_len": config.default_context,
+    }
+
+
+def _on_disk(folder: Path) -> dict[str, Any]:
+    """The files that hold weights, in what, and how they are quantised."""
+    with open_weights(folder) as weights:
+        files = {"files": len(weights.files), "bytes": weights.size, "dtypes": sorted(weights.dtypes())}
+        return {"weights": files, "format": weights.title}
+
+
+def _memory(config: ModelConfig, weights: int, dtype: torch.dtype) -> dict[str, int]:
+    """What a server with the default settings takes, in bytes, and what it holds in a cache of one GiB. `weights`: bytes."""
+    return {"weights_bytes": weights, **_cache(config, dtype)}
+
+
+def _cache(config: ModelConfig, held: torch.dtype) -> dict[str, int]:
+    size = held.itemsize
+    sized = size_engine(config, held, "cpu", EngineOptions(kv_cache_memory=GIB))
+    return {
+        "kv_bytes_per_token": config.kv_bytes_per_token(size),
+        "kv_bytes_per_token_past_windows": sum(config.block_bytes(group, 1, size) for group in _keeping_all(config)),
+        "state_bytes": config.state_bytes,
+        "kv_tokens_in_gib": sized.num_blocks * sized.block_size,
+        "requests_in_gib": sized.max_batch_requests,
+    }
+
+
+def _keeping_all(config: ModelConfig) -> list[MemoryGroup]:
+    """The groups of layers that keep the keys and values of every token."""
+    context = config.default_context
+    return [group for group in config.memory_groups if not group.has_state and (group.window or context) >= context]
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> dict[str, Any]:
+    tokenizer = read_tokenizer(folder, config.vocab_size)
+    start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return {
+        "kind": type(tokenizer.raw.model).__name__,
+        "size": tokenizer.size,
+        "bos_token": None if start is None else tokenizer.raw.id_to_token(start),
+        "eos_tokens": [tokenizer.raw.id_to_token(token) for token in config.eos_token_ids],
+    }
+
+
+def _size(count: float) -> str:
+    """Bytes in words: 24.0 MiB."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

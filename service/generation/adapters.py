@@ -1,0 +1,140 @@
+"""The LoRA adapters that callers can name: those of the setting `adapter`, and those in a folder that is watched.
+
+The folder is the same for all replicas: each reads it once a second. A folder in it is an adapter under its own name. A removed
+adapter is no longer found; calls that have it keep it to their end. A bad adapter is not served, and the log gives the reason.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from model.errors import AttendError, SettingError
+from model.net.adapters import Adapter
+from service.access.keys import COMPLAIN_SECONDS
+
+log = logging.getLogger("attend.adapters")
+
+CHECK_SECONDS = 1.0
+Seen = tuple[tuple[str, int, int, int], ...]
+"""(name, mtime, size, inode) of the files of an adapter folder."""
+
+
+class Reader(Protocol):
+    """Reads an adapter from a folder: `model.engine.adapters.Adapters`."""
+
+    def read(self, folder: Path) -> Adapter:
+        """Raises CheckpointError."""
+        ...
+
+
+class Shelf:
+    """Adapters by the names that callers write in `model`."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        fixed: Mapping[str, Path],
+        folder: Path | None = None,
+        *,
+        most: int,
+        taken: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Loads all of them. Raises CheckpointError or SettingError where one of `fixed`, or the folder itself, cannot be read.
+
+        `most`: adapters at a time. `taken`: the model's name, which no adapter may have.
+        """
+        self._reader, self._folder, self._most, self._taken, self._clock = reader, folder, most, taken, clock
+        self._fixed: dict[str, Adapter] = {}
+        self._found: dict[str, tuple[Seen, Adapter]] = {}
+        self._bad: dict[str, tuple[Seen, str]] = {}
+        self._complaints: dict[str, tuple[str, float]] = {}
+        self._stopping = threading.Event()
+        if len(fixed) > most:
+            raise SettingError(f"adapter names {len(fixed)} adapters, but max_adapters is {most}")
+        for name, place in fixed.items():
+            self._fixed[name] = self._loaded(name, place)
+        self._adapters: Mapping[str, Adapter] = self._fixed
+        if folder is not None and not folder.is_dir():
+            raise SettingError(f"adapters_folder is {str(folder)!r}, which is not a folder")
+        self.look()
+
+    @property
+    def names(self) -> list[str]:
+        """The names that are served now."""
+        return list(self._adapters)
+
+    def get(self, name: str) -> Adapter | None:
+        """The adapter of this name; None where there is none. The caller may keep it after it is removed from here."""
+        return self._adapters.get(name)
+
+    def look(self) -> None:
+        """Load new and changed adapters of the folder, and drop removed ones."""
+        now = self._clock()
+        try:
+            faults = self._looked()
+        except OSError as error:  # a folder went while it was looked at
+            faults = {"": f"{error.filename} cannot be read: {error.strerror}"}
+        for name, fault in faults.items():
+            said, again = self._complaints.get(name, ("", 0.0))
+            if fault != said or now >= again:
+                log.error("the adapter %r is not loaded: %s", name, fault)
+                self._complaints[name] = (fault, now + COMPLAIN_SECONDS)
+        self._complaints = {name: each for name, each in self._complaints.items() if name in faults}
+
+    def follow(self) -> None:
+        """Read the folder once a second, on a thread, until `close`."""
+        if self._folder is not None:
+            threading.Thread(target=self._follow, name="attend-adapters", daemon=True).start()
+
+    def close(self) -> None:
+        """End that thread."""
+        self._stopping.set()
+
+    def _follow(self) -> None:
+        while not self._stopping.wait(CHECK_SECONDS):
+            try:
+                self.look()
+            except Exception:  # an error of any kind must not end the thread
+                log.exception("looking at the folder of adapters failed")
+
+    def _looked(self) -> dict[str, str]:
+        """Load the adapters of the folder; returns the errors, by name."""
+        found: dict[str, tuple[Seen, Adapter]] = {}
+        bad: dict[str, tuple[Seen, str]] = {}
+        faults: dict[str, str] = {}
+        for name, place, seen in self._candidates():
+            if len(self._fixed) + len(found) >= self._most:
+                faults[name] = f"max_adapters is {self._most}"
+            elif name in self._found and self._found[name][0] == seen:
+                found[name] = self._found[name]
+            elif name in self._bad and self._bad[name][0] == seen:
+                bad[name] = self._bad[name]
+            else:
+                try:
+                    found[name] = (seen, self._loaded(name, place))
+                    log.info("the adapter %r is served", name)
+                except (AttendError, MemoryError) as error:  # any other would end the thread that looks
+                    bad[name] = (seen, str(error) or "it does not fit into memory")
+        for name in self._found.keys() - found.keys():
+            log.info("the adapter %r is no longer served", name)
+        self._found, self._bad = found, bad
+        self._adapters = self._fixed | {name: adapter for name, (_, adapter) in found.items()}  # one assignment: others read
+        return faults | {name: fault for name, (_, fault) in bad.items()}
+
+    def _candidates(self) -> Iterator[tuple[str, Path, Seen]]:
+        """Folders that are there; names that begin with a dot are being written."""
+        if self._folder is None:
+            return
+        for place in sorted(self._folder.iterdir()):
+            if place.is_dir() and not place.name.startswith("."):
+                stats = [(path.name, path.stat()) for path in sorted(place.iterdir())]
+                yield place.name, place, tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
+
+    def _loaded(self, name: str, place: Path) -> Adapter:
+        if name == self._taken or (name in self._fixed):
+            raise SettingError(f"another has the name {name!r}")
+        return self._reader.read(place)

@@ -1,0 +1,141 @@
+"""One answer while it is made: its text, its parts, its number of tokens and its end, from the engine's outputs."""
+
+from dataclasses import dataclass, field
+
+from model.engine.request import FinishReason, Output, Request
+from model.errors import InvalidRequest
+from model.params import StopRules
+from service.chat.parser import AnswerParser
+from service.chat.parts import CallStart, Content, Part, joined
+from service.generation.text import TextStream
+from service.records import Chunk, PromptPart
+
+
+@dataclass(slots=True)
+class Answer:
+    """Answer `index` of a call, and the engine request that makes it."""
+
+    index: int
+    request: Request
+    stops: StopRules
+    text: TextStream
+    eos_token_ids: tuple[int, ...]
+    echo: str = ""
+    """The prompt's text, where the answer is to begin with it."""
+    parser: AnswerParser | None = None
+    """What splits the text; None where it is text alone."""
+    max_calls: int | None = None
+    """Tool calls after which the answer ends, where it goes on to another one."""
+    num_tokens: int = field(init=False, default=0)
+    num_reasoning_tokens: int = field(init=False, default=0)
+    finish_reason: FinishReason | None = field(init=False, default=None)
+    begun: bool = field(init=False, default=False)
+
+    def resume(self) -> None:
+        """Take in the tokens that the caller has already: their text was shown; what they held back is held back again."""
+        for token in self.request.output:
+            piece, hit = self.text.push(token)
+            if hit is not None or token in self.request.stop_token_ids:
+                raise InvalidRequest("resume_token_ids holds an answer that has ended already", "resume_token_ids")
+            self._read(piece)
+        self.num_tokens = len(self.request.output)
+
+    def take(self, output: Output) -> Chunk:
+        """The chunk that an output makes. A stop string ends the answer, whatever else the output holds."""
+        shown: list[Part] = []
+        for count, token in enumerate(output.token_ids if output.finish_reason is None else self._texts(output), start=1):
+            piece, hit = self.text.push(token)
+            shown += self._read(piece)
+            if hit is not None:
+                return self._chunk(output, shown + self._rest(FinishReason.STOP, hit), count, FinishReason.STOP, hit)
+            if self._has_enough:
+                return self._chunk(output, shown, count, FinishReason.STOP, None)
+        if output.finish_reason is None:
+            return self._chunk(output, shown, len(output.token_ids), None, None)
+        piece, hit = self.text.finish()
+        reason = output.finish_reason if hit is None else FinishReason.STOP
+        shown += self._read(piece, counted=False) + self._rest(reason, hit)
+        return self._chunk(output, shown, len(output.token_ids), reason, self._stop_token(output) if hit is None else hit)
+
+    def _read(self, piece: str, *, counted: bool = True) -> list[Part]:
+        """The parts that a token's text settles. The token is one of reasoning where that goes on before it, or after it."""
+        if self.parser is None:
+            return [Content(piece)] if piece else []
+        before = self.parser.in_reasoning
+        parts = self.parser.feed(piece)
+        self.num_reasoning_tokens += counted and (before or self.parser.in_reasoning)
+        return parts
+
+    def _rest(self, reason: FinishReason, hit: str | None) -> list[Part]:
+        """The last parts."""
+        if self.parser is None:
+            return []
+        cut = hit if hit is not None and not self.stops.include_stop else ""
+        return self.parser.finish(complete=reason is FinishReason.STOP, cut=cut)
+
+    @property
+    def _has_enough(self) -> bool:
+        return self.parser is not None and self.max_calls is not None and self.parser.num_calls > self.max_calls
+
+    @property
+    def _has_calls(self) -> bool:
+        """Whether there are calls, and all that are shown are whole."""
+        if self.parser is None:
+            return False
+        return self.parser.num_whole >= min(self.parser.num_calls, self.max_calls or self.parser.num_calls) > 0
+
+    def _texts(self, output: Output) -> tuple[int, ...]:
+        """The tokens of a last output that are text. A stop token counts and has an id, but shows no text."""
+        hidden = self._stopped_by_token(output) and not self.stops.include_stop
+        return output.token_ids[:-1] if hidden else output.token_ids
+
+    def _stopped_by_token(self, output: Output) -> bool:
+        """A grammar stops after a token that is text, and a drain after none."""
+        if output.finish_reason is not FinishReason.STOP or not output.token_ids:
+            return False
+        return output.token_ids[-1] in self.request.stop_token_ids
+
+    def _stop_token(self, output: Output) -> int | None:
+        by_token = self._stopped_by_token(output) and output.token_ids[-1] not in self.eos_token_ids
+        return output.token_ids[-1] if by_token else None
+
+    def _chunk(
+        self, output: Output, parts: list[Part], count: int, reason: FinishReason | None, stop: str | int | None
+    ) -> Chunk:
+        """A chunk of the first `count` tokens of an output."""
+        self.num_tokens += count
+        self.finish_reason = reason
+        request, prompt = self.request, None
+        if not self.begun:
+            prompt = PromptPart(tuple(request.prompt), output.prompt_logprobs, self.echo, request.num_cached, output.hidden)
+            self.begun = True
+        parts = self._allowed(parts)
+        return Chunk(
+            index=self.index,
+            text="".join(part.text for part in parts if isinstance(part, Content)),
+            token_ids=output.token_ids[:count],
+            num_tokens=self.num_tokens,
+            num_prompt_tokens=len(request.prompt),
+            seed=request.seed,
+            finish_reason=reason,
+            stop=stop,
+            logprobs=output.logprobs[:count],
+            prompt=prompt,
+            times=output.times,
+            parts=self._told(parts),
+            has_calls=self._has_calls,
+            num_reasoning_tokens=self.num_reasoning_tokens,
+        )
+
+    def _allowed(self, parts: list[Part]) -> list[Part]:
+        """The parts before a call that is one too many."""
+        if not self._has_enough:
+            return parts
+        extra = (at for at, part in enumerate(parts) if isinstance(part, CallStart) and part.index == self.max_calls)
+        return parts[: next(extra, len(parts))]
+
+    def _told(self, parts: list[Part]) -> tuple[Part, ...] | None:
+        """The parts, where the text does not tell them."""
+        if self.parser is None or (parts and all(isinstance(part, Content) for part in parts)):
+            return None
+        return tuple(joined(parts))

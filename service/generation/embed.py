@@ -1,0 +1,81 @@
+"""Texts as vectors: POST /v1/embeddings and gRPC Embed. A text is a request to the engine that draws no token.
+
+The vectors have length 1, whether or not the checkpoint's files list a Normalize: so have OpenAI's.
+"""
+
+from array import array
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model.errors import InvalidRequest
+from model.net.adapters import Adapter
+from model.params import MAX_CHOICES_TIMES_PROMPTS, StopRules, integer
+from service.generation.generation import GenerationService
+from service.observe.metrics import RequestRecord
+from service.records import Command
+
+MOST_INPUTS = MAX_CHOICES_TIMES_PROMPTS
+SMALLEST = 1e-12
+"""A vector that is shorter is left so: there is no direction in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vectors of a call's texts, in their order."""
+
+    vectors: list[Any]
+    """Each an array of float32 with length 1."""
+    num_tokens: int
+    """Of all texts."""
+
+
+def command_of(
+    service: GenerationService,
+    inputs: Sequence[str | tuple[int, ...]],
+    dimensions: int | None,
+    **fields: Any,
+) -> Command:
+    """A command that asks for embeddings, with these `fields` of its own. Raises InvalidRequest with the field named.
+
+    Whether the model makes embeddings is asked when all else is known to be right, as of a text's length.
+    """
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        raise InvalidRequest(f"input must hold 1 to {MOST_INPUTS} texts; got {len(inputs)}", "input")
+    if dimensions is not None:
+        integer("dimensions", dimensions, 1, service.engine.info.hidden_size)
+    return Command(prompts=tuple(inputs), stops=StopRules(max_tokens=0), embedding=service.embedding, **fields)
+
+
+async def embed(
+    service: GenerationService,
+    command: Command,
+    dimensions: int | None,
+    record: RequestRecord,
+    held: ExitStack,
+    *,
+    adapter: Adapter | None,
+) -> Embedded:
+    """The vectors of the command's texts: their first `dimensions` numbers, or all. Raises an AttendError.
+
+    They hold their places among those of all calls until `held` is closed.
+    """
+    record.at_once = True
+    vectors: list[Any] = [None] * command.num_answers
+    num_tokens = 0
+    async for chunks in service.generate(command, record, held, adapter=adapter):
+        for chunk in chunks:
+            assert chunk.prompt is not None, "an embedding ends with its first output"
+            assert chunk.prompt.hidden is not None, "the engine has made no vector"
+            vectors[chunk.index] = unit(chunk.prompt.hidden, dimensions)
+            num_tokens += chunk.num_prompt_tokens
+    return Embedded(vectors, num_tokens)
+
+
+def unit(hidden: "array[float]", dimensions: int | None) -> Any:
+    """The first numbers of a hidden state, float32, with length 1."""
+    numbers = np.array(hidden)[:dimensions]
+    return (numbers / max(float(np.linalg.norm(numbers)), SMALLEST)).astype("<f4")

@@ -1,0 +1,235 @@
+"""What a model does with a text: POST /v1/attention and gRPC Explain.
+
+The work is done beside the engine, one text at a time, on a thread that the operating system runs only when a core is free
+(SCHED_IDLE). It is refused while requests wait for the engine.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from model.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, QueueFull, Unavailable
+from model.params import MAX_LOGPROBS, describe, integer
+from service.access.quota import Key, name_of
+from service.generation.aside import Places, TurnPool, aside, stand_back
+from service.generation.generation import GenerationService, admitted
+from service.generation.prepare import SLACK
+from service.observe.metrics import RequestRecord
+from service.records import MAX_DEADLINE_MS, check_request_id
+
+if TYPE_CHECKING:  # it imports torch, which no test of the wire needs
+    from model.explain.explainer import Explanation, Question
+
+MOST_TOKENS = 512
+"""Tokens of a text. The cost, and the size of each head's answer, grow with their square."""
+MOST_NUMBERS = 1 << 19
+"""Weights and scores in an answer: some 6 MB of JSON, 2 MiB of protobuf."""
+MOST_LENS = 5
+MOST_CALLS = 8
+"""Texts that are explained or wait for it."""
+_beside = TurnPool(1, "attend-explain", stand_back)
+
+
+class Explainer(Protocol):
+    """What computes explanations. See `model.explain.explainer`."""
+
+    num_layers: int
+    num_heads: int
+    group: int
+    """Query heads that share a key/value head."""
+
+    def explain(self, question: "Question", between: Callable[[], None]) -> "Explanation":
+        """See `model.explain.explainer.Explainer.explain`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainCommand:
+    """One text to explain: a prompt and its answer."""
+
+    prompt: str | tuple[int, ...]
+    answer: str | tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+    """Layers whose attention is in the answer; None: all."""
+    heads: tuple[int, ...] | None = None
+    """Query heads, in each of these layers; None: all."""
+    scores: bool = False
+    top_logprobs: int = 5
+    logit_lens: int = 0
+    """Guesses of each layer at each place."""
+    model: str = ""
+    request_id: str
+    key: Key | None = None
+    deadline_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_request_id(self.request_id)
+        integer("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
+        integer("logit_lens", self.logit_lens, 0, MOST_LENS)
+        if self.deadline_ms is not None:
+            integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A text's tokens, and what the model does with them."""
+
+    command: ExplainCommand
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    heads: tuple[int, ...]
+    """Query heads that are in the answer, of each layer."""
+    explanation: "Explanation"
+
+
+class Explaining:
+    """Explanations by the model that a service serves."""
+
+    def __init__(self, service: GenerationService, explainer: Explainer) -> None:
+        self.service = service
+        self.explainer = explainer
+        self._places = Places(MOST_CALLS, "texts are being explained")
+
+    async def explain(self, command: ExplainCommand, record: RequestRecord, held: ExitStack) -> Explained:
+        """The answer to one call, which is charged for the tokens of its text. Raises an AttendError.
+
+        It has a place among MOST_CALLS until `held` is closed: an answer that is being written takes some MB.
+        """
+        seconds, owner = self.service.seconds_of(command.deadline_ms), name_of(command.key)
+        with record.errors(), ExitStack() as stack:
+            lease = stack.enter_context(admitted(command.key))
+            held.enter_context(self._places.hold(owner))
+            self._check_model(command.model)
+            self._check_room()
+            try:
+                async with asyncio.timeout(seconds):
+                    prompt, answer = await aside(partial(self._tokens, command), _size(command), owner=owner)
+                    tokens = (*prompt, *answer)
+                    layers, heads = self._chosen(command, len(tokens))
+                    if lease is not None:
+                        lease.reserve(len(tokens))
+                        lease.use(len(tokens))
+                    explanation = await self._computed(command, tokens, layers, heads)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed before the text was explained") from error
+            record.computed(len(tokens))
+            return Explained(command, tokens, len(prompt), heads, explanation)
+
+    def _check_model(self, name: str) -> None:
+        if name and self.service.find(name) is not None:
+            raise NotSupported(
+                f"model: attention is told of {self.service.model_name!r} alone; {name[:128]!r} is an adapter", "model"
+            )
+
+    def _check_room(self) -> None:
+        """Refuse while requests wait: this work would use their core."""
+        engine = self.service.engine
+        if engine.draining:
+            raise Unavailable("the server is shutting down; try another replica")
+        stats, most = engine.stats(), engine.info.max_batch_requests
+        if stats.num_waiting or stats.num_running >= most:
+            raise QueueFull(f"the engine is busy: {stats.num_running} requests are running, {stats.num_waiting} are waiting")
+
+    def _tokens(self, command: ExplainCommand) -> tuple[list[int], list[int]]:
+        """The tokens of the prompt and of the answer. May run in any thread."""
+        most = min(MOST_TOKENS, self.service.engine.info.max_model_len)
+        both = (command.prompt, command.answer)
+        ids, characters = (sum(len(text) for text in both if isinstance(text, kind)) for kind in (tuple, str))
+        if ids > most:
+            raise _too_long(most, f"{ids}")
+        if characters > SLACK * most * self.service.tokenizer.longest:
+            raise _too_long(most, f"more, with {characters} characters")
+        prepare = self.service.preparation.tokens
+        prompt, answer = prepare(command.prompt), []
+        if command.answer:
+            answer = prepare(command.answer, "answer", add_special_tokens=False)
+        if len(prompt) + len(answer) > most:
+            raise _too_long(most, f"{len(prompt) + len(answer)}")
+        return prompt, answer
+
+    def _chosen(self, command: ExplainCommand, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Layers and heads. Raises InvalidRequest where the answer would be too long."""
+        layers = _numbers("layers", command.layers, self.explainer.num_layers)
+        heads = _numbers("heads", command.heads, self.explainer.num_heads)
+        each = length * (length + 1) // 2 * (2 if command.scores else 1)
+        total = each * len(layers) * len(heads)
+        if total > MOST_NUMBERS:
+            what = f"{len(layers)} layers x {len(heads)} heads x {each} numbers of a head are {total}"
+            raise InvalidRequest(
+                f"layers, heads: choose fewer; an answer holds at most {MOST_NUMBERS} numbers, and {what}", "layers"
+            )
+        return layers, heads
+
+    async def _computed(
+        self, command: ExplainCommand, tokens: tuple[int, ...], layers: tuple[int, ...], heads: tuple[int, ...]
+    ) -> "Explanation":
+        """Computed beside the event loop; stops at its next slice when the caller disconnects or the deadline passes."""
+        from model.explain.explainer import Question
+
+        question = Question(tokens, layers, heads, command.scores, command.top_logprobs, command.logit_lens)
+        left, pauses = threading.Event(), _Pauses()
+
+        def between() -> None:
+            if left.is_set():
+                raise _LeftError
+            pauses.slice_ended(rest=self.service.engine.stats().num_running > 0)
+
+        try:
+            work = partial(self.explainer.explain, question, between)
+            return await asyncio.wrap_future(_beside.submit(name_of(command.key), work))
+        finally:
+            left.set()
+
+
+class _Pauses:
+    """Rests between slices of work, each as long as the slice took of a core: beside streams they leave them the caches."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def slice_ended(self, *, rest: bool) -> None:
+        """The next slice begins when this returns."""
+        if rest and self._began is not None:
+            time.sleep(time.thread_time() - self._began)
+        self._began = time.thread_time()
+
+
+class _LeftError(Exception):
+    """The caller disconnected, or the deadline passed."""
+
+
+def _too_long(most: int, length: str) -> ContextTooLong:
+    return ContextTooLong(f"prompt: attention is told of at most {most} tokens; prompt and answer have {length}", "prompt")
+
+
+def _size(command: ExplainCommand) -> int:
+    return len(command.prompt) + len(command.answer)
+
+
+def _numbers(name: str, asked: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """Layers or heads, each from 0 to `count` - 1 and none twice."""
+    if asked is None:
+        return tuple(range(count))
+    if len(asked) > count:
+        raise InvalidRequest(f"{name} may hold at most {count} numbers; got {len(asked)}", name)
+    for number in asked:
+        if not 0 <= number < count:
+            raise InvalidRequest(f"{name} must hold integers from 0 to {count - 1}; got {describe(number)}", name)
+    if len({*asked}) < len(asked):
+        raise InvalidRequest(f"{name} must hold no number twice", name)
+    return asked
+
+
+def rows(matrix: Any) -> Iterator[Any]:
+    """The rows of a square matrix, up to the diagonal, each an array of float32."""
+    return (row[: at + 1].numpy() for at, row in enumerate(matrix))
+
+
+def pairs(tokens: Any, logprobs: Any, count: int) -> Sequence[tuple[int, float]]:
+    """The first `count` of a row of tokens with their log probabilities."""
+    return list(zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True))

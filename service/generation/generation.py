@@ -1,0 +1,243 @@
+"""The service between the transports and the engine: validate, tokenize, admit, stream, time, count."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
+from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
+from model.generation_config import NO_DEFAULTS, Defaults
+from model.net.adapters import Adapter
+from model.params import MAX_PROMPT_SCORES, token_ids
+from model.pooling import NO_EMBEDDINGS, EmbeddingRules
+from model.tokenizer import Tokenizer
+from service.access.quota import Key, Lease, name_of
+from service.generation.adapters import Shelf
+from service.generation.answer import Answer
+from service.generation.aside import Places, aside
+from service.generation.prepare import Preparation
+from service.observe.metrics import RequestRecord
+from service.records import Chunk, Command
+
+log = logging.getLogger("attend.service")
+
+SHOWN = 8
+"""Names that an error lists at most."""
+DIGITS = 16
+"""Of an adapter's SHA-256 in a fingerprint."""
+MOST_VECTORS = 1 << 24
+"""Numbers of embeddings in all calls at a time: some 200 MB of memory."""
+MOST_SCORES = 2 * MAX_PROMPT_SCORES
+"""Log probabilities of prompt tokens in all calls at a time: a GB of memory, most of it their JSON."""
+
+
+class GenerationService:
+    """One served model. `generate` is the only way to its engine."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        tokenizer: Tokenizer,
+        *,
+        model_name: str,
+        request_timeout: float = 600.0,
+        deadline_default_ms: int | None = None,
+        defaults: Defaults = NO_DEFAULTS,
+        embedding: EmbeddingRules = NO_EMBEDDINGS,
+        shelf: Shelf | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.preparation = Preparation(engine.info, tokenizer)
+        self.model_name = model_name
+        self.defaults = defaults
+        self.embedding = embedding
+        self.shelf = shelf
+        self.started_at = int(time.time())
+        self._request_timeout = request_timeout
+        self._deadline_default_ms = deadline_default_ms
+        self._clock = clock
+        most = engine.info.max_batch_requests + engine.info.max_queued_requests
+        self._preparing = Places(most, "requests are being prepared")
+        self._scores = Places(MOST_SCORES, "log probabilities of prompt tokens are being computed")
+        self._vectors = Places(MOST_VECTORS, "numbers of embeddings are being computed")
+
+    async def generate(
+        self, command: Command, record: RequestRecord, held: ExitStack | None = None, *, adapter: Adapter | None
+    ) -> AsyncGenerator[list[Chunk], None]:
+        """The answers as they are made, in lists of chunks that arrived together. Closing the iterator aborts.
+
+        `adapter` is the result of `adapter_of`, so that the fingerprint and the computation use the same one. Log probabilities
+        of prompts, and embeddings, hold their places until the end, or until `held` is closed: a caller that gathers chunks
+        keeps them longer.
+
+        Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
+        """
+        with record.outcome(), ExitStack() as stack:
+            deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
+            lease = stack.enter_context(admitted(command.key, command.num_answers, self._least(command)))
+            answers = await self._prepared(command, deadline)
+            requests = [answer.request for answer in answers.values()]
+            for request in requests:
+                request.adapter = adapter
+            if lease is not None:
+                lease.reserve(sum(request.max_total_tokens for request in requests))
+            if command.prompt_logprobs is not None:
+                each = command.prompt_logprobs + 1
+                amount = each * sum(len(request.prompt) for request in requests)
+                (stack if held is None else held).enter_context(self._scores.hold(command.owner, amount))
+            if command.embedding is not None:
+                amount = len(requests) * self.engine.info.hidden_size
+                (stack if held is None else held).enter_context(self._vectors.hold(command.owner, amount))
+            unfinished = dict(answers)
+            alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
+            try:
+                async with aclosing(self.engine.generate(requests)) as outputs:
+                    async for batch in outputs:
+                        chunks = self._advance(answers, unfinished, batch, record)
+                        if chunks:
+                            record.delivered(chunks, command.n)
+                            if lease is not None:
+                                lease.use(sum(map(_taken, chunks)))
+                            yield chunks
+                        if not unfinished:
+                            break
+            finally:
+                alarm.cancel()
+
+    def seconds_of(self, deadline_ms: int | None) -> float:
+        """How long a call may take that asks for so many milliseconds, or for none."""
+        return min(self._request_timeout, (deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
+
+    @property
+    def num_preparing(self) -> int:
+        """Calls that are being prepared: tokenized, checked, their grammars compiled."""
+        return self._preparing.taken
+
+    async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
+        """The answers to make. The deadline counts here too: a long text or a grammar must not hold a place for ever."""
+        with self._preparing.hold(command.owner):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self.preparation.answers(command)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed before the first token") from error
+
+    def _least(self, command: Command) -> int:
+        """Tokens that a call will reserve at least, as far as that is known before its texts are tokenized."""
+        most, keep = command.stops.max_tokens, command.truncate_prompt_tokens
+        if most is None:  # prompt and answer fill the context
+            return command.num_answers * self.engine.info.max_model_len
+        sizes = [len(prompt) if isinstance(prompt, tuple) else 1 for prompt in command.prompts]
+        return command.n * sum(most + min(size, keep or size) for size in sizes)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of adapters, each of which is a model to callers."""
+        return [] if self.shelf is None else self.shelf.names
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter of this name; None for the served model. Raises ModelNotFound where it is neither."""
+        adapter = None if self.shelf is None else self.shelf.get(name)
+        if adapter is None and name != self.model_name:
+            has = ", ".join(map(repr, [self.model_name, *self.adapters][:SHOWN]))
+            raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {has}")
+        return adapter
+
+    def check_model(self, name: str) -> None:
+        """Raise ModelNotFound unless `name` is the served model, one of its adapters, or empty."""
+        if name:
+            self.find(name)
+
+    def adapter_of(self, command: Command) -> Adapter | None:
+        """The adapter that a call names, as its model or by itself; None for the served model. The call keeps it to its
+        end, even if the name is removed. Raises ModelNotFound, or InvalidRequest where it names two.
+        """
+        of_model = self.find(command.model) if command.model else None
+        adapter = self.find(command.adapter) if command.adapter else of_model
+        if command.adapter and adapter is None:
+            raise ModelNotFound(f"{command.adapter[:128]!r} is the served model, and no adapter of it")
+        if of_model is not None and adapter is not of_model:
+            names = f"{command.adapter[:128]!r} and {command.model[:128]!r}"
+            raise InvalidRequest(f"adapter and model name two adapters: {names}", "adapter")
+        return adapter
+
+    def fingerprint(self, adapter: Adapter | None) -> str:
+        """Identifies the weights: the engine's fingerprint, with the beginning of the adapter's SHA-256 where there is one."""
+        own = self.engine.info.fingerprint
+        return own if adapter is None else f"{own}-{adapter.digest[:DIGITS]}"
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, key: Key | None = None) -> list[int]:
+        """Token ids of a text, made beside the event loop. Counts as an answer of `key` while it lasts."""
+        with admitted(key):
+            encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            return await aside(encode, len(text), owner=name_of(key))
+
+    async def detokenize(self, tokens: Sequence[int], name: str = "tokens", key: Key | None = None) -> str:
+        """The text of token ids, special tokens included; an error calls them `name`. Made as in `tokenize`."""
+
+        def text() -> str:
+            return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
+
+        with admitted(key):
+            return await aside(text, len(tokens), owner=name_of(key))
+
+    def _advance(
+        self, answers: dict[str, Answer], unfinished: dict[str, Answer], outputs: list[Output], record: RequestRecord
+    ) -> list[Chunk]:
+        """The chunks that engine outputs make of their answers, which leave `unfinished` at their end."""
+        chunks = []
+        for output in outputs:
+            answer = unfinished.get(output.request_id)
+            if answer is None:
+                continue  # a stop string has ended it
+            if output.error == NO_TOKEN_LEFT:
+                raise InvalidRequest(NO_TOKEN_LEFT)
+            if output.finish_reason is FinishReason.ERROR:
+                log.error("a request failed in the engine: %s", output.error)
+                raise EngineFailed("internal error")
+            if not output.token_ids and (
+                answer.request.pooling is not None or not any(other.begun for other in answers.values())
+            ):
+                self._raise_unstarted(output.finish_reason)
+            chunk = answer.take(output)
+            if chunk.finish_reason is not None:
+                chunk = self._ended(chunk, output, answer.request)
+                del unfinished[output.request_id]
+                if chunk.times is not None:
+                    record.engine_times(chunk.times)
+            chunks.append(chunk)
+        return chunks
+
+    def _ended(self, chunk: Chunk, output: Output, request: Request) -> Chunk:
+        """The last chunk of an answer, with its times."""
+        if output.finish_reason is chunk.finish_reason:
+            return chunk
+        self.engine.abort(output.request_id, FinishReason.STOP)  # a stop string, which the engine does not know
+        return replace(chunk, times=request.times(self._clock()))
+
+    def _raise_unstarted(self, reason: FinishReason | None) -> None:
+        """A call that ends before its first token is an error, not an empty answer; so is one that lacks an embedding."""
+        if reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded("the deadline passed before the first token")
+        if reason is FinishReason.ABORT:
+            raise Unavailable("the server shut down before the first token; try another replica")
+
+    def _expire(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.engine.abort(request.request_id, FinishReason.DEADLINE)
+
+
+def admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
+    """The places of a call under its key's limits, where there is a key. See `Key.admit`."""
+    return nullcontext() if key is None else key.admit(answers, tokens)
+
+
+def _taken(chunk: Chunk) -> int:
+    """Tokens that a chunk takes: each answer pays for its prompt too, with its first."""
+    return len(chunk.token_ids) if chunk.prompt is None else chunk.num_prompt_tokens + chunk.num_tokens

@@ -1,0 +1,287 @@
+"""From a command to the answers that are to be made: tokens, checks against the model, engine requests."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from model.engine.request import EngineInfo, Request, check_fits
+from model.errors import ContextTooLong, EngineFailed, InvalidRequest
+from model.grammar import GrammarCompiler, GrammarSpec
+from model.mask import CompiledGrammar, Grammar
+from model.params import MAX_PROMPT_SCORES, at_most, token_ids
+from model.pooling import EmbeddingRules
+from model.tokenizer import Tokenizer
+from service.chat.forms import ends_in_reasoning
+from service.chat.grammars import enforced
+from service.chat.parser import AnswerParser
+from service.generation.answer import Answer
+from service.generation.aside import TurnPool, alone, aside
+from service.generation.text import TextStream
+from service.records import ChatPrompt, ChatRules, Command, Prompt
+
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 1024
+"""Work that takes longer than tokenizing so many characters, a millisecond at most, runs in a thread, so that the event loop
+continues to serve streams. Other work is counted in characters too, by the time it takes."""
+IDS_A_CHARACTER = 8
+"""Token ids that are checked in the time of a character."""
+CHARACTERS_AN_ANSWER = 32
+"""Making a request and its answer."""
+CHARACTERS_A_RESUMED_TOKEN = 8
+"""Its text, and its way through a grammar."""
+COMPILES = 8
+"""Compiling a grammar takes so many times longer than tokenizing a text of its length: a tenth of a second and more."""
+_compiling = TurnPool(2, "attend-grammar")
+"""Threads of their own: each waits for a child process, and short texts would wait with them."""
+SLACK = 4
+"""A prompt with so many times more characters than its context could hold is refused before any work is done."""
+SEED_BITS = 48
+"""Server-chosen seeds survive a JSON reader that keeps numbers as doubles."""
+
+
+class _Text(NamedTuple):
+    """A prompt to tokenize."""
+
+    text: str
+    add_special_tokens: bool
+
+
+@dataclass(slots=True)
+class _Read:
+    """The texts of a command as tokens."""
+
+    prompts: list[list[int]]
+    echoes: list[str]
+    """What each answer begins with, by prompt; empty without echo."""
+    bad_words: list[list[int]]
+    ends_in_reasoning: bool = False
+    """Whether the prompt of a chat opens reasoning."""
+
+
+class Preparation:
+    """Knows the model's vocabulary and limits, and its tokenizer."""
+
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        self._most_characters = SLACK * info.max_model_len * tokenizer.longest
+
+    async def answers(self, command: Command) -> dict[str, Answer]:
+        """The answers to make, by the ids of their engine requests. Raises InvalidRequest with the field named.
+
+        Work that may take longer than a millisecond runs beside the event loop.
+        """
+        prompts = [await self._written(prompt, command) for prompt in command.prompts]
+        read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
+        spec = await self._enforced(command, is_open=read.ends_in_reasoning)
+        grammar = None if spec is None else await self.compiled(spec, command.owner)
+        if spec is not None and spec.kind != "tools":
+            read.ends_in_reasoning = False  # the form begins with the answer, and all of it is content
+        return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
+
+    async def _enforced(self, command: Command, *, is_open: bool) -> GrammarSpec | None:
+        """The grammar of the answers: the one asked for, or one with calls and reasoning in it."""
+        chat, content = command.chat, command.grammar
+        if chat is None or not command.is_formed:
+            return content
+        special = self.tokenizer.special_ids(chat.form.markers)
+        write = partial(enforced, chat.form, chat.calling, content, special, reasoning_open=is_open)
+        return await alone(write, command.owner)
+
+    async def compiled(self, spec: GrammarSpec, owner: str | None = None) -> CompiledGrammar:
+        """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
+        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, owner)
+
+    async def _written(self, prompt: Prompt, command: Command) -> _Text | tuple[int, ...]:
+        """A prompt as text or tokens. One that cannot fit is refused before any work is done."""
+        limit = self.info.max_model_len
+        if isinstance(prompt, tuple):
+            if len(prompt) > limit and command.truncate_prompt_tokens is None:
+                size = f"{limit} tokens, which a prompt of {len(prompt)} exceeds"
+                raise ContextTooLong(f"{command.field}: this model's maximum context length is {size}", command.field)
+            return prompt
+        if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
+            text = _Text(await alone(prompt.write, command.owner), add_special_tokens=False)
+        else:
+            text = _Text(prompt, add_special_tokens=True)
+        if len(text.text) > self._most_characters:
+            size = f"{limit} tokens, which {len(text.text)} characters cannot fit"
+            raise ContextTooLong(f"{command.field}: this model's maximum context length is {size}", command.field)
+        return text
+
+    def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _Read:
+        """Tokenize and check all texts and token ids of a command. May run in any thread."""
+        self._check_ids(command)
+        whole = [self._tokens(prompt, command.field) for prompt in prompts]
+        kept = [self._truncated(tokens, command) for tokens in whole]
+        if command.embedding is not None:
+            self._check_lengths(command.embedding, kept)
+        if command.prompt_logprobs is not None:
+            self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, kept)))
+        echoes = [self._echo(*each) for each in zip(prompts, whole, kept, strict=True)] if command.echo else []
+        is_open = command.chat is not None and any(ends_in_reasoning(command.chat.form, _text_of(prompt)) for prompt in prompts)
+        return _Read(kept, echoes, self._bad_words(command.decoding.bad_words), is_open)
+
+    def _made(self, command: Command, read: _Read, grammar: CompiledGrammar | None) -> dict[str, Answer]:
+        """The answers, and their engine requests. May run in any thread."""
+        given = command.sampling.seed
+        seed = secrets.randbits(SEED_BITS) if given is None else given
+        unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
+        ends, shown = self._ends(command), self._shown(command)
+        answers = {}
+        for index in range(command.num_answers):
+            place = index // command.n
+            request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
+            request.stop_token_ids, request.bad_words = ends, read.bad_words
+            check_fits(request, self.info.max_model_len)
+            request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
+            skip = command.skip_special_tokens
+            text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, shown=shown)
+            echo = read.echoes[place] if command.echo else ""
+            answer = Answer(index, request, command.stops, text, self.info.eos_token_ids, echo)
+            if command.chat is not None:
+                answer.parser = parser_of(command.chat, read.ends_in_reasoning, content_formed=command.grammar is not None)
+                answer.max_calls = None if command.chat.calling.parallel else 1
+            answer.resume()
+            answers[request.request_id] = answer
+        return answers
+
+    def _check_ids(self, command: Command) -> None:
+        size, decoding = self.info.vocab_size, command.decoding
+        at_most("allowed_token_ids", decoding.allowed_token_ids, size, "token ids, as many as the vocabulary has")
+        at_most("resume_token_ids", command.resume_token_ids, self.info.max_model_len, "token ids, as many as the context")
+        token_ids("stop_token_ids", command.stops.stop_token_ids, size)
+        token_ids("allowed_token_ids", decoding.allowed_token_ids, size)
+        token_ids("logit_bias", tuple(decoding.logit_bias), size)
+        token_ids("resume_token_ids", command.resume_token_ids, size)
+
+    def _check_scores(self, each: int, tokens: int) -> None:
+        """Refuse a call whose answer would be nothing but scores, and hundreds of MB of them."""
+        if each * tokens > MAX_PROMPT_SCORES:
+            wanted = f"prompt_logprobs may ask for at most {MAX_PROMPT_SCORES} log probabilities of prompt tokens in all"
+            raise InvalidRequest(f"{wanted}; got {each} for each of {tokens} tokens", "prompt_logprobs")
+
+    def _check_lengths(self, rules: EmbeddingRules, texts: list[list[int]]) -> None:
+        """Refuse texts where the model makes no vectors, and a text that is longer than those that it makes them of."""
+        rules.required()
+        most, longest = min(self.info.max_model_len, rules.max_tokens or self.info.max_model_len), max(map(len, texts))
+        if longest > most:
+            raise ContextTooLong(f"input: this model embeds texts of at most {most} tokens; got {longest}", "input")
+
+    def tokens(self, prompt: str | Sequence[int], name: str = "prompt", *, add_special_tokens: bool = True) -> list[int]:
+        """A text, or ids, as tokens of the model; an empty text is the start-of-text token. May run in any thread.
+
+        Raises InvalidRequest about the field `name`.
+        """
+        if not isinstance(prompt, str):
+            if not prompt:
+                raise InvalidRequest(f"{name} must hold at least one token id; got an empty list", name)
+            return list(token_ids(name, prompt, self.info.vocab_size))
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
+            raise InvalidRequest(f"{name} has the token {max(tokens)}, which this model does not know", name)
+        return tokens or self._start_of_text(name)
+
+    def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
+        if isinstance(prompt, _Text):
+            return self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens)
+        return self.tokens(prompt, name)
+
+    def _truncated(self, tokens: list[int], command: Command) -> list[int]:
+        return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]
+
+    def _echo(self, prompt: _Text | tuple[int, ...], whole: list[int], kept: list[int]) -> str:
+        if isinstance(prompt, _Text) and len(kept) == len(whole):
+            return prompt.text  # as it was given
+        return self.tokenizer.decode(kept, skip_special_tokens=False)
+
+    def _start_of_text(self, name: str) -> list[int]:
+        for token in (self.tokenizer.bos_token_id, self.info.bos_token_id, *self.info.eos_token_ids):
+            if token is not None and token < self.info.vocab_size:
+                return [token]
+        raise InvalidRequest(f"{name} is empty, and this model has no start-of-text token to begin from", name)
+
+    def _ends(self, command: Command) -> frozenset[int]:
+        """The tokens that end an answer."""
+        goes_on = command.stops.ignore_eos and not command.is_formed  # nothing follows the end of a grammar
+        return frozenset((*command.stops.stop_token_ids, *(() if goes_on else self.info.eos_token_ids)))
+
+    def _shown(self, command: Command) -> dict[int, str]:
+        """Special tokens that mark the parts of an answer."""
+        if command.chat is None:
+            return {}
+        return {token: text for text, token in self.tokenizer.special_ids(command.chat.form.markers).items()}
+
+    def _request(self, request_id: str, prompt: list[int], command: Command, seed: int, answer_index: int) -> Request:
+        stops = command.stops
+        left = max(1, self.info.max_model_len - len(prompt))
+        return Request(
+            request_id=request_id,
+            prompt=prompt,
+            max_tokens=left if stops.max_tokens is None else stops.max_tokens,
+            sampling=command.sampling,
+            seed=seed,
+            answer_index=answer_index,
+            min_tokens=stops.min_tokens,
+            decoding=command.decoding,
+            logprobs=command.logprobs,
+            prompt_logprobs=command.prompt_logprobs,
+            pooling=None if command.embedding is None else command.embedding.pooling,
+            cache_salt=command.cache_salt,
+            output=list(command.resume_token_ids),
+        )
+
+    def _bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
+        """Each word as it stands, and as it stands after a space: tokenizers join a word with the space before it."""
+        spellings = (spelling for word in words for spelling in (word, " " + word))
+        return [
+            tokens
+            for spelling in dict.fromkeys(spellings)
+            if (tokens := self.tokenizer.encode(spelling, add_special_tokens=False))
+        ]
+
+
+def _text_of(prompt: _Text | tuple[int, ...]) -> str:
+    return prompt.text if isinstance(prompt, _Text) else ""
+
+
+def parser_of(chat: ChatRules, ends_in_reasoning: bool, *, content_formed: bool) -> AnswerParser | None:
+    """What splits an answer; None where there is nothing to split."""
+    if chat.form.reasoning is None and not chat.form.has_channels and not chat.calling.tools:
+        return None
+    return AnswerParser(chat.form, chat.calling.tools, reasoning_open=ends_in_reasoning, content_formed=content_formed)
+
+
+async def _run(work: Callable[[], T], size: int, owner: str | None) -> T:
+    """The result of `work`, made here where it takes no longer than INLINE_CHARACTERS."""
+    return work() if size <= INLINE_CHARACTERS else await aside(work, size, owner=owner)
+
+
+def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:
+    """How long `Preparation._read` takes, in characters."""
+    decoding, texts = command.decoding, sum(len(prompt.text) for prompt in prompts if isinstance(prompt, _Text))
+    of_prompts = sum(len(prompt) for prompt in prompts if not isinstance(prompt, _Text))
+    others = len(decoding.allowed_token_ids) + len(command.resume_token_ids) + len(command.stops.stop_token_ids)
+    ids = others + len(decoding.logit_bias) + of_prompts * (IDS_A_CHARACTER if command.echo else 1)
+    return texts + ids // IDS_A_CHARACTER + 2 * sum(map(len, decoding.bad_words)) + CHARACTERS_AN_ANSWER * len(prompts)
+
+
+def _making(command: Command) -> int:
+    """How long `Preparation._made` takes, in characters."""
+    resumed = CHARACTERS_A_RESUMED_TOKEN * len(command.resume_token_ids)
+    return CHARACTERS_AN_ANSWER * command.num_answers + resumed + sum(map(len, command.stops.stop))
+
+
+def _started(compiled: CompiledGrammar, received: tuple[int, ...]) -> Grammar:
+    """A grammar in its state after the tokens received so far."""
+    grammar = compiled.start()
+    try:
+        for token in received:
+            grammar.advance(token)
+    except EngineFailed as error:
+        raise InvalidRequest("resume_token_ids does not follow the structured output asked for", "resume_token_ids") from error
+    return grammar

@@ -1,0 +1,82 @@
+"""Replicas and proxies as Serve's controller knows them, and the replicas that ended without being told to.
+
+Each replica signs in to Ray's key-value store before it loads, and signs out when it ends in order. A replica that is signed in
+and unknown to the controller has died. The store belongs to the cluster's head: it outlives every replica.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.experimental import internal_kv
+from ray.serve.context import _get_global_client
+
+from service.observe.exposition import serving
+
+NAMESPACE, PREFIX = b"attend", b"replica/"
+SIGN_OUT_SECONDS = 2.0
+"""How long the end of a replica waits for a head that may be gone too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """One look at the cluster. `replicas` has each one's state, as `running`, `proxies` (status, id of the process) by node."""
+
+    replicas: Mapping[str, str] = field(default_factory=dict)
+    proxies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    dead: frozenset[str] = frozenset()
+
+
+def sign_in(replica: str) -> None:
+    """Sign a replica in."""
+    internal_kv._internal_kv_put(PREFIX + replica.encode(), b"", namespace=NAMESPACE)
+
+
+def sign_out(replica: str) -> None:
+    """Sign a replica out: it ends in order."""
+    arguments = {"namespace": NAMESPACE}
+    thread = threading.Thread(
+        target=internal_kv._internal_kv_del, args=(PREFIX + replica.encode(),), kwargs=arguments, daemon=True
+    )
+    thread.start()
+    thread.join(SIGN_OUT_SECONDS)
+
+
+def take(application: str) -> Census:
+    """Ask Serve's controller and the store. Blocks until both answer; raises RayError or RayServeException."""
+    before = signed_in()
+    details = _get_global_client().get_serve_details()
+    return read(details, before & signed_in(), application)  # a replica that signs in or out meanwhile has not died
+
+
+def signed_in() -> set[str]:
+    """Replicas that have signed in and not out."""
+    return {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
+
+
+def read(details: Mapping[str, Any], signed: set[str], application: str) -> Census:
+    """A census from the controller's answer, and the replicas that were signed in before and after it."""
+    deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
+    replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
+    proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
+    return Census(replicas, proxies, frozenset(signed - replicas.keys()))
+
+
+def news(before: Census, after: Census) -> list[str]:
+    """The changes, one sentence each."""
+    lines = [f"Replica {name} died" for name in sorted(after.dead - before.dead)]
+    lines += [
+        f"Replica {name}: {state}" for name, state in sorted(after.replicas.items()) if before.replicas.get(name) != state
+    ]
+    for node, (status, process) in sorted(after.proxies.items()):
+        old_status, old_process = before.proxies.get(node, ("", ""))
+        again = " again, as a new process" if old_process not in ("", process) else ""
+        if again or status != old_status:
+            lines.append(f"Proxy of node {node[:8]}: {status}{again}")
+    return lines + [f"Proxy of node {node[:8]} is gone" for node in sorted(before.proxies.keys() - after.proxies.keys())]
+
+
+def page(census: Census) -> str:
+    """The census in the Prometheus text format."""
+    return serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))

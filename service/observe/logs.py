@@ -1,0 +1,211 @@
+"""Log lines as text for a person or as JSON for a collector. Prompts and answers are never logged.
+
+Callers do not wait for a line to be written: they put it into a bounded queue, from which a thread writes. So a pipe that is
+not read loses lines, which are counted, and never holds the event loop.
+"""
+
+import copy
+import json
+import logging
+import os
+import select
+import threading
+import time
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
+
+from service.observe.tracing import CallFacts
+
+requests = logging.getLogger("attend.requests")
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+STANDARD_ERROR = 2
+MOST_LINES = 4096
+"""Lines that may wait to be written."""
+CLOSE_SECONDS = 2.0
+"""How long the end of a process waits for lines to be written."""
+
+OWN = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
+"""What every record has; the rest of a record's attributes came with `extra`."""
+
+
+class _Dropped:
+    """Lines that this process did not write. Any thread may add one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self.count += 1
+
+
+_dropped = _Dropped()
+
+
+def lines_dropped() -> int:
+    """Lines that this process did not write, because they were not read in time or the file could not be written."""
+    return _dropped.count
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the fields of `extra`, and the exception if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        document: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            document["exception"] = record.exc_text
+        for name in sorted(vars(record).keys() - OWN):
+            document.setdefault(name, getattr(record, name))
+        return json.dumps(document, default=str)  # orjson refuses the lone surrogates of a file name that is not UTF-8
+
+
+class LineQueue(QueueHandler):
+    """Puts records into a bounded queue, from which a thread writes them as lines. A full queue drops them, counted."""
+
+    def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
+        lines: Queue[logging.LogRecord | None] = Queue(MOST_LINES)
+        super().__init__(lines)
+        self.writer = LineWriter(lines, descriptor, formatter)
+        self._open = True
+        self.writer.start()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """The record, to be formatted by the thread. A traceback is made text here: its frames hold what the caller held."""
+        if record.exc_info:
+            text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+            record = copy.copy(record)
+            record.exc_info, record.exc_text = None, text
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Never waits."""
+        try:
+            self.queue.put_nowait(record)
+        except Full:
+            _dropped.add()
+
+    def close(self) -> None:
+        """Write the waiting lines, for CLOSE_SECONDS at most."""
+        super().close()
+        if self._open:
+            self._open = False
+            stop = threading.Thread(target=self.writer.stop, daemon=True)
+            stop.start()
+            stop.join(CLOSE_SECONDS)
+
+
+class LineWriter(QueueListener):
+    """The thread that writes. It alone waits for a slow reader; when it has caught up, it logs how many lines were dropped."""
+
+    def __init__(self, lines: "Queue[logging.LogRecord | None]", descriptor: int, formatter: logging.Formatter) -> None:
+        super().__init__(lines)
+        self._lines = lines
+        self.descriptor = descriptor
+        self._formatter = formatter
+        self._told = lines_dropped()
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write one line. A logging handler would hold a lock meanwhile, for which the end of the process would wait."""
+        try:
+            self._write(record)
+            dropped = lines_dropped()
+            if dropped > self._told and self._lines.empty():
+                self._write(_notice(dropped - self._told))
+                self._told = dropped
+        except Exception:  # a full disk, or a record that does not format: the thread must live on
+            _dropped.add()
+
+    def enqueue_sentinel(self) -> None:
+        """Waits for room: `stop` runs where it may."""
+        self._lines.put(None)
+
+    def stop(self) -> None:
+        """Write the waiting lines, then end."""
+        super().stop()
+        if self.descriptor != STANDARD_ERROR:
+            os.close(self.descriptor)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        left = f"{self._formatter.format(record)}\n".encode("utf-8", "backslashreplace")
+        while left:
+            try:
+                left = left[os.write(self.descriptor, left) :]
+            except BlockingIOError:  # standard error is shared, and another process made it non-blocking
+                waits = select.poll()
+                waits.register(self.descriptor, select.POLLOUT)
+                waits.poll()
+
+
+def _notice(dropped: int) -> logging.LogRecord:
+    told = f"{dropped} log lines were dropped: they could not be written in time"
+    return logging.makeLogRecord({"name": "attend.logs", "levelno": logging.WARNING, "levelname": "WARNING", "msg": told})
+
+
+def close() -> None:
+    """Write the waiting lines, for CLOSE_SECONDS at most; later lines are not written."""
+    for handler in logging.getLogger("attend").handlers:
+        handler.close()
+
+
+def configure(level: str, style: str, path: str = "") -> None:
+    """Send the `attend` loggers to the end of a file, or, where that cannot be written, to standard error.
+
+    A path such as /proc/1/fd/2 is another process's standard error.
+    """
+    descriptor, problem = _opened(path)
+    root = logging.getLogger("attend")
+    close()
+    root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else logging.Formatter(TEXT))]
+    root.setLevel(level.upper())
+    root.propagate = False
+    if problem is not None:
+        logging.getLogger("attend.logs").warning("log lines go to standard error: %s", problem)
+
+
+def _opened(path: str) -> tuple[int, OSError | None]:
+    """The descriptor to write to, and why it is not the file."""
+    if not path:
+        return STANDARD_ERROR, None
+    try:
+        # To open a named pipe that has no reader would wait for one.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        return STANDARD_ERROR, error
+    os.set_blocking(descriptor, True)
+    return descriptor, None
+
+
+def log_call(facts: CallFacts, trace_id: str | None) -> None:
+    """One line for a call that has ended; as JSON, its numbers are fields."""
+    fields: dict[str, object] = {
+        "request_id": facts.request_id,
+        "transport": facts.transport,
+        "route": facts.route,
+        "outcome": facts.outcome,
+        "prompt_tokens": facts.prompt_tokens,
+        "generation_tokens": facts.generation_tokens,
+        "seconds": round(facts.seconds, 6),
+        "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
+        "status": facts.status,
+        "error": facts.error,
+        "key": facts.key,
+        "client": facts.client,
+        "forwarded_for": facts.forwarded_for,
+    }
+    if trace_id is not None:
+        fields["trace_id"] = trace_id
+    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s"
+    where = (facts.transport, facts.route, facts.request_id, facts.outcome)
+    who = [("error", facts.error), ("key", facts.key), ("from", facts.client), ("for", facts.forwarded_for)]
+    told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
+    requests.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)

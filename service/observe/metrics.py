@@ -1,0 +1,379 @@
+"""Every metric of the service, once. Names follow vLLM's after the prefix; units are seconds and tokens.
+
+All label children exist from the start, so that a replica without traffic still shows every series.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
+from prometheus_client import Histogram as SharedHistogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from model.engine.request import FinishReason, StepReport, Times, TokenEngine
+from model.errors import (
+    AttendError,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
+from service.access.keys import KeyRing
+from service.errors import ClientGone, wire
+from service.observe import logs
+from service.observe.capacity import LoadMeter
+from service.observe.compat import VllmNames
+from service.observe.tallies import Count, Histogram, Reading
+from service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
+from service.records import Chunk
+
+Headers = Callable[[], Iterable[tuple[str, str]]]
+"""Gives a caller's headers or metadata: (name in lower case, value)."""
+
+ROUTES = {
+    "http": ("/v1/completions", "/v1/chat/completions", "/v1/attention", "/v1/embeddings"),
+    "grpc": ("Generate", "GenerateStream", "Chat", "ChatStream", "Explain", "Embed"),
+}
+"""The routes that compute: each of their calls counts once in attend_requests_total."""
+
+OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
+"""The first five from the worst to the best: of several answers the worst gives the call its outcome."""
+
+REASONS = ("queue", "preparation", "key", "draining")
+"""What refuses a call whose outcome is `rejected`: the errors' `reason`."""
+
+MAX_FORWARDED = 256
+"""Characters of X-Forwarded-For that a log line shows."""
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+BATCH = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, of no use to Prometheus
+
+
+class Metrics:
+    """The registry of one replica."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        model: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
+        vllm_names: bool = False,
+        keys: KeyRing | None = None,
+        preparing: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._labels = {"model": model}
+        self.clock = clock
+        self.tracer = tracer
+        self.meter = LoadMeter()
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(engine, model))
+        if keys is not None:
+            self.registry.register(_KeysCollector(keys, model))
+        self._read(GaugeMetricFamily, "requests_preparing", "Calls that are being tokenized and checked", preparing)
+        self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that nobody took in time", logs.lines_dropped)
+        self._twins = VllmNames(self.registry) if vllm_names else None
+        self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the calls that produced a token")
+        self.generation_tokens = self._count("generation_tokens", "Tokens handed to callers")
+        self._requests = Counter(
+            "attend_requests",
+            "Generation calls by how they ended",
+            ["model", "transport", "route", "outcome"],
+            registry=self.registry,
+        )
+        for transport, routes in ROUTES.items():
+            for route in routes:
+                for outcome in OUTCOMES:
+                    self._requests.labels(model, transport, route, outcome)
+        self._rejected = Counter(
+            "attend_requests_rejected", "Calls refused for want of room", ["model", "reason"], registry=self.registry
+        )
+        for reason in REASONS:
+            self._rejected.labels(model, reason)
+        self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to the first token", SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer", STEP_SECONDS)
+        self.per_token = self._histogram("time_per_output_token_seconds", "Mean over an answer, after its first", STEP_SECONDS)
+        self.duration = self._histogram("request_duration_seconds", "Arrival to the end of a call", SECONDS)
+        self.queue = self._histogram("request_queue_seconds", "Arrival in the engine to the first step", SECONDS)
+        self.prefill = self._histogram("request_prefill_seconds", "First step to the first token", SECONDS)
+        self.decode = self._histogram("request_decode_seconds", "First token to the last", SECONDS)
+        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a call", TOKENS)
+        self.answer_length = self._histogram("request_generation_tokens", "Tokens of an answer", TOKENS)
+        self.step_seconds = self._shared("step_seconds", "One step of the engine", STEP_SECONDS)
+        self.step_batch = self._shared("step_batch_size", "Requests in a step", BATCH)
+        engine.on_step(self._stepped)
+
+    def open(
+        self, transport: str, route: str, request_id: str = "", headers: Headers = tuple, client: str | None = None
+    ) -> "RequestRecord":
+        """Start the record of one call. The id and the address `client` are for the log; `headers` gives the caller's."""
+        record = RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
+        record.client = client
+        record.forwarded_for = next((value[:MAX_FORWARDED] for name, value in headers() if name == "x-forwarded-for"), None)
+        return record
+
+    def count(self, transport: str, route: str, outcome: str) -> None:
+        """Count one call, once."""
+        self._requests.labels(self._labels["model"], transport, route, outcome).inc()
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a call that is refused for one of REASONS."""
+        self._rejected.labels(self._labels["model"], reason).inc()
+
+    def text(self) -> str:
+        """This replica's page in the Prometheus text format."""
+        return generate_latest(self.registry).decode() + (self._twins.text() if self._twins else "")
+
+    def _stepped(self, report: StepReport) -> None:
+        """Called by the step thread; prometheus_client locks."""
+        self.step_seconds.observe(report.seconds)
+        self.step_batch.observe(report.num_requests)
+        self.meter.stepped(report)
+
+    def _count(self, name: str, text: str) -> Count:
+        return Count(f"attend_{name}", text, self._labels, self.registry)
+
+    def _read(
+        self,
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        read: Callable[[], float],
+    ) -> None:
+        Reading(family, f"attend_{name}", text, self._labels, read, self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"attend_{name}", text, self._labels, buckets, self.registry)
+
+    def _shared(self, name: str, text: str, buckets: Sequence[float]) -> SharedHistogram:
+        """A histogram that any thread may write."""
+        return SharedHistogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(
+            **self._labels
+        )
+
+
+class _EngineCollector(Collector):
+    """What lives in the engine, read at each scrape."""
+
+    def __init__(self, engine: TokenEngine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        stats, info = self._engine.stats(), self._engine.info
+        gauges = (
+            ("requests_running", "Requests that hold KV blocks", stats.num_running),
+            ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
+            (
+                "kv_cache_usage",
+                "Share of the KV blocks that requests hold, 0 to 1, in the group of layers where it is highest",
+                1 - stats.num_free_blocks / info.num_blocks,
+            ),
+            ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        about = "The KV cache: tokens in a block, and the blocks of the first group of layers"
+        facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
+        facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
+        yield facts
+        counters = (
+            ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
+            ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),
+            ("prefix_cache_hits", "Tokens that were found in the prefix cache", stats.num_prefix_hits),
+            ("draft_tokens", "Tokens of answers that were guessed", stats.num_drafted),
+            ("draft_tokens_accepted", "Guessed tokens that were drawn", stats.num_accepted),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
+            counter.add_metric([self._model], value)
+            yield counter
+
+
+class _KeysCollector(Collector):
+    """The state of the API key file, looked at in each scrape."""
+
+    def __init__(self, keys: KeyRing, model: str) -> None:
+        self._keys = keys
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
+        gauge = GaugeMetricFamily("attend_api_keys_file_ok", text, labels=["model"])
+        gauge.add_metric([self._model], float(self._keys.file_ok))
+        yield gauge
+
+
+class RequestRecord:
+    """The life of one call, from its arrival at a transport to its one outcome."""
+
+    def __init__(self, metrics: Metrics, transport: str, route: str, request_id: str, context: Mapping[str, str]) -> None:
+        self._metrics = metrics
+        self.request_id = request_id
+        """For the log."""
+        self.key: str | None = None
+        """The name of the caller's API key, as soon as it is known."""
+        self.client: str | None = None
+        self.forwarded_for: str | None = None
+        self._where = (transport, route)
+        self._arrived = metrics.clock()
+        self._last: dict[int, float] = {}
+        self._first: dict[int, float] = {}
+        self._resumed: dict[int, int] = {}
+        """Tokens of an answer that an earlier call has made, and counted."""
+        self._reasons: dict[int, FinishReason | None] = {}
+        self._prompts: set[int] = set()
+        self._counted = (0, 0)
+        self._closed = False
+        self.at_once = False
+        """Whether the caller is given the whole answer at the end, or nothing if it fails."""
+        self.num_prompt_tokens = 0
+        self.num_tokens = 0
+        self._context = context
+        self._first_token: float | None = None
+        """Seconds after the arrival, of any answer."""
+        self._answers: list[AnswerFacts] = []
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Count the call if the block ends in an exception. What is counted once stays as it was counted."""
+        try:
+            yield
+        except AttendError as error:
+            if isinstance(error, (Overloaded, Unavailable)) and not self._closed:
+                self._metrics.count_rejection(error.reason)
+            self._close(outcome_of(error), error)
+            raise
+        except Exception as error:
+            self._close("error", error)
+            raise
+        except BaseException:  # the caller has gone: CancelledError, or GeneratorExit where a stream is closed
+            self._close("abort", ClientGone("the caller left before the end"))
+            raise
+
+    @contextmanager
+    def outcome(self) -> Iterator[None]:
+        """Count the call when the block ends, however it ends."""
+        with self.errors():
+            yield
+        self._count_tokens()
+        self._close(min((reason or FinishReason.ABORT for reason in self._reasons.values()), key=OUTCOMES.index))
+
+    def computed(self, num_prompt_tokens: int) -> None:
+        """Count a call that has been answered and asked for no tokens, but computed those of its text."""
+        self.num_prompt_tokens = num_prompt_tokens
+        self._count_tokens()
+        self._close("stop")
+
+    def delivered(self, chunks: Sequence[Chunk], n: int) -> None:
+        """Count what the caller, who asked for `n` answers to each prompt, is about to be given."""
+        now = self._metrics.clock()
+        for chunk in chunks:
+            if chunk.index not in self._reasons:
+                self._begun(chunk, n)
+            if chunk.token_ids:
+                self._tokens(chunk, now)
+            if chunk.finish_reason is not None:
+                self._ended(chunk, now)
+        if not self.at_once:
+            self._count_tokens()
+
+    def _begun(self, chunk: Chunk, n: int) -> None:
+        self._reasons[chunk.index] = None
+        if chunk.index // n not in self._prompts:
+            self._prompts.add(chunk.index // n)
+            self.num_prompt_tokens += chunk.num_prompt_tokens
+            self._metrics.prompt_length.observe(chunk.num_prompt_tokens)
+
+    def _count_tokens(self) -> None:
+        """Bring the counters up to what the caller has been given."""
+        prompts, answers = self._counted
+        self._counted = (self.num_prompt_tokens, self.num_tokens)
+        self._metrics.prompt_tokens.value += self.num_prompt_tokens - prompts
+        self._metrics.generation_tokens.value += self.num_tokens - answers
+
+    def _tokens(self, chunk: Chunk, now: float) -> None:
+        new, last = len(chunk.token_ids), self._last.get(chunk.index)
+        if last is not None:
+            self._metrics.inter_token.observe((now - last) / new)
+        else:
+            self._first[chunk.index], self._resumed[chunk.index] = now, chunk.num_tokens - new
+        if not self.num_tokens:
+            self._first_token = now - self._arrived
+            self._metrics.first_token.observe(self._first_token)
+        self._last[chunk.index] = now
+        self.num_tokens += new
+
+    def engine_times(self, times: Times) -> None:
+        """How long an answer waited, worked on its prompt, and on its output."""
+        self._metrics.queue.observe(times.queue)
+        self._metrics.prefill.observe(times.prefill)
+        self._metrics.decode.observe(times.decode)
+
+    def _ended(self, chunk: Chunk, now: float) -> None:
+        self._reasons[chunk.index] = chunk.finish_reason
+        if chunk.times is not None and chunk.finish_reason is not None:
+            self._answers.append(AnswerFacts(chunk.index, now - self._arrived, chunk.times, chunk.finish_reason))
+        made = chunk.num_tokens - self._resumed.get(chunk.index, 0)
+        self._metrics.answer_length.observe(made)
+        if made > 1:
+            self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))
+
+    def _close(self, outcome: str, error: Exception | None = None) -> None:
+        if not self._closed:
+            self._closed = True
+            self._metrics.count(*self._where, outcome)
+            facts = self._facts(outcome, error)
+            self._metrics.duration.observe(facts.seconds)
+            trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
+            logs.log_call(facts, trace)
+
+    def _facts(self, outcome: str, error: Exception | None) -> CallFacts:
+        transport, route = self._where
+        return CallFacts(
+            transport=transport,
+            route=route,
+            request_id=self.request_id,
+            outcome=outcome,
+            seconds=self._metrics.clock() - self._arrived,
+            first_token=self._first_token,
+            prompt_tokens=self.num_prompt_tokens,
+            generation_tokens=self.num_tokens,
+            answers=tuple(self._answers),
+            context=self._context,
+            status=self._status(error),
+            error=None if error is None else wire(error).code,
+            key=self.key,
+            client=self.client,
+            forwarded_for=self.forwarded_for,
+        )
+
+    def _status(self, error: Exception | None) -> int | str:
+        """What the caller was given: a stream over HTTP has its status before it fails."""
+        if self._where[0] == "grpc":
+            return "OK" if error is None else wire(error).grpc.name
+        begun = bool(self._reasons) and not self.at_once
+        return 200 if error is None or begun else wire(error).status
+
+
+def outcome_of(error: AttendError) -> str:
+    """The outcome of a call that ended in this error."""
+    if isinstance(error, (InvalidRequest, ModelNotFound, Unauthenticated)):
+        return "invalid"
+    if isinstance(error, DeadlineExceeded):
+        return "deadline"
+    if isinstance(error, ClientGone):
+        return "abort"
+    return "error" if isinstance(error, EngineFailed) else "rejected"

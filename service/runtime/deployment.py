@@ -1,0 +1,82 @@
+"""The Ray Serve deployment of a replica. `build` is what `serve run` and a RayService import."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import ray
+from ray import serve
+from starlette.types import ASGIApp
+
+from model.errors import SettingError
+from service.observe import autoscaling, census, scrape, tracing
+from service.observe.capacity import Load
+from service.runtime.replica import Replica, most_calls
+from service.settings import Settings, read_settings
+
+
+@serve.deployment(name="Attend")
+@serve.ingress()
+class Attend(Replica):
+    """A replica that Ray Serve runs, and what it tells the others."""
+
+    def __init__(self, settings_json: str) -> None:
+        replica = serve.get_replica_context().replica_id.unique_id
+        census.sign_in(replica)
+        super().__init__(Settings.from_json(settings_json), replica)
+        self.replica = replica
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        page, loads = partial(scrape.over_replicas, self.scrape_local), partial(scrape.loads, self.load_local)
+        return self.application(page, loads, behind_serve=True)
+
+    async def scrape_local(self) -> tuple[str, str]:
+        """(replica, metrics page) of this replica alone; for `scrape.over_replicas`."""
+        return serve.get_replica_context().replica_id.unique_id, await asyncio.to_thread(self.metrics.text)
+
+    async def load_local(self) -> Load:
+        """The load of this replica alone; for `scrape.loads`."""
+        return Load(self.engine.info, self.engine.stats(), self.metrics.meter.pace())
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller gives to `autoscaling.policy`; Serve calls it where it autoscales."""
+        return autoscaling.read(self.engine.info, self.engine.stats())._asdict()
+
+    def __del__(self) -> None:
+        self.close()
+        if hasattr(self, "replica"):  # it had started
+            census.sign_out(self.replica)
+
+
+def gpus_wanted(device: str, available: float) -> int:
+    """GPUs that a replica asks for. With `cuda` it is one, there or not: a cluster's nodes may come after its application."""
+    return 1 if device == "cuda" or (device == "auto" and available >= 1) else 0
+
+
+def replicas_wanted(settings: Settings) -> dict[str, Any]:
+    """Serve's options for the number of replicas: it is fixed, or Serve's autoscaler has bounds for it."""
+    if settings.max_replicas is None:
+        return {"num_replicas": settings.replicas}
+    return {"autoscaling_config": autoscaling.config(settings.replicas, settings.max_replicas)}
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
+    settings = read_settings(args)
+    if settings.single:
+        raise SettingError("single is for `attend serve`: Ray Serve runs this application")
+    tracing.check(settings.otel_endpoint)
+    gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
+    deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
+        **replicas_wanted(settings),
+        max_ongoing_requests=most_calls(settings),
+        ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
+        graceful_shutdown_timeout_s=settings.drain_seconds + 1,
+        graceful_shutdown_wait_loop_s=0.2,
+        # Three checks in a row without an answer make a replica dead, 1 + 3 * 2 s after it froze at the latest. One whose event
+        # loop stands still for less than six seconds is not replaced. Callers need not wait: HAProxy notices sooner.
+        health_check_period_s=1,
+        health_check_timeout_s=2,
+        max_constructor_retry_count=1,  # a checkpoint that cannot be read once cannot be read twice
+    )
+    return deployment.bind(settings.to_json())

@@ -1,0 +1,176 @@
+"""The driver process of a server: starts Ray and Serve, says that it is ready, waits, stops in order.
+
+Run by `service.runtime.supervisor`, which has set the environment that Ray reads when it is imported.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, gRPCOptions
+from ray.serve.exceptions import RayServeException
+
+from model.errors import AttendError, CheckpointError, EngineFailed, SettingError
+from model.net.checkpoint import inspect
+from service.access.keys import load_keys
+from service.observe import census
+from service.runtime import hub
+from service.runtime import reachable as routes
+from service.runtime.checkpoint import read_tokenizer
+from service.runtime.deployment import build, gpus_wanted
+from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
+from service.settings import Settings
+
+APP = "default"
+SERVICERS = [
+    "service.grpc_api.register.add_generation_service",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+]
+OBJECT_STORE = 80 << 20
+"""Bytes; nothing large passes through it."""
+ROUTES_SECONDS = 30.0
+DESCRIBE_SECONDS = 30.0
+"""How long a replica that does not answer is asked again what it is."""
+AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 1.0
+
+
+async def main(settings: Settings, statistics: int) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal stops without draining. `statistics` is HAProxy's port for them.
+
+    Returns the exit status.
+    A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
+    """
+    settings = hub.with_folder(settings, say)  # once, before replicas start, and in sight of the person who waits
+    read_tokenizer(settings.folder, inspect(settings.folder).vocab_size)
+    if settings.api_keys_file:
+        load_keys(Path(settings.api_keys_file))
+    say(f"Starting Ray for {settings.name} ...")
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE,
+        logging_level=logging.ERROR,
+        log_to_driver=settings.log_level == "debug",
+    )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    stop = catch_signals()  # after ray.init, which installs handlers of its own
+    started = False
+    try:
+        check_room(settings, ray.cluster_resources())
+        started = await before(stop, start(settings, statistics))
+        if started and await before(stop, say_ready(settings)):
+            await before(stop, tell_changes())
+        if await may_serve(unknown=started):
+            say("Stopping: running streams may end ...")
+            await drain(settings)
+    finally:
+        await stop_everything(serving=started)
+    return 0
+
+
+def check_room(settings: Settings, resources: dict[str, float]) -> None:
+    """Raise SettingError where the replicas can never run together on this machine: Serve would wait without a word."""
+    if settings.device == "cuda" and resources.get("GPU", 0) < 1:
+        raise SettingError("device is cuda, but this machine has no GPU")
+    gpus = gpus_wanted(settings.device, resources.get("GPU", 0))
+    wanted = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    for name, most in (("replicas", settings.replicas), ("max_replicas", settings.max_replicas or settings.replicas)):
+        fit = min(int(resources.get(kind, 0) / each) for kind, each in wanted.items())
+        if most > fit:
+            needs = " and ".join(f"{each} {kind}" for kind, each in wanted.items())
+            has = " and ".join(f"{resources.get(kind, 0):g}" for kind in wanted)
+            raise SettingError(f"{name} is {most}, but {fit} fit: each needs {needs}, and this machine has {has}")
+
+
+async def start(settings: Settings, statistics: int) -> None:
+    """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
+    say(f"Loading {settings.folder} ...")
+    await beside(
+        serve.start,
+        http_options=HTTPOptions(host=settings.host, port=settings.port),
+        grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    application = build(settings.model_dump())
+    try:
+        await beside(serve.run, application, name=APP, route_prefix="/")
+    except RuntimeError as error:
+        raise CheckpointError(reason_of_failure()) from error
+    if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
+        say("HAProxy does not know every replica yet: calls that it cannot place get 503")
+
+
+async def tell_changes() -> None:
+    """Write a line for each replica and each proxy that changes its state, begins or dies."""
+    known: census.Census | None = None
+    while True:
+        with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
+            now = await beside(census.take, APP)
+            for line in census.news(known, now) if known else ():
+                say(line)
+            known = now
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+def reason_of_failure() -> str:
+    """Our own sentence out of the traceback that Serve keeps of a replica's failure, or its last lines."""
+    deployments = serve.status().applications[APP].deployments.values()
+    lines = [line.strip() for each in deployments for line in each.message.splitlines() if line.strip()]
+    ours = [line.split(": ", 1)[1] for line in lines if line.startswith("model.errors.") and ": " in line]
+    return ours[-1] if ours else " ".join(lines[-3:])
+
+
+async def say_ready(settings: Settings) -> None:
+    """Say where the server listens and what it serves. While no replica answers, ask again."""
+    deadline = asyncio.get_running_loop().time() + DESCRIBE_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(RayServeException, TimeoutError, ray.exceptions.RayError):
+            if facts := await ask_replicas("describe", seconds=5.0):
+                return say(ready_line(settings, facts[0]))
+        await asyncio.sleep(AGAIN_SECONDS)
+    raise EngineFailed(f"no replica has said for {DESCRIBE_SECONDS:g} s what it is")
+
+
+async def may_serve(unknown: bool) -> bool:
+    """Whether a replica runs that may have calls; `unknown` where Serve's controller does not say."""
+    with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
+        cluster = await asyncio.wait_for(beside(census.take, APP), CENSUS_SECONDS)
+        return "running" in cluster.replicas.values()
+    return unknown
+
+
+async def drain(settings: Settings) -> None:
+    """Have every replica refuse new requests and end the running ones, while Serve still routes to it."""
+    try:
+        await ask_replicas("drain", settings.drain_seconds, seconds=settings.drain_seconds + 2)
+    except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
+        say(f"A replica did not drain: {type(error).__name__}")
+
+
+async def ask_replicas(method: str, *arguments: object, seconds: float) -> list[Any]:
+    """Call a method on every replica; what each returns."""
+    results: list[Any] = await serve.get_app_handle(APP).broadcast(method, *arguments).results_async(timeout_s=seconds)
+    return results
+
+
+async def stop_everything(serving: bool) -> None:
+    """First the application, so that Serve lets its calls end; then the proxies; then Ray. One that never served has no calls:
+    Serve would wait until it has loaded.
+    """
+    if serving:
+        await asyncio.to_thread(serve.delete, APP)
+        await serve.shutdown_async()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(asyncio.run(main(Settings.from_json(sys.argv[1]), int(sys.argv[2]))))
+    except AttendError as error:
+        say(f"attend: {error}")
+        sys.exit(2)

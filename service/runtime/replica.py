@@ -1,0 +1,197 @@
+"""One replica, put together: engine, service, metrics, HTTP application, gRPC methods.
+
+Its process runs one event loop, which talks, and one step thread, which computes. Ray Serve runs it (`deployment.py`), or one
+process alone does (`single.py`).
+"""
+
+import logging
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from starlette.types import ASGIApp
+
+from model.chat import ChatTemplate
+from model.engine.build import EngineOptions, build_engine
+from model.engine.loop import AsyncEngine
+from model.errors import EngineFailed
+from model.generation_config import read_defaults
+from model.machine import usable_cores
+from model.pooling import read_rules
+from service.access.keys import KeyRing
+from service.chat.forms import form_of
+from service.generation.adapters import Shelf
+from service.generation.aside import MOST_LARGE
+from service.generation.explain import Explaining
+from service.generation.generation import GenerationService
+from service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
+from service.http_api.app import build_app
+from service.http_api.routes import STALE_SECONDS, Site
+from service.observe import logs, tracing
+from service.observe.capacity import Load
+from service.observe.metrics import Metrics
+from service.runtime import hub, loading
+from service.runtime.checkpoint import read_tokenizer
+from service.settings import Settings
+
+SPARE_CALLS = 64
+"""Calls beside those that are bounded here (health, metrics, refusals) that a replica takes. What comes on top waits for one of
+them to end, or is refused, and with it the probes."""
+SWITCH_SECONDS = 0.001
+"""How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
+thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
+STANDARD_ERROR = "/proc/self/fd/2"
+
+
+class Replica(GrpcMethods):
+    """One replica. `name` tells it from others; where its settings name a model of the hub, it downloads that.
+
+    Raises SettingError or CheckpointError.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        logs.configure(settings.log_level, settings.log_format, settings.log_file)
+        settings = hub.with_folder(settings, logging.getLogger("attend.hub").info)
+        self.settings = settings
+        self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
+        with log_terminal(settings) as terminal, loading.shown(terminal, logging.getLogger("attend.engine").info) as report:
+            self.engine = build_engine(settings.folder, engine_options(settings), report)
+        self.shelf = open_shelf(settings, self.engine)
+        tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
+        self.service = GenerationService(
+            self.engine,
+            tokenizer,
+            model_name=settings.name,
+            request_timeout=settings.request_timeout_seconds,
+            deadline_default_ms=settings.deadline_default_ms,
+            defaults=read_defaults(settings.folder, settings.generation_config),
+            embedding=read_rules(settings.folder),
+            shelf=self.shelf,
+        )
+        self.template = ChatTemplate.load(settings.folder)
+        sources = "" if self.template is None else self.template.sources
+        self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
+        self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)
+        self.tracer = open_tracer(settings, name)
+        vllm = settings.metrics_compat == "vllm"
+        self.metrics = Metrics(
+            self.engine,
+            settings.name,
+            tracer=self.tracer,
+            vllm_names=vllm,
+            keys=self.keys,
+            preparing=lambda: self.service.num_preparing,
+        )
+        self.engine.start()
+        if self.shelf is not None:
+            self.shelf.follow()
+
+    def application(
+        self,
+        page: Callable[[], Awaitable[str]],
+        loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None,
+        *,
+        behind_serve: bool,
+    ) -> ASGIApp:
+        """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `Site` and `build_app`."""
+        facts = (version("attend"), page, self.is_draining, self.template, self.form, self.keys)
+        return build_app(
+            Site(self.service, self.metrics, *facts, loads=loads, explaining=self.explaining),
+            expose_docs=self.settings.expose_docs,
+            cors_origins=self.settings.origins,
+            behind_serve=behind_serve,
+        )
+
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self.engine.draining
+
+    def check_health(self) -> None:
+        """Raises EngineFailed where the process must be replaced. Serve calls it by this name, and does so."""
+        if self.engine.overdue() > STALE_SECONDS:
+            raise EngineFailed("the engine's step thread is dead or stuck")
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, let running ones end for so long, then end the rest with their reason."""
+        await self.engine.drain(seconds)
+
+    async def describe(self) -> dict[str, Any]:
+        """What the start-up line tells."""
+        info = self.service.engine.info
+        return {
+            "family": info.family,
+            "parameters": info.num_parameters,
+            "device": info.device,
+            "dtype": info.dtype,
+            "weights": info.weights,
+            "backend": info.backend,
+            "kv_tokens": info.num_blocks * info.block_size,
+            "max_model_len": info.max_model_len,
+        }
+
+    def close(self) -> None:
+        """End its threads. Also of a replica that could not be put together."""
+        for name in ("engine", "shelf", "tracer"):
+            if (part := getattr(self, name, None)) is not None:
+                part.close()
+        logs.close()
+
+
+def open_shelf(settings: Settings, engine: AsyncEngine) -> Shelf | None:
+    """The adapters that callers can name; None where none are set. Raises SettingError or CheckpointError."""
+    if engine.adapters is None:
+        return None
+    folder = Path(settings.adapters_folder).absolute() if settings.adapters_folder else None
+    return Shelf(engine.adapters, settings.adapters, folder, most=settings.max_adapters, taken=settings.name)
+
+
+def open_tracer(settings: Settings, replica: str) -> tracing.Tracer | None:
+    """The tracer of a replica; None where no collector is set."""
+    if not settings.otel_endpoint:
+        return None
+    return tracing.open_tracer(settings.otel_endpoint, settings.name, version=version("attend"), replica=replica)
+
+
+@contextmanager
+def log_terminal(settings: Settings) -> Iterator[TextIO | None]:
+    """Where log lines go, if that is a terminal and no other replica loads at the same time: two bars would mix."""
+    path = settings.log_file or STANDARD_ERROR
+    with ExitStack() as stack:
+        terminal = None
+        with suppress(OSError):
+            if settings.replicas == 1 and stat.S_ISCHR(os.stat(path).st_mode):
+                terminal = stack.enter_context(open(path, "a", encoding="utf-8"))
+        yield terminal
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The engine's part of the settings."""
+    return EngineOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        backend=settings.backend,
+        quantize=settings.quantize,
+        max_model_len=settings.max_model_len,
+        max_batch_requests=settings.max_batch_requests,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        block_size=settings.block_size,
+        kv_cache_memory=settings.kv_cache_memory,
+        kv_dtype=settings.kv_dtype,
+        prefix_caching=settings.prefix_caching,
+        draft_tokens=settings.draft_tokens,
+        deterministic=settings.deterministic,
+        num_threads=settings.num_threads or usable_cores(),
+        adapters=bool(settings.adapter or settings.adapters_folder),
+    )
+
+
+def most_calls(settings: Settings) -> int:
+    """Calls that a replica takes at once: those in the engine, those being prepared for it, long texts, watches, others."""
+    return 2 * (settings.max_batch_requests + settings.max_queued_requests) + MOST_LARGE + MAX_WATCHES + SPARE_CALLS

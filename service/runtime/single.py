@@ -1,0 +1,109 @@
+"""One replica in one process, without Ray: `attend serve --single`.
+
+It serves the same routes, gRPC methods, metrics and drain. What only Ray Serve and its HAProxy give is named in README.md.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from model.errors import EngineFailed, SettingError
+from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
+from service.runtime.ports import is_free
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.runtime.replica import Replica
+
+REPLICA = "single"
+"""The replica's label on the metrics page."""
+WATCH_SECONDS = 1.0
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Set before torch is imported: a tokenizer works on the thread that calls it, and threads that wait do not spin."""
+
+log = logging.getLogger("attend.single")
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. Raises SettingError or CheckpointError."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with claimed(settings) as http, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main(settings, http))
+
+
+def claimed(settings: Settings) -> socket.socket:
+    """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that is taken."""
+    from service.runtime.front import bound
+
+    if settings.port == settings.grpc_port:
+        raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
+    for name in ("port", "grpc_port"):
+        if not is_free(number := getattr(settings, name)):
+            raise SettingError(f"{name} {number} is taken: another process listens on it")
+    try:
+        return bound(settings.host, settings.port)
+    except OSError as error:
+        raise SettingError(f"port {settings.port} on {settings.host}: {error.strerror}") from error
+
+
+async def main(settings: Settings, http: socket.socket) -> int:
+    """Load, serve, drain. A second signal ends the process at once."""
+    from service.runtime.replica import Replica
+
+    stop = catch_signals()
+    say(f"Loading {settings.name} ...")
+    loading = beside(Replica, settings, REPLICA)
+    if not await before(stop, _finished(loading)):
+        os._exit(0)  # the thread that loads cannot be ended
+    replica: Replica = loading.result()
+    try:
+        return await serve(replica, settings, http, stop)
+    finally:
+        replica.close()
+
+
+async def _finished(work: "asyncio.Future[object]") -> None:
+    await work
+
+
+async def serve(replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event) -> int:
+    """Answer calls until `stop`, then let the running ones end."""
+    from service.grpc_api.server import grpc_server
+    from service.runtime.front import http_server
+    from service.runtime.replica import most_calls
+
+    most = most_calls(settings)
+    rpc = grpc_server(replica, settings.host, settings.grpc_port, most)
+    server = http_server(replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False), most)
+    await rpc.start()
+    serving = asyncio.create_task(server.serve([http]))
+    say(ready_line(settings, await replica.describe()))
+    try:
+        await before(stop, watch(replica))
+    except EngineFailed as error:
+        log.critical("%s: the process ends", error)
+        os._exit(1)  # its thread may never end
+    say("Stopping: running streams may end ...")
+    await replica.drain(settings.drain_seconds)
+    server.should_exit = True
+    await asyncio.gather(serving, rpc.stop(1.0))
+    return 0
+
+
+async def watch(replica: "Replica") -> None:
+    """Raise EngineFailed when the replica cannot serve any more."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        replica.check_health()
+
+
+def page(replica: "Replica") -> str:
+    """The metrics page."""
+    from service.observe.exposition import counted, merge, serving
+
+    return merge([(REPLICA, replica.metrics.text())]) + counted(1, 1) + serving(["running"], (), 0)

@@ -1,0 +1,164 @@
+"""The parent process of a server: sets the environment, starts the driver, and leaves no process behind.
+
+Ray's helpers and HAProxy outlive a driver that is killed; they would hold the ports and answer 500. So the parent
+adopts orphans (PR_SET_CHILD_SUBREAPER) and ends them when the driver is gone, and the driver is told to stop
+(PR_SET_PDEATHSIG) when the parent is.
+"""
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from model.errors import SettingError
+from service.runtime.edge import IDLE_SECONDS, write_edge
+from service.runtime.ports import claim
+from service.settings import Settings
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+ORPHAN_SECONDS = 3.0
+"""Seconds in which Ray's helpers may end by themselves once their driver is gone."""
+STOP_SECONDS = 60.0
+"""Seconds in which the driver must stop, beside the drain. Usually it takes five."""
+
+
+def run(settings: Settings) -> int:
+    """Run a server until it is told to stop; returns its exit status. Raises SettingError before anything starts."""
+    ports, lock = claim(settings.port, settings.grpc_port)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
+        try:
+            environment = ray_environment(settings, Path(private)) | ports.environment()
+        except OSError as error:
+            raise SettingError(f"{private} cannot be written: {error.strerror}") from error
+        words = [with_log(settings).to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]]
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "service.runtime.driver", *words],
+            env={**os.environ, **environment},
+            # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
+            stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
+            preexec_fn=lambda: _leave_group(libc),
+        )
+        status = supervise(driver, int(settings.drain_seconds + STOP_SECONDS))
+        end_orphans(ORPHAN_SECONDS)
+    return status if status >= 0 else 128 - status
+
+
+def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
+    """Wait for the driver's end; returns its status. A signal to this process stops the driver, and later kills it.
+
+    The driver gets SIGTERM for Ctrl-C too: a shell starts background jobs with SIGINT ignored, and their children inherit that.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        if driver.poll() is None:
+            driver.terminate()
+            signal.alarm(seconds)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    signal.signal(signal.SIGALRM, lambda number, frame: driver.kill())
+    status = driver.wait()
+    signal.alarm(0)
+    return status
+
+
+def with_log(settings: Settings) -> Settings:
+    """The settings for the replicas, whose own standard error Ray puts into files: their log lines go to ours."""
+    if settings.log_file:
+        return settings
+    flags = fcntl.fcntl(sys.stderr, fcntl.F_GETFL)
+    fcntl.fcntl(sys.stderr, fcntl.F_SETFL, flags | os.O_APPEND)  # several processes write, so each must write at the end
+    return settings.model_copy(update={"log_file": f"/proc/{os.getpid()}/fd/{sys.stderr.fileno()}"})
+
+
+def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
+    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of proxy."""
+    token = private / "token"
+    token.touch(mode=0o600)
+    token.write_text(os.urandom(32).hex(), encoding="ascii")
+    fast = "1" if settings.proxy == "haproxy" else "0"
+    ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
+    if settings.proxy == "haproxy":
+        ours |= edge_environment(settings, private)
+    longest = str(int(settings.request_timeout_seconds) + 60)
+    wanted = {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # A reload of HAProxy, as at each change of the replicas, cuts the streams that are older than this.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": longest,
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": longest,
+        # Metadata over this size ends the whole gRPC connection; below it, the call alone is refused. Each connection that
+        # has sent part of a head holds one such buffer, for ten seconds at most.
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
+        "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 << 20),
+        # Else a frozen replica would get its drain first, and take the memory of two.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # Three failures in a row, and Ray starts HAProxy and its manager anew.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_DEDUP_LOGS": "0",
+        # Replicas have the highest priority here; Ray would give them the lowest.
+        "RAY_worker_niceness": "0",
+        # A tokenizer works on the thread that calls it, whose priority we choose.
+        "TOKENIZERS_PARALLELISM": "false",
+        # The proxies share the cores: threads that wait must not spin.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | ours
+
+
+def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
+    """Ray's variables for our HAProxy. Its files, above all the socket that commands it, are for us alone."""
+    folder = private / "edge"
+    folder.mkdir(mode=0o700)
+    return {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(private, IDLE_SECONDS)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
+    }
+
+
+def end_orphans(seconds: float) -> None:
+    """Wait so long for the adopted processes, then kill them."""
+    deadline = time.monotonic() + seconds
+    while _reap() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    while _reap():
+        for pid in _children():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _reap() -> bool:
+    """Reap the processes that have ended; returns whether any still runs."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> list[int]:
+    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return [int(pid) for pid in text.split()]
+
+
+def _leave_group(libc: ctypes.CDLL) -> None:
+    """Runs in the driver before its program: Ctrl-C reaches the parent alone, and the parent's end reaches the driver."""
+    os.setpgid(0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

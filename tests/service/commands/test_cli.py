@@ -1,0 +1,405 @@
+"""The command: what it tells a person who asks, one JSON object for a program, and a sentence for a mistake."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model.engine.build import EngineOptions, build_engine, size_engine
+from model.engine.request import Request
+from model.engine.tables import BlockTables
+from model.net.checkpoint import read_config
+from model.params import SamplingParams
+from service.commands import cli
+from service.commands import inspect as inspect_cli
+from service.settings import PREFIX, Settings
+from tests.model.adapters import linears, merge, write_adapter
+from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
+from tests.model.net.formats.writing import GPTQ, gptq, is_matrix, pack_folder, plain_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny checkpoint with a token for each printable character."""
+    return write_letters(write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def attend(monkeypatch, capfd):
+    """Run the command here: (status, standard output, standard error)."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attend", *map(str, words)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0, *capfd.readouterr()
+        return 0, *capfd.readouterr()
+
+    return run
+
+
+def test_help_lists_every_command(attend):
+    status, out, _ = attend("--help")
+    assert status == 0
+    assert all(command in out for command in ("serve", "generate", "train", "inspect", "quality", "check"))
+
+
+def test_serve_help_lists_every_setting_with_its_variable_and_default(attend):
+    status, out, _ = attend("serve", "--help")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert status == 0
+    for name, field in Settings.model_fields.items():
+        (line,) = [line for line in lines if f"--{name.replace('_', '-')} " in line]
+        assert PREFIX + name.upper() in line
+        assert field.description in line
+        if field.default not in (None, ""):
+            assert f"(default {field.default})" in line
+
+
+def test_help_is_instant_because_it_loads_no_model_code():
+    code = "import sys, service.commands.cli; print(sorted({'torch', 'ray', 'grpc', 'fastapi'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("port", "eighty"), ("block_size", "17"), ("device", "tpu"), ("drain_seconds", "nan")]
+)
+def test_a_bad_variable_stops_the_start_with_a_sentence_that_names_it(attend, monkeypatch, command, name, value):
+    monkeypatch.setenv(PREFIX + name.upper(), value)
+    status, out, err = attend(command)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"attend: {PREFIX}{name.upper()} = {value!r} cannot be used: ")
+    assert err.count("\n") == 1
+
+
+def test_a_bad_flag_is_named_and_wins_over_a_good_variable(attend, monkeypatch):
+    monkeypatch.setenv("ATTEND_PORT", "8000")
+    status, out, err = attend("serve", "--port", "eighty")
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: port = 'eighty' cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("serve --deterministic", "serve --deterministic true"),
+        ("serve --deterministic --port 1", "serve --deterministic true --port 1"),
+        ("serve --deterministic false --port 1", "serve --deterministic false --port 1"),
+        ("serve folder --expose-docs", "serve folder --expose-docs true"),
+        ("generate --echo --json", "generate --echo --json"),
+        ("serve --port", "serve --port"),
+    ],
+)
+def test_a_flag_of_a_yes_or_no_setting_may_stand_alone(words, read):
+    assert read.split() == cli.with_values(words.split())
+
+
+def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
+    command = [sys.executable, "-m", "service.commands.cli", "serve", "--grpc-port", "70000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("attend: grpc_port = '70000' cannot be used: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
+    words = ("generate", "hello", "--model", folder, "--max-tokens", "5", "--json", "--return-token-ids", "--ignore-eos",
+             "--dtype", "float32", "--n", "2", "--seed", "3")  # fmt: skip
+    status, out, _ = attend(*words)
+    document = json.loads(out)
+    assert status == 0
+    assert (document["object"], document["model"], document["seed"]) == ("text_completion", "tiny", 3)
+    assert document["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 10,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert [choice["index"] for choice in document["choices"]] == [0, 1]
+    for choice in document["choices"]:
+        assert len(choice["token_ids"]) == 5
+        assert choice["text"] == "".join(chr(32 + token) for token in choice["token_ids"] if token < VOCAB - 1)
+    assert json.loads(attend(*words)[1])["choices"] == document["choices"]
+
+
+def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, monkeypatch, folder, tmp_path):
+    """Its folder is given, or its name in a variable or in a folder; others are not loaded."""
+    modules = linears(folder, ["q_proj", "v_proj", "down_proj"])
+    adapter = write_adapter(tmp_path / "lora" / "tone", modules)
+    merged = merge(folder, adapter, tmp_path / "merged", dict.fromkeys(modules, 2.0))
+
+    def said(*words):
+        status, out, err = attend("generate", "hello", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32",
+                                  "--json", "--return-token-ids", *words)  # fmt: skip
+        assert status == 0, err
+        document = json.loads(out)
+        return document["choices"][0]["token_ids"], document["model"], document["system_fingerprint"]
+
+    wanted, plain = said("--model", merged)[0], said("--model", folder)
+    ways = [{}, {"ATTEND_ADAPTER": f"tone={adapter},other=/nowhere"}, {"ATTEND_ADAPTERS_FOLDER": str(tmp_path / "lora")}]
+    for way in ways:
+        with monkeypatch.context() as variables:
+            for name, value in way.items():
+                variables.setenv(name, value)
+            found = said("--model", folder, "--adapter", "tone" if way else f"tone={adapter}")
+        assert found[:2] == (wanted, "tone") != plain[:2]
+        assert found[2].startswith(f"{plain[2]}-"), "other weights have another fingerprint"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("tone", "--adapter must be one adapter, NAME=FOLDER or a known NAME; got 'tone', and known are: none"),
+        ("a=/x,b=/y", "got 'a,b', and known are: a, b"),
+        ("tone=", "adapter = 'tone=' cannot be used: "),
+        ("tone=/nowhere", "/nowhere is not a folder"),
+        ("tiny=/nowhere", "another has the name 'tiny'"),
+    ],
+)
+def test_generate_refuses_an_adapter_that_it_cannot_use(attend, folder, given, told):
+    status, out, err = attend("generate", "hello", "--model", folder, "--adapter", given)
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ") and told in err and "Traceback" not in err
+
+
+def test_generate_refuses_what_is_no_text(attend, folder):
+    status, out, err = attend("generate", "a\udcff", "--model", folder)
+    assert (status, out) == (2, "")
+    assert "prompt" in err and "surrogate" in err
+
+
+def test_generate_streams_the_same_text_to_a_person(attend, folder):
+    words = ("generate", "--prompt-token-ids", "40,41", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
+    document = json.loads(attend(*words, "--json")[1])
+    status, out, _ = attend(*words)
+    assert (status, out) == (0, document["choices"][0]["text"] + "\n")
+    assert document["usage"]["prompt_tokens"] == 2
+
+
+def test_generate_takes_its_model_and_dtype_from_the_variables_too(attend, monkeypatch, folder, tmp_path):
+    """A setting comes from a flag, else from its variable, else from its default."""
+    monkeypatch.setenv("ATTEND_MODEL", str(tmp_path / "absent"))
+    status, _, err = attend("generate", "hello")
+    assert status == 2
+    assert str(tmp_path / "absent") in err
+    monkeypatch.setenv("ATTEND_DTYPE", "float8")
+    status, _, err = attend("generate", "hello", "--model", folder)
+    assert status == 2
+    assert "ATTEND_DTYPE" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--n", "9"), "n must be an integer from 1 to 8"),
+        (("--temperature", "3"), "temperature must be a number from 0 to 2"),
+        (("--max-tokens", "1000"), "maximum context length is 128 tokens"),
+        (("--stop-token-ids", "1,x"), "--stop-token-ids must be integers"),
+        (("--prompt-token-ids", "1;2"), "--prompt-token-ids must be integers"),
+        (("--prompt-token-ids", "96"), "from 0 to 95; got 96"),
+    ],
+)
+def test_a_mistake_in_generate_is_a_sentence_and_no_output(attend, folder, words, told):
+    status, out, err = attend("generate", "hello", "--model", folder, "--json", *words)
+    assert (status, out) == (2, "")
+    assert told in err
+    assert err.startswith("attend: ")
+    assert "Traceback" not in err
+
+
+def test_a_missing_folder_is_named(attend, tmp_path):
+    status, out, err = attend("generate", "hello", "--model", tmp_path / "nowhere")
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ")
+    assert str(tmp_path / "nowhere") in err
+    assert "Traceback" not in err
+
+
+def copied(folder, to):
+    for source in folder.iterdir():
+        (to / source.name).write_bytes(source.read_bytes())
+    return to
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGE = [
+    (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    (lambda folder: edit_config(folder, model_type="mamba"), "mamba"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+    (cut, "model.safetensors"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+    (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer.json"),
+    (lambda folder: write_tokenizer(folder), "tokenizer.json has token 31"),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGE)
+def test_a_damaged_checkpoint_stops_generate_with_the_file_named(attend, folder, tmp_path, damage, named):
+    damage(copied(folder, tmp_path))
+    status, out, err = attend("generate", "hello", "--model", tmp_path)
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ")
+    assert named in err
+    assert "Traceback" not in err
+
+
+def test_inspect_tells_what_the_engine_would_be(attend, folder):
+    status, out, _ = attend("inspect", folder, "--json")
+    found = json.loads(out)
+    info = build_engine(folder, EngineOptions(device="cpu", dtype="float32", kv_cache_memory=1 << 20)).info
+    assert status == 0
+    assert found["parameters"] == info.num_parameters
+    assert (found["family"], found["vocab_size"], found["max_model_len"]) == (info.family, info.vocab_size, info.max_model_len)
+    assert found["weights"] == {
+        "files": 1, "bytes": (folder / "model.safetensors").stat().st_size, "dtypes": ["float32"]
+    }  # fmt: skip
+    # Two layers; keys and values of two heads of 8.
+    assert {name: memory["kv_bytes_per_token"] for name, memory in found["memory"].items()} == {
+        "float32": 256, "bfloat16": 128, "float16": 128
+    }  # fmt: skip
+    assert found["memory"]["bfloat16"]["kv_tokens_in_gib"] == 64 * 128, "64 requests of 128 tokens need less than a GiB"
+    assert found["kv_int8"]["kv_bytes_per_token"] == 2 * 2 * 2 * (8 + 2), "a scale of two bytes beside each head"
+    assert found["memory"]["float32"]["weights_bytes"] == 4 * info.num_parameters
+    assert found["tokenizer"]["size"] == VOCAB
+    assert (found["chat_template"], found["supported"]) == (False, True)
+
+
+def test_inspect_tells_a_person_the_same(attend, folder):
+    status, out, err = attend("inspect", folder)
+    assert (status, err) == (0, "")
+    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;", "80 bytes a token;",
+                 "a cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
+        assert told in out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(attend, tmp_path, tied):
+    """A byte and, for 32 of them, a scale of two, for what is packed; four for the row of each matrix; two for the rest."""
+    plain = write_letters(plain_folder(tmp_path / "plain", tie_word_embeddings=tied))
+    outside = ("model.embed_tokens.weight",) if tied else ("model.embed_tokens.weight", "lm_head.weight")
+    folder = pack_folder(
+        plain,
+        gptq(8, 128, zeros=False),
+        GPTQ | {"bits": 8, "group_size": 128},
+        lambda name, each: is_matrix(name, each) or name in outside,
+    )
+    found = json.loads(attend("inspect", folder, "--json")[1])
+    assert found["format"] == "GPTQ (gptq), 8 bits, a scale for 128 columns of a row"
+    assert found["parameters"] == json.loads(attend("inspect", plain, "--json")[1])["parameters"]
+    held = [each for name, each in load_file(plain / "model.safetensors").items() if is_matrix(name, each) or name in outside]
+    packed, rows = sum(each.numel() for each in held), sum(map(len, held))
+    rest = found["parameters"] - packed
+    assert found["memory"]["bfloat16"]["weights_bytes"] == packed + packed // 16 + 4 * rows + 2 * rest
+    out = attend("inspect", folder)[1]
+    assert "quantised       GPTQ (gptq), 8 bits, a scale for 128 columns of a row" in out and "I32" in out
+
+
+def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
+    """Three of four layers: heads of 8 by 12 numbers, four of them, and 3 inputs of a convolution of 80 columns."""
+    folder = write_letters(write_checkpoint("qwen3_5_text", tmp_path / "tiny"))
+    size = 3 * 4 * (4 * 8 * 12 + 3 * 80)
+    memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
+    assert f"; states {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5_text"])
+def test_inspect_tells_how_many_tokens_a_cache_of_a_gib_holds(attend, monkeypatch, tmp_path, kind):
+    """So many find room, of one request or of all together, and not one more, also where layers have windows or states."""
+    memory = 1 << 24
+    monkeypatch.setattr(inspect_cli, "GIB", memory)
+    folder = write_letters(write_checkpoint(kind, tmp_path / "tiny"))
+    edit_config(folder, max_position_embeddings=1 << 16)
+    told = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    tokens, requests = told["kv_tokens_in_gib"], told["requests_in_gib"]
+    model = read_config(folder)
+    config = size_engine(model, torch.bfloat16, "cpu", EngineOptions(kv_cache_memory=memory))
+    blocks = [
+        model.block_bytes(group, config.block_size, 2) * (size.num_blocks + 1)  # and the reserved one
+        for group, size in zip(model.memory_groups, config.groups, strict=True)
+    ]
+    assert 0 <= memory - sum(blocks) < told["kv_bytes_per_token"] * config.block_size, "the next block would not fit"
+    tables = BlockTables(config)
+    one, *several = (Request(str(at), [1], 1, SamplingParams()) for at in range(1 + requests))
+    for request in (one, *several):
+        request.tables = tables.new()
+    assert tables.grow(one, tokens) and not tables.grow(one, tokens + 1)
+    tables.give_back(one)
+    assert all(tables.grow(request, tokens // requests // config.block_size * config.block_size) for request in several)
+
+
+def test_inspect_tells_what_a_token_takes_that_no_window_sees_any_more(attend, tmp_path):
+    """One of four layers sees all tokens, with keys and values of two heads of 8."""
+    folder = write_letters(write_checkpoint("gemma3_text", tmp_path / "tiny"))
+    memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    assert (memory["kv_bytes_per_token"], memory["kv_bytes_per_token_past_windows"]) == (4 * 64, 64)
+    assert "256 bytes a token, 64 bytes once it is out of the windows' sight; " in attend("inspect", folder)[1]
+
+
+def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
+    found = json.loads(attend("inspect", "--json")[1])
+    assert (found["family"], found["chat_template"], found["weights"]["dtypes"]) == ("qwen3", True, ["bfloat16"])
+
+
+def test_inspect_counts_the_shards_of_a_checkpoint(attend, folder, tmp_path):
+    copied(folder, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names, where = sorted(tensors), {}
+    for file, part in (("a.safetensors", names[:3]), ("b.safetensors", names[3:])):
+        save_file({name: tensors[name].bfloat16() if file[0] == "a" else tensors[name] for name in part}, tmp_path / file)
+        where |= dict.fromkeys(part, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    found = json.loads(attend("inspect", tmp_path, "--json")[1])
+    size = sum((tmp_path / name).stat().st_size for name in ("a.safetensors", "b.safetensors"))
+    assert found["weights"] == {"files": 2, "bytes": size, "dtypes": ["bfloat16", "float32"]}
+
+
+def eight_bits(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("damage", "named"), [*DAMAGE, (eight_bits, "up_proj.weight is F8_E4M3")])
+def test_inspect_ends_what_cannot_be_served_with_status_two_and_the_reason(attend, folder, tmp_path, damage, named):
+    damage(copied(folder, tmp_path))
+    status, out, err = attend("inspect", tmp_path)
+    assert (status, out) == (2, "")
+    assert err.startswith("attend: ")
+    assert named in err
+    status, out, err = attend("inspect", tmp_path, "--json")
+    document = json.loads(out)
+    assert (status, err, document["supported"]) == (2, "", False)
+    assert named in document["error"]
+
+
+def test_check_of_what_is_no_url_is_a_sentence(attend):
+    status, out, err = attend("check", "ftp://somewhere")
+    assert (status, out) == (2, "")
+    assert err == "attend: URL must be as http://HOST:PORT; got 'ftp://somewhere'\n"
+
+
+def test_a_benchmark_is_run_with_its_own_flags_and_another_name_is_refused(attend):
+    status, out, _ = attend("bench", "scheduler", "--running", "2", "4")
+    assert status == 0
+    assert "us a request" in out
+    for name in ("nothing", "../engine"):
+        status, _, err = attend("bench", name)
+        assert status == 2
+        assert f"there is no benchmark '{name}' here" in err

@@ -1,0 +1,190 @@
+"""Long work stands back behind everything else; short work does not."""
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import Overloaded
+from service.generation.aside import LARGE, MOST_LARGE, Places, TurnPool, alone, aside
+
+
+def policy() -> int:
+    return os.sched_getscheduler(threading.get_native_id())
+
+
+def test_large_work_runs_when_nothing_else_wants_to_and_small_work_at_once():
+    async def run() -> list[int]:
+        return [await aside(policy, size) for size in (1, LARGE, LARGE + 1)]
+
+    assert [os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_IDLE] == asyncio.run(run())
+    assert os.SCHED_OTHER == policy(), "the caller's own thread is as it was"
+
+
+def test_small_work_does_not_wait_for_large_work():
+    async def run() -> str:
+        gate = threading.Event()
+        large = asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1))
+        told = await asyncio.wait_for(aside(lambda: "small", 1), 20)
+        gate.set()
+        assert await large
+        return told
+
+    assert "small" == asyncio.run(run())
+
+
+def test_no_more_than_so_many_large_ones_wait(monkeypatch):
+    gate = threading.Event()
+
+    async def run() -> list[bool]:
+        waiting = [asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="long texts are waiting"):
+            await aside(lambda: "one more", LARGE + 1)
+        assert await aside(lambda: "small", LARGE) == "small"
+        gate.set()
+        return [*(await asyncio.gather(*waiting)), await aside(lambda: True, LARGE + 1)]
+
+    assert all(asyncio.run(run()))
+
+
+@pytest.mark.parametrize("size", [1, LARGE + 1])
+def test_an_error_comes_back_to_the_caller(size):
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(aside(lambda: 1 // 0, size))
+
+
+def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_works():
+    began, ended = [], []
+
+    def work(seconds: float) -> None:
+        began.append(time.perf_counter())
+        start = time.thread_time()
+        while time.thread_time() < start + seconds:
+            pass
+        ended.append(time.perf_counter())
+
+    async def run() -> None:
+        await asyncio.gather(*(alone(partial(work, 0.05), owner) for owner in "abcd"))
+
+    asyncio.run(run())
+    rests = [after - before for before, after in zip(ended, began[1:], strict=False)]
+    assert len(rests) == 3 and min(rests) >= 0.05
+
+
+# Turns and places
+
+
+def test_owners_take_turns_so_that_the_first_work_of_one_does_not_wait_for_all_work_of_another():
+    pool, gate, order = TurnPool(1, "test"), threading.Event(), []
+    busy = pool.submit("greedy", lambda: gate.wait(20))
+    later = [pool.submit("greedy", lambda each=each: order.append(("greedy", each))) for each in range(5)]
+    later += [pool.submit(owner, lambda owner=owner: order.append((owner, 0))) for owner in ("b", "c", "b", None)]
+    gate.set()
+    wait([busy, *later], 20)
+    assert [("greedy", 0), ("b", 0), ("c", 0), (None, 0), ("greedy", 1), ("b", 0), *(("greedy", n) for n in (2, 3, 4))] == order
+
+
+def test_work_that_is_given_up_before_its_turn_is_never_begun_and_holds_up_nobody():
+    pool, gate, begun = TurnPool(1, "test"), threading.Event(), []
+    busy = pool.submit("a", lambda: gate.wait(20))
+    dropped = pool.submit("a", lambda: begun.append("dropped"))
+    kept = pool.submit("a", lambda: begun.append("kept"))
+    assert dropped.cancel()
+    gate.set()
+    wait([busy, kept], 20)
+    assert begun == ["kept"]
+
+
+def test_work_that_is_given_up_before_its_turn_lets_go_of_its_text_at_once():
+    class Text:
+        pass
+
+    def asked(owner: str) -> tuple[Future, weakref.ref]:
+        text = Text()
+        return pool.submit(owner, lambda: text), weakref.ref(text)
+
+    pool, gate = TurnPool(1, "test"), threading.Event()
+    busy = pool.submit("a", lambda: gate.wait(20))
+    dropped = [asked(owner) for owner in ("a", "a", "b")]
+    kept, _ = asked("b")
+    try:
+        assert all(future.cancel() for future, _ in dropped)
+        assert [None] * 3 == [text() for _, text in dropped]
+    finally:
+        gate.set()
+    wait([busy, kept], 20)
+    assert not pool._waiting
+
+
+def test_of_large_texts_one_key_may_not_have_all_places():
+    gate = threading.Event()
+
+    async def run() -> bool:
+        try:
+            waiting = []
+            for _ in range(MOST_LARGE // 4):
+                waiting.append(asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
+                await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="'greedy'"):
+                await asyncio.wait_for(aside(lambda: "one more", LARGE + 1, owner="greedy"), 5)
+            waiting.append(asyncio.ensure_future(aside(lambda: True, LARGE + 1, owner="other")))
+            await asyncio.sleep(0)
+        finally:
+            gate.set()
+        return all(await asyncio.gather(*waiting))
+
+    assert asyncio.run(run())
+
+
+law = settings(max_examples=100, derandomize=True, deadline=None)
+moves = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 6), st.booleans()), max_size=60)
+
+
+@law
+@given(st.integers(1, 40), moves)
+def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_nothing_finds_a_place_while_one_is_free(
+    most, moves
+):
+    places, held = Places(most, "are held"), []
+    for owner, amount, stays in moves:
+        mine, free = sum(n for who, n, _ in held if who == owner), most - sum(n for _, n, _ in held)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(places.hold(owner, amount))
+            except Overloaded:
+                assert amount > free or (mine and mine + amount > (free - amount) / 3)
+            else:
+                assert amount <= free and (not mine or mine + amount <= most / 4)
+                held.append((owner, amount, stack.pop_all()))
+        if held and not stays:
+            held.pop(0)[2].close()
+    assert places._taken == sum(places._held.values()) == sum(n for _, n, _ in held)
+    assert all(places._held.values())
+
+
+def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
+    def taken(owners: int) -> int:
+        places, count = Places(320, "are held"), 0
+        with ExitStack() as stack:
+            for owner in [*range(owners)] * 320:
+                with suppress(Overloaded):
+                    stack.enter_context(places.hold(str(owner)))
+                    count += 1
+        return count
+
+    assert [taken(owners) for owners in (1, 2, 10)] == [80, 128, 245]
+
+
+def test_callers_without_keys_share_all_places():
+    places = Places(3, "are held")
+    with places.hold(None), places.hold(None), places.hold(None), pytest.raises(Overloaded, match="3 are held already"):
+        places.hold(None).__enter__()

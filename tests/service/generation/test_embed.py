@@ -1,0 +1,241 @@
+"""POST /v1/embeddings and gRPC Embed: the same vectors on both, of length 1, in the order of the texts."""
+
+import asyncio
+import base64
+import struct
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from model.engine.build import EngineOptions, build_engine
+from model.errors import QueueFull
+from model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.access.quota import Limits
+from service.generation.embed import MOST_INPUTS
+from tests.fakes import FakeEngine, Server, build_server, grpc_channel
+from tests.model.checkpoints import their_model, write_checkpoint
+from tests.model.engine.machines import until
+from tests.model.test_pooling import modes, written
+from tests.wire.exchange import SECRET, serve
+
+
+def unit(*numbers: float) -> list[float]:
+    return [number / sum(each * each for each in numbers) ** 0.5 for number in numbers]
+
+
+def post(server: Server, **body: Any) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with server.http() as client:
+            return await client.post("/v1/embeddings", json=body)
+
+    return asyncio.run(call())
+
+
+def embed(server: Server, *inputs: pb.EmbedInput, **fields: Any) -> pb.EmbedResponse:
+    async def call() -> pb.EmbedResponse:
+        async with grpc_channel(server) as channel:
+            return await GenerationServiceStub(channel).Embed(pb.EmbedRequest(inputs=inputs, **fields))
+
+    return asyncio.run(call())
+
+
+A, B = unit(97, -98, 2, 3), unit(99, -99, 1, 3)
+SHAPES = {
+    "a text": ("ab", [A]),
+    "texts": (["ab", "c", "ab"], [A, B, A]),
+    "token ids": ([97, 98], [A]),
+    "lists of token ids": ([[99], [97, 98]], [B, A]),
+    "an empty text": ("", [unit(256, -256, 1, 3)]),
+}
+
+
+@pytest.mark.parametrize(("given", "wanted"), SHAPES.values(), ids=SHAPES)
+def test_the_vectors_come_in_the_order_of_the_texts(given, wanted):
+    answer = post(build_server(), input=given).json()
+    count = sum(2 if vector == A else 1 for vector in wanted)
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    assert (answer["object"], answer["model"]) == ("list", "fake")
+    assert [(each["object"], each["index"]) for each in answer["data"]] == [("embedding", at) for at in range(len(wanted))]
+    assert [each["embedding"] for each in answer["data"]] == [pytest.approx(each) for each in wanted]
+
+
+def test_both_transports_give_the_same_vectors():
+    over_http = post(build_server(), input=["ab", "c"], dimensions=3).json()
+    response = embed(build_server(), pb.EmbedInput(text="ab"), pb.EmbedInput(token_ids={"ids": [99]}), dimensions=3)
+    assert [list(each.values) for each in response.embeddings] == [pytest.approx(e["embedding"]) for e in over_http["data"]]
+    assert (response.num_prompt_tokens, response.system_fingerprint) == (over_http["usage"]["prompt_tokens"], "fp_fake")
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 4])
+def test_dimensions_are_the_first_numbers_with_length_one(dimensions):
+    [one] = post(build_server(), input="ab", dimensions=dimensions).json()["data"]
+    assert one["embedding"] == pytest.approx(unit(*[97, -98, 2, 3][:dimensions]))
+
+
+def test_base64_is_the_same_numbers_as_little_endian_float32():
+    [one] = post(build_server(), input="ab", encoding_format="base64").json()["data"]
+    [same] = post(build_server(), input="ab").json()["data"]
+    assert struct.unpack("<4f", base64.b64decode(one["embedding"])) == tuple(np.float32(same["embedding"]))
+
+
+def test_a_truncated_text_is_its_end():
+    [one] = post(build_server(), input="a" * 300 + "b", truncate_prompt_tokens=1).json()["data"]
+    assert one["embedding"] == pytest.approx(unit(98, -98, 1, 3))
+
+
+def test_the_pooling_is_the_checkpoints():
+    server = build_server(embedding=EmbeddingRules(Pooling.MEAN, None, ""))
+    assert post(server, input="ab").json()["data"][0]["embedding"] == pytest.approx(unit(97, -98, 2, 4))
+    [request] = server.engine.requests
+    assert (request.pooling, request.max_tokens) == (Pooling.MEAN, 0)
+
+
+REFUSED = {
+    "no input": ({}, "input", "required"),
+    "no texts": ({"input": []}, "input", "1 to 128"),
+    "too many texts": ({"input": ["a"] * (MOST_INPUTS + 1)}, "input", "128"),
+    "no tokens": ({"input": [[]]}, "input", "at least one token id"),
+    "an unknown token": ({"input": [257]}, "input", "257"),
+    "a text that is too long": ({"input": ["a", "a" * 101]}, "input", "at most 100 tokens; got 101"),
+    "token ids beyond the context": ({"input": [97] * 129}, "input", "128 tokens"),
+    "too many characters": ({"input": "a" * 20_000}, "input", "20000 characters"),
+    "no dimensions": ({"input": "a", "dimensions": 0}, "dimensions", "1 to 4"),
+    "too many dimensions": ({"input": "a", "dimensions": 5}, "dimensions", "1 to 4"),
+    "another format": ({"input": "a", "encoding_format": "int8"}, "encoding_format", "float"),
+    "a mixed list": ({"input": ["a", 3]}, "input", "list"),
+    "an unknown model": ({"input": "a", "model": "no"}, "model", "does not exist"),
+}
+
+
+@pytest.mark.parametrize(("body", "param", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_names_the_field(body, param, words):
+    server = build_server()
+    answer = post(server, **body)
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404)
+    assert (error["param"], words in error["message"]) == (param, True), error
+    assert not server.engine.requests
+    assert server.outcomes() == {("http", "/v1/embeddings", "invalid"): 1}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "fields", "words"),
+    [
+        ([], {}, "1 to 128"),
+        ([pb.EmbedInput(text="a")] * 129, {}, "128"),
+        ([pb.EmbedInput()], {}, "text or token_ids"),
+        ([pb.EmbedInput(token_ids={})], {}, "at least one token id"),
+        ([pb.EmbedInput(token_ids={"ids": [97] * 129})], {}, "128 tokens"),
+        ([pb.EmbedInput(text="a")], {"dimensions": 5}, "1 to 4"),
+    ],
+)
+def test_a_refusal_over_grpc_is_an_invalid_argument(inputs, fields, words):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        embed(build_server(), *inputs, **fields)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in caught.value.details()
+
+
+def test_a_checkpoint_without_pooling_says_why_and_serves_text():
+    server = build_server(embedding=NO_EMBEDDINGS)
+    answer = post(server, input="a")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+    assert "no modules.json" in answer.json()["error"]["message"]
+    with pytest.raises(grpc.aio.AioRpcError, match=r"no modules\.json"):
+        embed(server, pb.EmbedInput(text="a"))
+    assert server.post({"prompt": "a"}).status_code == 200
+
+
+def test_a_call_is_counted_with_its_tokens_and_has_no_answer():
+    server = build_server()
+    post(server, input=["ab", "c"])
+    embed(server, pb.EmbedInput(text="ab"))
+    assert server.outcomes() == {("http", "/v1/embeddings", "stop"): 1, ("grpc", "Embed", "stop"): 1}
+    assert server.value("attend_prompt_tokens_total") == 5
+    assert server.value("attend_generation_tokens_total") == 0
+
+
+def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
+    server = serve(FakeEngine(), Limits(tokens_per_minute=4), None, tmp_path)
+    headers = {"authorization": f"Bearer {SECRET}"}
+
+    async def call() -> list[int]:
+        async with server.http() as client:
+            body = {"input": ["ab", "c"]}
+            return [(await client.post("/v1/embeddings", json=body, headers=headers)).status_code for _ in range(2)]
+
+    assert asyncio.run(call()) == [200, 429]
+
+
+class Partly(FakeEngine):
+    """An engine that makes one vector, and no more in time."""
+
+    def _advance(self, request, steps):
+        return super()._advance(request, 1 if request.request_id.endswith("-0") else 0)
+
+
+def test_a_deadline_that_passes_before_the_last_vector_is_an_error():
+    server = build_server(Partly())
+    answer = post(server, input=["a", "b"], deadline_ms=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert server.outcomes() == {("http", "/v1/embeddings", "deadline"): 1}
+    assert not server.engine.open
+
+
+def test_a_drain_and_a_full_queue_are_refusals():
+    draining, full = FakeEngine(), FakeEngine()
+    draining.drain()
+    full.refusal = QueueFull("the queue is full")
+    assert [post(build_server(engine), input="a").status_code for engine in (draining, full)] == [503, 429]
+
+
+def test_who_leaves_frees_his_requests():
+    server = build_server(FakeEngine(held=True))
+
+    async def leave() -> None:
+        async with server.http() as client:
+            call = asyncio.create_task(client.post("/v1/embeddings", json={"input": ["a", "b"]}))
+            await until(lambda: server.engine.open)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert not server.engine.open
+    assert server.outcomes() == {("http", "/v1/embeddings", "abort"): 1}
+
+
+def test_vectors_hold_their_places_until_they_are_written(monkeypatch):
+    """More than there are places for is refused, and the places come back."""
+    monkeypatch.setattr("service.generation.generation.MOST_VECTORS", 8)
+    server = build_server()
+    assert [post(server, input=["a"] * count).status_code for count in (2, 3, 2)] == [200, 429, 200]
+    assert server.service._vectors.taken == 0
+
+
+@pytest.mark.parametrize(("pooling", "mode"), [("last", "lasttoken"), ("mean", "mean_tokens")])
+def test_a_served_checkpoint_gives_the_vectors_of_transformers(tmp_path, pooling, mode):
+    """From its files to the answer, in chunks, through the step thread; every block is free afterwards."""
+    folder = write_checkpoint("qwen3", tmp_path)
+    written(folder, pooling=modes(mode))
+    texts = [[5, 17, 80, 3], [*range(8, 60)], [44]]
+    theirs = [their_model(folder).model(torch.tensor([text])).last_hidden_state[0].detach() for text in texts]
+    wanted = [hidden_TE[-1] if pooling == "last" else hidden_TE.mean(dim=0) for hidden_TE in theirs]
+    options = EngineOptions(device="cpu", dtype="float32", backend="torch", max_batch_tokens=16, kv_cache_memory=1 << 22)
+    engine = build_engine(folder, options)
+    engine.start()
+    try:
+        server = build_server(engine, embedding=read_rules(folder))
+        answer = post(server, input=texts).json()
+        assert server.post({"prompt": texts[0]}).status_code == 200
+        assert engine.stats().num_free_blocks == engine.info.num_blocks
+    finally:
+        engine.close()
+    assert answer["usage"]["prompt_tokens"] == 57
+    for found, hidden_E in zip(answer["data"], wanted, strict=True):
+        assert np.abs(np.array(found["embedding"]) - (hidden_E / hidden_E.norm()).numpy()).max() < 1e-5

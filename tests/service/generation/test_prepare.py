@@ -1,0 +1,159 @@
+"""Preparing a call holds the event loop for no longer than a millisecond or so, whatever the call asks for.
+
+Work is counted, not timed: the calls that the loop's thread makes without a pause, and the characters it tokenizes and decodes.
+"""
+
+import asyncio
+import sys
+import threading
+from asyncio import events
+
+import pytest
+
+from model.errors import ContextTooLong, InvalidRequest
+from model.grammar import GrammarSpec
+from model.params import DecodingParams, SamplingParams, StopRules
+from model.tokenizer import Tokenizer
+from service.generation.answer import Answer
+from service.generation.prepare import INLINE_CHARACTERS, Preparation
+from service.records import ChatPrompt, Command
+from tests.fakes import byte_tokenizer, info
+
+LONG = 50_000
+MOST_CALLS = 2000
+"""Of Python and of C, at some 0.3 us each."""
+
+
+def preparation(limit: int = LONG) -> Preparation:
+    return Preparation(info(max_model_len=limit, num_blocks=100_000), byte_tokenizer())
+
+
+def command(*prompts, rules: dict | None = None, **more) -> Command:
+    stops = StopRules(**{"max_tokens": 4} | (rules or {}))
+    given = {"prompts": prompts or ("a",), "stops": stops, "sampling": SamplingParams(seed=1), "request_id": "test"}
+    return Command(**given | more)
+
+
+class Watch:
+    """What the thread of the event loop does: the most calls in one turn of it, and all characters through the tokenizer."""
+
+    def __init__(self, monkeypatch):
+        self.most = self.calls = self.characters = 0
+        self.encoded = []
+        """Every text that was tokenized, in whatever thread."""
+        self._thread = threading.get_ident()
+        monkeypatch.setattr(Tokenizer, "encode", self._counting(Tokenizer.encode))
+        monkeypatch.setattr(Tokenizer, "decode", self._counting(Tokenizer.decode))
+        genuine = events.Handle._run
+
+        def turn(handle):
+            self.calls = 0
+            genuine(handle)
+            self.most = max(self.most, self.calls)
+
+        monkeypatch.setattr(events.Handle, "_run", turn)
+
+    def _counting(self, genuine):
+        def counted(tokenizer, given, **more):
+            self.encoded += [given] if isinstance(given, str) else []
+            self.characters += len(given) * (threading.get_ident() == self._thread)
+            return genuine(tokenizer, given, **more)
+
+        return counted
+
+    def _count(self, frame, event, argument):
+        self.calls += event in ("call", "c_call")
+
+    def prepare(self, asked: Command, by: Preparation) -> dict[str, Answer]:
+        async def prepared():
+            sys.setprofile(self._count)
+            try:
+                return await by.answers(asked)
+            finally:
+                sys.setprofile(None)
+
+        return asyncio.run(prepared())
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    return Watch(monkeypatch)
+
+
+WORDS = tuple(f"{number:02}" + "x" * 254 for number in range(64))
+HOSTILE = {
+    "bad words of many answers": command(*["a"] * 16, n=8, decoding=DecodingParams(bad_words=WORDS)),
+    "bad words of one": command(decoding=DecodingParams(bad_words=WORDS)),
+    "texts, each of which is short": command(*["a" * (INLINE_CHARACTERS - 1)] * 128),
+    "one long text": command("a" * 40_000),
+    "token ids": command((97,) * 40_000),
+    "lists of token ids": command(*[(97,) * 4000] * 128),
+    "an echo of token ids": command((97,) * 4000, echo=True),
+    "echoes of token ids": command(*[(97,) * 1000] * 128, echo=True),
+    "a text that is cut and echoed": command("a" * 40_000, echo=True, truncate_prompt_tokens=30_000),
+    "token ids that are cut": command((97,) * 400_000, truncate_prompt_tokens=3),
+    "allowed tokens": command(decoding=DecodingParams(allowed_token_ids=tuple(range(257)))),
+    "stop strings": command(*["a"] * 16, n=8, rules={"stop": tuple(f"{n}" + "ab" * 127 for n in range(4))}),
+    "stop tokens": command(*["a"] * 16, n=8, rules={"stop_token_ids": tuple(range(250))}),
+    "biases": command(*["a"] * 16, n=8, decoding=DecodingParams(logit_bias=dict.fromkeys(range(257), 1.0))),
+    "tokens received": command(resume_token_ids=(97,) * 20_000, rules={"max_tokens": 30_000, "stop": ("ab" * 127,)}),
+    "answers": command(*["a"] * 128),
+    "a conversation": command(ChatPrompt(lambda: "a" * 40_000)),
+}
+
+
+@pytest.mark.parametrize("asked", HOSTILE.values(), ids=HOSTILE)
+def test_no_call_holds_the_event_loop_while_it_is_prepared(watch, asked):
+    answers = watch.prepare(asked, preparation())
+    assert len(answers) == asked.num_answers
+    assert watch.characters <= INLINE_CHARACTERS
+    assert watch.most <= MOST_CALLS
+
+
+def test_the_largest_calls_that_are_prepared_on_the_event_loop_stay_within_the_bound(watch):
+    for prompts in range(1, 40):
+        watch.characters = 0
+        watch.prepare(
+            command(*["a" * (INLINE_CHARACTERS // prompts - 40)] * prompts if prompts < 20 else ["a"] * prompts), preparation()
+        )
+        assert watch.characters <= INLINE_CHARACTERS
+        assert watch.most <= MOST_CALLS
+    assert watch.most > 100, "the watch does see something"
+
+
+def test_a_plain_call_is_prepared_without_a_change_of_threads(monkeypatch):
+    monkeypatch.setattr("service.generation.prepare.aside", None)
+    assert asyncio.run(preparation().answers(command("def f(x):" * 100, n=2)))
+
+
+def test_bad_words_are_tokenized_once_for_all_answers_of_a_call(watch):
+    watch.prepare(command(*["a"] * 16, n=8, decoding=DecodingParams(bad_words=("x", "y"))), preparation())
+    assert sorted(text for text in watch.encoded if text != "a") == [" x", " y", "x", "y"]
+
+
+def test_a_grammar_follows_received_tokens_beside_the_event_loop(watch):
+    asked = command(
+        resume_token_ids=(ord("a"),) * 3000,
+        rules={"max_tokens": 4000},
+        grammar=GrammarSpec("regex", "a{3500}"),
+    )
+    (answer,) = watch.prepare(asked, preparation()).values()
+    assert answer.num_tokens == 3000
+    assert watch.most <= MOST_CALLS
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "field"),
+    [
+        (command("a" * 100_000), ContextTooLong, "prompt"),
+        (command(ChatPrompt(lambda: "a" * 100_000)), ContextTooLong, "prompt"),
+        (command((97,) * 101), ContextTooLong, "prompt"),
+        (command(resume_token_ids=(97,) * 101, rules={"max_tokens": 200}), InvalidRequest, "resume_token_ids"),
+        (command(decoding=DecodingParams(allowed_token_ids=(97,) * 258)), InvalidRequest, "allowed_token_ids"),
+    ],
+)
+def test_what_cannot_fit_is_refused_unread(watch, asked, error, field):
+    with pytest.raises(error) as caught:
+        watch.prepare(asked, preparation(100))
+    assert caught.value.field == field
+    assert watch.encoded == []

@@ -1,0 +1,273 @@
+"""How much room there is, and how long a call would take: what the estimate says is what then happens."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.config import EngineConfig
+from model.engine.engine import Engine
+from model.engine.plan import StepInput, StepResult
+from model.engine.request import EngineStats, FinishReason, Request, StepReport
+from model.engine.scheduler import Scheduler
+from model.errors import InvalidRequest
+from model.params import SamplingParams
+from service.observe.capacity import (
+    Load,
+    LoadMeter,
+    Pace,
+    Question,
+    answer_seconds,
+    estimate,
+    fits,
+    read_question,
+    wait_seconds,
+)
+from tests.fakes import info
+from tests.model.engine.machines import Clock, Done
+
+INFO = info(max_batch_requests=8, num_blocks=64, block_size=16, max_model_len=512)
+BUSY = Pace(1000, 200, step_seconds=0.01, prompt_tokens_per_second=5000, steps_per_request=40)
+"""A request takes 0.4 s; eight at once end every 0.05 s."""
+
+
+def load(running=0, waiting=0, free=64, pace=BUSY, **changes) -> Load:
+    return Load(replace(INFO, **changes), EngineStats(running, waiting, free), pace)
+
+
+class TimedRunner:
+    """A machine of known speed: each step and each of its tokens takes so long on the clock."""
+
+    STEP, TOKEN = 0.010, 0.0001
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def submit(self, step: StepInput) -> Done:
+        self.clock.now += self.STEP + self.TOKEN * step.num_tokens
+        return Done(StepResult(dict.fromkeys(step.draw_ids, 1)))
+
+
+class Queue:
+    """The real scheduler on that machine, with `depth` requests waiting at any time, and a meter beside it."""
+
+    def __init__(self, depth: int, lengths: tuple[int, int], seed: int = 0, **sizes: int) -> None:
+        self.clock, self.random = Clock(), random.Random(seed)
+        self.config = EngineConfig(max_model_len=512, **({"num_blocks": 1024, "max_batch_requests": 8} | sizes))
+        self.engine = Engine(Scheduler(self.config, self.clock), TimedRunner(self.clock), self.clock)
+        self.meter = LoadMeter(self.clock)
+        self.engine.observer = self.meter.stepped
+        self.depth, self.lengths, self.ended_at, self.num = depth, lengths, {}, 0
+
+    def request(self, prompt: int, answer: int) -> Request:
+        self.num += 1
+        return Request(str(self.num), [1] * prompt, answer, SamplingParams())
+
+    def step(self) -> None:
+        while self.engine.scheduler.num_waiting < self.depth:
+            self.engine.add(self.request(self.random.randint(1, 100), self.random.randint(*self.lengths)))
+        for output in self.engine.step():
+            if output.finish_reason is not None:
+                self.ended_at[output.request_id] = self.clock.now
+
+    def load(self) -> Load:
+        sizes = {name: getattr(self.config, name) for name in ("max_model_len", "num_blocks", "max_batch_requests")}
+        return Load(info(block_size=self.config.block_size, **sizes), self.engine.stats(), self.meter.pace())
+
+    def probe(self, prompt: int, answer: int) -> tuple[float, float, float, float]:
+        """Estimated and real wait, estimated and real seconds to the last token."""
+        question = Question(prompt, answer)
+        now, told = self.clock.now, self.load()
+        request = self.request(prompt, answer)
+        self.engine.add(request)
+        while request.request_id not in self.ended_at:
+            self.step()
+        return (
+            wait_seconds(told, question),
+            request.scheduled_at - now,
+            answer_seconds(told, question),
+            self.ended_at[request.request_id] - now,
+        )
+
+
+SHAPES = {
+    "all alike": {"depth": 20, "lengths": (50, 50)},
+    "all sorts": {"depth": 20, "lengths": (1, 200)},
+    "a long queue": {"depth": 120, "lengths": (10, 60)},
+    "a short queue": {"depth": 8, "lengths": (10, 100)},
+    "one at a time": {"depth": 10, "lengths": (10, 60), "max_batch_requests": 1},
+}
+SCARCE = {
+    "few blocks": {"depth": 20, "lengths": (20, 200), "num_blocks": 48, "max_batch_requests": 64},
+    "more blocks": {"depth": 40, "lengths": (20, 200), "num_blocks": 256, "max_batch_requests": 64},
+}
+
+
+def probed(shape) -> list[tuple[float, float, float, float]]:
+    """Probes of a queue that has been steady for long."""
+    queue = Queue(**shape)
+    for _ in range(2000):
+        queue.step()
+    probes = []
+    for _ in range(12):
+        probes.append(queue.probe(40, 60))
+        for _ in range(queue.random.randint(1, 100)):
+            queue.step()
+    return probes
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_in_a_steady_queue_each_estimate_is_within_a_factor_of_two_of_what_happens(shape):
+    for wait, real_wait, end, real_end in probed(shape):
+        assert 0.5 < wait / real_wait < 2
+        assert 0.5 < end / real_end < 2
+
+
+@pytest.mark.parametrize("shape", SCARCE.values(), ids=SCARCE)
+def test_where_requests_give_way_to_others_for_blocks_the_estimates_are_right_in_the_mean(shape):
+    """A preempted request goes back before those that wait, so that single waits scatter."""
+    waits, real_waits, ends, real_ends = (mean(column) for column in zip(*probed(shape), strict=True))
+    assert 0.5 < waits / real_waits < 2
+    assert 0.5 < ends / real_ends < 2
+
+
+def test_a_call_that_the_next_step_takes_up_waits_no_time_and_one_more_would():
+    question = Question(160, 10)  # ten blocks
+    assert wait_seconds(load(), question) == 0
+    assert wait_seconds(load(7, 0, 10), question) == 0
+    assert wait_seconds(load(8, 0, 10), question) > 0  # no place
+    assert wait_seconds(load(7, 0, 9), question) > 0  # no blocks
+    assert wait_seconds(load(7, 1, 10), question) > 0  # somebody before it
+
+
+def test_an_idle_queue_needs_no_measurement_to_know_that_there_is_no_wait_but_says_nothing_of_the_rest():
+    assert wait_seconds(load(pace=Pace()), Question()) == 0
+    assert answer_seconds(load(pace=Pace()), Question()) is None
+    assert wait_seconds(load(8, 5, 30, Pace()), Question()) is None
+    unended = replace(BUSY, steps_per_request=None)
+    assert wait_seconds(load(8, 5, 30, unended), Question()) is None
+
+
+def test_the_wait_is_the_requests_that_must_end_over_how_fast_they_end():
+    assert wait_seconds(load(8, 0, 30), Question(1)) == pytest.approx(1 * 40 * 0.01 / 8)
+    assert wait_seconds(load(8, 9, 60), Question(1)) == pytest.approx(10 * 40 * 0.01 / 8)
+    assert answer_seconds(load(8, 9, 60), Question(500, 10)) == pytest.approx(0.5 + 500 / 5000 + 10 * 0.01)
+
+
+counts = st.integers(0, 200)
+some = st.one_of(st.none(), st.floats(1e-6, 1e6))
+paces = st.builds(Pace, st.just(0.0), st.just(0.0), some, some, some)
+questions = st.builds(Question, st.integers(0, 600), st.integers(0, 600))
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.integers(0, 8), counts, st.integers(0, 64), paces, questions)
+def test_an_estimate_is_never_negative_never_nan_and_never_shrinks_with_the_queue(running, waiting, free, pace, question):
+    now, later = (wait_seconds(load(running, n, free, pace), question) for n in (waiting, waiting + 1))
+    for seconds in (now, later, answer_seconds(load(running, waiting, free, pace), question)):
+        assert seconds is None or (seconds >= 0 and math.isfinite(seconds))
+    assert later is None or now <= later
+    assert fits(INFO, question) or now is later is None
+
+
+def test_a_call_that_cannot_fit_has_no_times():
+    question = Question(500, 13)
+    assert not fits(INFO, question)
+    assert fits(INFO, Question(500, 12))
+    assert not fits(INFO, Question(0, 512))  # an empty prompt is one token
+    assert wait_seconds(load(), question) is answer_seconds(load(), question) is None
+
+
+def test_rates_are_those_of_the_last_ten_seconds():
+    clock = Clock(1000.0)
+    meter = LoadMeter(clock)
+    assert meter.pace() == Pace()
+    for _ in range(400):  # twenty seconds of twenty steps each
+        clock.now += 0.05
+        meter.stepped(StepReport(0.05, 4, 6, num_drawn=4))
+    assert meter.pace().drawn_per_second == pytest.approx(80, rel=0.05)
+    assert meter.pace().computed_per_second == pytest.approx(120, rel=0.05)
+    clock.now += 5
+    assert meter.pace().drawn_per_second == pytest.approx(40, rel=0.1)
+    clock.now += 6
+    assert meter.pace().drawn_per_second == 0
+    assert meter.pace().step_seconds == pytest.approx(0.05)  # of the last steps, however long ago
+
+
+def test_a_young_meter_divides_by_its_age():
+    clock = Clock(7.0)
+    meter = LoadMeter(clock)
+    for _ in range(20):
+        clock.now += 0.1
+        meter.stepped(StepReport(0.1, 1, 1, num_drawn=1))
+    assert meter.pace().drawn_per_second == pytest.approx(10)
+
+
+def test_prompts_are_measured_in_steps_that_are_mostly_prompts():
+    meter = LoadMeter(Clock())
+    meter.stepped(StepReport(0.01, 8, 12, num_drawn=8))
+    assert meter.pace().prompt_tokens_per_second is None
+    meter.stepped(StepReport(0.1, 2, 1001, num_drawn=1))
+    assert meter.pace().prompt_tokens_per_second == pytest.approx(10000)
+
+
+def test_a_request_that_is_taken_away_counts_as_one_that_ended():
+    queue = Queue(0, (1, 1))
+    for _ in range(2):
+        request = queue.request(3, 50)
+        queue.engine.add(request)
+        for _ in range(10):
+            queue.step()
+        queue.engine.abort(request.request_id, FinishReason.ABORT)
+    queue.engine.add(queue.request(3, 1))
+    queue.step()
+    assert queue.meter.pace().steps_per_request == pytest.approx(21 / 3, rel=0.1)
+
+
+def test_the_document_sums_over_replicas_and_tells_the_times_of_the_least_wait():
+    loads = [load(8, 9, 60), load(2, 0, 50), load(8, 3, 10)]
+    told = estimate(loads, 4, Question(10, 20))
+    json.dumps(told, allow_nan=False)
+    assert told["replicas"] == {"expected": 4, "answered": 3}
+    sums = ("free_blocks", "num_blocks", "running", "waiting", "max_batch_requests", "tokens_per_second")
+    assert [told[name] for name in sums] == [120, 192, 18, 12, 24, 600]
+    assert (told["block_size"], told["max_model_len"], told["fits"]) == (16, 512, True)
+    assert told["estimated_wait_seconds"] == 0
+    assert told["estimated_seconds"] == pytest.approx(10 / 5000 + 20 * 0.01)
+
+
+def test_a_wait_that_is_known_is_told_before_one_that_is_not():
+    told = estimate([load(8, 9, 60, Pace()), load(8, 9, 60)], 2, Question())
+    assert told["estimated_wait_seconds"] == pytest.approx(0.5)
+    assert estimate([load(8, 9, 60, Pace())], 1, Question())["estimated_wait_seconds"] is None
+
+
+def test_no_answer_at_all_is_a_document_that_says_so():
+    told = estimate([], 2, Question())
+    assert told["replicas"] == {"expected": 2, "answered": 0}
+    assert told["fits"] is told["estimated_wait_seconds"] is told["block_size"] is None
+
+
+def test_a_query_is_read_with_its_defaults():
+    assert read_question([]) == Question(0, 16)
+    assert read_question([("max_tokens", "0"), ("prompt_tokens", "123")]) == Question(123, 0)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1e2", " 1", "1_0", "\u0661", "true", "9" * 5000, str(2**31)])
+@pytest.mark.parametrize("name", ["prompt_tokens", "max_tokens"])
+def test_a_query_that_is_no_count_is_refused_by_name(name, text):
+    with pytest.raises(InvalidRequest, match=f"{name} must be an integer from 0 to") as caught:
+        read_question([(name, text)])
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize("pairs", [[("prompt_token", "1")], [("max_tokens", "1"), ("max_tokens", "1")], [("", "")]])
+def test_a_query_with_an_unknown_or_repeated_name_is_refused(pairs):
+    with pytest.raises(InvalidRequest) as caught:
+        read_question(pairs)
+    assert caught.value.field == pairs[0][0]

@@ -1,0 +1,489 @@
+"""Log lines: one for each record, JSON where a collector reads them, and never a caller's text."""
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import weakref
+from functools import partial
+from unittest import mock
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from protos.attend.v1 import generation_pb2 as pb
+from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from service.http_api.routes import Site
+from service.observe import logs
+from tests.fakes import CallContext, FakeEngine, Server, build_server
+from tests.service.server import wait_for
+
+
+@pytest.fixture
+def root():
+    logger = logging.getLogger("attend")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def record(message: str, *args: object, **more) -> logging.LogRecord:
+    values = {"name": "attend.test", "level": logging.WARNING, "pathname": "x", "lineno": 1, "exc_info": None} | more
+    made = logging.LogRecord(msg=message, args=args, **values)
+    made.created, made.msecs = 1_700_000_000.25, 250.0
+    return made
+
+
+def test_a_json_line_has_time_level_logger_and_message():
+    assert json.loads(logs.JsonFormatter().format(record("%s of %d", "one", 3))) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "warning",
+        "logger": "attend.test",
+        "message": "one of 3",
+    }
+
+
+def test_a_json_line_carries_its_exception():
+    try:
+        raise ValueError("why")
+    except ValueError:
+        document = json.loads(logs.JsonFormatter().format(record("failed", exc_info=sys.exc_info())))
+    assert document["exception"].endswith("ValueError: why")
+    assert "Traceback" in document["exception"]
+
+
+def test_fields_given_as_extra_are_fields_of_the_json_line():
+    document = json.loads(logs.JsonFormatter().format(with_extra(tokens=7, seconds=0.25, first=None, place=object)))
+    assert (document["tokens"], document["seconds"], document["first"]) == (7, 0.25, None)
+    assert document["place"] == "<class 'object'>"
+
+
+def test_no_field_of_extra_replaces_one_of_the_line():
+    document = json.loads(logs.JsonFormatter().format(with_extra(time="then", level="loud", logger="mine")))
+    assert (document["time"], document["level"], document["logger"]) == ("2023-11-14T22:13:20.250Z", "warning", "attend.test")
+
+
+def test_a_text_line_says_nothing_of_extra():
+    assert "7" not in logging.Formatter("%(levelname)s %(name)s: %(message)s").format(with_extra(tokens=7))
+
+
+def with_extra(**fields) -> logging.LogRecord:
+    made = record("ended")
+    vars(made).update(fields)
+    return made
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.text())
+@example("\ud800 from a file name")
+@example("two\nlines\r\x1b[31m")
+def test_whatever_the_message_holds_the_record_is_one_line_of_json(message):
+    line = logs.JsonFormatter().format(record("%s", message))
+    assert "\n" not in line
+    assert "\r" not in line
+    assert json.loads(line)["message"] == message
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_configured_lines_go_to_standard_error_from_the_level_on(root, capfd, style):
+    logs.configure("warning", style)
+    logging.getLogger("attend.some").info("quiet")
+    logging.getLogger("attend.some").warning("loud")
+    logs.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "loud" in err
+    assert "quiet" not in err
+    assert err.count("\n") == 1
+    assert err.startswith("{") == (style == "json")
+
+
+def test_lines_reach_standard_error_though_something_stands_in_the_place_of_sys_stderr(root, capfd, monkeypatch):
+    """Serve puts a logger there in each replica, which drops what is below its own level."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logs.configure("info", "json")
+    logging.getLogger("attend.some").info("seen")
+    logs.close()
+    assert json.loads(capfd.readouterr().err)["message"] == "seen"
+
+
+def test_configuring_twice_does_not_write_twice(root, capfd):
+    logs.configure("info", "text")
+    logs.configure("info", "text")
+    logging.getLogger("attend.some").info("once")
+    logs.close()
+    assert capfd.readouterr().err.count("once") == 1
+
+
+def test_lines_go_to_the_end_of_a_file_where_one_is_named(root, capfd, tmp_path):
+    (tmp_path / "log").write_text("before\n")
+    logs.configure("info", "text", str(tmp_path / "log"))
+    logging.getLogger("attend.some").info("after \ud800")
+    logs.close()
+    first, second = (tmp_path / "log").read_text().splitlines()
+    assert first == "before"
+    assert second.endswith("INFO attend.some: after \\ud800")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_process_reads_lines_through_its_standard_error(root):
+    """What /proc/PID/fd/2 names may be a pipe, of which only the other end is read."""
+    ours, theirs = os.pipe()
+    logs.configure("info", "json", f"/proc/{os.getpid()}/fd/{theirs}")
+    os.close(theirs)
+    logging.getLogger("attend.some").info("through")
+    assert json.loads(os.read(ours, 4096))["message"] == "through"
+    os.close(ours)
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_on_standard_error(root, capfd, tmp_path):
+    logs.configure("info", "json", str(tmp_path / "none" / "log"))
+    logging.getLogger("attend.some").info("still here")
+    logs.close()
+    warning, line = map(json.loads, capfd.readouterr().err.splitlines())
+    assert warning["level"] == "warning" and "No such file" in warning["message"]
+    assert line["message"] == "still here"
+
+
+@pytest.fixture
+def pipe():
+    """A pipe as a path that lines can be written to, and its reading end; nobody reads it by itself."""
+    ours, theirs = os.pipe()
+    yield f"/proc/{os.getpid()}/fd/{theirs}", ours
+    for end in (ours, theirs):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def room(path: str) -> int:
+    """Bytes that fit into the pipe at `path`."""
+    with open(path, "wb", buffering=0) as end:
+        return fcntl.fcntl(end, fcntl.F_GETPIPE_SZ)
+
+
+def read_until(end: int, wanted: str) -> str:
+    """What can be read from `end`, up to and with the line that holds `wanted`; fails after twenty seconds."""
+    text, deadline = "", time.monotonic() + 20
+    while wanted not in text:
+        ready, _, _ = select.select([end], [], [], deadline - time.monotonic())
+        assert ready, text[-1000:]
+        text += os.read(end, 1 << 16).decode()
+    return text
+
+
+def test_a_full_pipe_that_nobody_reads_holds_up_no_caller_and_what_it_cost_is_told_when_it_is_read(root, pipe, monkeypatch):
+    path, end = pipe
+    monkeypatch.setattr(logs, "MOST_LINES", 64)
+    logs.configure("info", "text", path)
+    dropped, server = logs.lines_dropped(), build_server()
+
+    async def run() -> None:
+        async with server.http() as client:
+            while logs.lines_dropped() < dropped + 100:
+                await client.post("/v1/completions", json={"prompt": "a", "n": 99})
+            assert (await client.get("/healthz")).status_code == 200
+
+    calls = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    calls.start()
+    calls.join(60)
+    assert not calls.is_alive()
+    lines = logs.lines_dropped() - dropped
+
+    def told(text: str) -> int:
+        return sum(map(int, re.findall(r"WARNING attend.logs: (\d+) log lines were dropped: they could not be written", text)))
+
+    text = ""
+    while told(text) < lines:
+        text += read_until(end, "lines were dropped")
+    assert told(text) == lines
+    assert text.count("invalid") <= room(path) // 80 + logs.MOST_LINES
+
+
+def test_a_line_is_put_in_order_and_formatted_beside_the_caller(root, pipe):
+    class Told:
+        def __str__(self) -> str:
+            return threading.current_thread().name
+
+    logs.configure("info", "text", pipe[0])
+    for place in range(3):
+        logging.getLogger("attend.some").info("line %d of %s", place, Told())
+    lines = read_until(pipe[1], "line 2").splitlines()
+    assert [line.partition("line ")[2][0] for line in lines] == ["0", "1", "2"]
+    assert threading.current_thread().name not in "".join(lines)
+
+
+def test_an_exception_holds_no_frame_while_its_line_waits(root, pipe):
+    class Big:
+        pass
+
+    def fail() -> weakref.ref:
+        big = Big()
+        try:
+            raise ValueError("why")
+        except ValueError:
+            logging.getLogger("attend.some").exception("failed")
+        return weakref.ref(big)
+
+    path, end = pipe
+    logs.configure("info", "text", path)
+    logging.getLogger("attend.some").info("x" * room(path))
+    kept = fail()
+    gc.collect()
+    assert kept() is None
+    assert "ValueError: why" in read_until(end, "ValueError: why")
+
+
+def test_what_waits_is_written_at_the_end(root, pipe):
+    logs.configure("info", "text", pipe[0])
+    for place in range(100):
+        logging.getLogger("attend.some").info("line %d", place)
+    logs.close()
+    assert "line 99" in read_until(pipe[1], "line 99")
+
+
+STUCK = """
+import logging, os
+from service.observe import logs
+from service.http_api.routes import Site
+from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+ours, theirs = os.pipe()
+logs.CLOSE_SECONDS = 0.2
+logs.configure("info", "text", f"/proc/{os.getpid()}/fd/{theirs}")
+for place in range(5000):
+    logging.getLogger("attend.some").info("x" * 100)
+print("ends")
+"""
+
+
+def test_a_process_ends_though_nobody_takes_its_lines():
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30, check=True)
+    assert (done.stdout, done.stderr) == ("ends\n", "")
+
+
+def test_a_line_that_cannot_be_written_is_counted_as_dropped(root, capfd):
+    dropped = logs.lines_dropped()
+    logs.configure("info", "text", "/dev/full")
+    logging.getLogger("attend.some").info("nowhere")
+    logs.close()
+    assert logs.lines_dropped() == dropped + 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pipe_that_does_not_wait_gets_whole_lines(root, pipe):
+    """Whoever shares standard error may have told it not to wait."""
+    path, end = pipe
+    logs.configure("info", "text", path)
+    os.set_blocking(root.handlers[0].writer.descriptor, False)
+    logging.getLogger("attend.some").info("x" * 3 * room(path))
+    assert len(read_until(end, "\n")) > 3 * room(path)
+
+
+def test_a_named_pipe_without_a_reader_is_a_warning_on_standard_error(root, capfd, tmp_path):
+    """To open it for writing would wait for a reader for ever."""
+    os.mkfifo(tmp_path / "log")
+    logs.configure("info", "json", str(tmp_path / "log"))
+    logs.close()
+    assert "log lines go to standard error: [Errno 6]" in json.loads(capfd.readouterr().err)["message"]
+
+
+def test_a_socket_is_a_warning_on_standard_error(root, capfd):
+    """What /proc/PID/fd/1 names may be one, which cannot be opened by its name."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        logs.configure("info", "json", f"/proc/{os.getpid()}/fd/{theirs.fileno()}")
+        logs.close()
+    assert "log lines go to standard error: [Errno 6]" in json.loads(capfd.readouterr().err)["message"]
+
+
+@pytest.mark.parametrize("failure", ["engine", "bug"])
+def test_a_failed_call_is_logged_with_its_id_and_without_its_prompt(caplog, failure):
+    engine = FakeEngine()
+    engine.broken_after = 0 if failure == "engine" else None
+    engine.failure = ZeroDivisionError("inside") if failure == "bug" else None
+    build_server(engine).post({"prompt": "my secret prompt"}, headers={"x-request-id": "id-77"})
+    assert "id-77" in caplog.text
+    assert "my secret prompt" not in caplog.text
+    assert {one.levelname for one in caplog.records if one.name.startswith("attend")} == {"ERROR"}
+
+
+def test_a_callers_mistake_is_no_error_in_the_log(caplog):
+    build_server().post({"prompt": "a", "n": 99})
+    build_server().post(b"{")
+    assert not [one for one in caplog.records if one.name.startswith("attend") and one.levelno >= logging.WARNING]
+
+
+FORGED = "x\n2026-01-01 CRITICAL attend: all is lost"
+
+
+def raises_after_one(request) -> int:
+    if request.output:
+        raise ZeroDivisionError
+    return 1
+
+
+def test_a_request_id_from_a_body_cannot_write_a_log_line_of_its_own(caplog):
+    body = {"prompt": "a", "stream": True, "request_id": FORGED}
+    with caplog.at_level(logging.INFO, "attend"):
+        build_server(FakeEngine(raises_after_one)).post(body)
+    assert caplog.records
+    assert not any("\n" in one.getMessage() for one in caplog.records)
+
+
+def test_a_request_id_from_a_message_cannot_write_a_log_line_of_its_own(caplog):
+    server, context = build_server(FakeEngine(raises_after_one)), CallContext()
+    with caplog.at_level(logging.INFO, "attend"):
+        asyncio.run(server.methods.Generate(pb.GenerateRequest(request_id=FORGED, text="a").SerializeToString(), context))
+    assert context.code is not None
+    assert not any("\n" in one.getMessage() for one in caplog.records)
+
+
+CALL = {"request_id": "id-5", "transport": "http", "route": "/v1/completions"}
+
+
+def ended_calls(caplog) -> list[dict]:
+    """The lines of the calls that have ended, as JSON."""
+    lines = [logs.JsonFormatter().format(one) for one in caplog.records if one.name == "attend.requests"]
+    return [json.loads(line) for line in lines]
+
+
+def test_a_call_that_ends_is_one_line_with_its_numbers_as_fields(caplog):
+    clock = itertools.count(0, 0.5).__next__
+    with caplog.at_level(logging.INFO, "attend"):
+        build_server(clock=clock).post({"prompt": "ab", "max_tokens": 3}, headers={"x-request-id": "id-5"})
+    [line] = ended_calls(caplog)
+    assert line.items() >= (CALL | {"outcome": "length", "prompt_tokens": 2, "generation_tokens": 3}).items()
+    assert 0 < line["first_token_seconds"] < line["seconds"]
+    assert line["message"].startswith("http /v1/completions id-5: length, 2 prompt tokens, 3 tokens, ")
+
+
+def test_a_refused_call_has_no_first_token_and_no_tokens(caplog):
+    with caplog.at_level(logging.INFO, "attend"):
+        build_server().post({"prompt": "ab", "n": 99}, headers={"x-request-id": "id-5"})
+    [line] = ended_calls(caplog)
+    assert line.items() >= (CALL | {"outcome": "invalid", "prompt_tokens": 0, "generation_tokens": 0}).items()
+    assert line["first_token_seconds"] is None
+
+
+def test_a_grpc_call_is_logged_with_the_same_fields(caplog):
+    server, context = build_server(), CallContext()
+    with caplog.at_level(logging.INFO, "attend"):
+        request = pb.GenerateRequest(request_id="id-6", text="my secret prompt", max_tokens=4)
+        asyncio.run(server.methods.Generate(request.SerializeToString(), context))
+    [line] = ended_calls(caplog)
+    assert (line["transport"], line["route"], line["request_id"]) == ("grpc", "Generate", "id-6")
+    assert (line["prompt_tokens"], line["generation_tokens"]) == (16, 4)
+    assert "secret" not in json.dumps(line)
+
+
+def keyed_server(tmp_path) -> Server:
+    """A server whose one key is `att_x`, of the name `web`, for two calls a minute."""
+    write_keys(tmp_path / "keys.json", {"web": Entry(digest_of(b"att_x"), Limits(requests_per_minute=2))})
+    keys = KeyRing(tmp_path / "keys.json", lambda: 0.0)
+    with mock.patch("tests.fakes.Site", partial(Site, keys=keys)):
+        server = build_server()
+    server.methods.keys = keys
+    return server
+
+
+def test_the_line_of_a_call_tells_status_error_key_and_where_it_came_from(caplog, tmp_path):
+    server = keyed_server(tmp_path)
+    who = {"authorization": "Bearer att_x", "x-forwarded-for": "10.1.2.3"}
+    calls = [({"prompt": "a"}, who), ({"prompt": "a", "n": 99}, who), ({"prompt": "a"}, {}), ({"prompt": "a"}, who)]
+    with caplog.at_level(logging.INFO, "attend"):
+        for body, headers in calls:
+            server.post(body, headers=headers)
+    lines = ended_calls(caplog)
+    assert [(line["status"], line["error"], line["key"], line["forwarded_for"]) for line in lines] == [
+        (200, None, "web", "10.1.2.3"),
+        (400, "invalid_value", "web", "10.1.2.3"),
+        (401, "invalid_api_key", None, None),
+        (429, "rate_limit_exceeded", "web", "10.1.2.3"),
+    ]
+    assert {line["client"] for line in lines} == {"127.0.0.1"}
+    told = ", status 429, error rate_limit_exceeded, key web, from 127.0.0.1, for 10.1.2.3"
+    assert lines[3]["message"].endswith(told)
+    assert "att_x" not in caplog.text
+
+
+def test_the_line_of_a_grpc_call_tells_the_same(caplog, tmp_path):
+    server = keyed_server(tmp_path)
+    contexts = [CallContext() for _ in range(4)]
+    for context in contexts[:3]:
+        context.metadata = [("authorization", "Bearer att_x"), ("x-forwarded-for", "10.1.2.3")]
+    with caplog.at_level(logging.INFO, "attend"):
+        for context in contexts:
+            asyncio.run(server.methods.Generate(pb.GenerateRequest(text="a", max_tokens=1).SerializeToString(), context))
+    lines = ended_calls(caplog)
+    assert [(line["status"], line["error"], line["key"], line["forwarded_for"]) for line in lines] == [
+        *[("OK", None, "web", "10.1.2.3")] * 2,
+        ("RESOURCE_EXHAUSTED", "rate_limit_exceeded", "web", "10.1.2.3"),
+        ("UNAUTHENTICATED", "invalid_api_key", None, None),
+    ]
+    assert {line["client"] for line in lines} == {"ipv4:10.0.0.2:5000"}
+
+
+def test_a_stream_that_fails_after_it_began_has_the_status_that_its_caller_was_given(caplog):
+    engine = FakeEngine()
+    engine.broken_after = 2
+    with caplog.at_level(logging.INFO, "attend.requests"):
+        build_server(engine).post({"prompt": "abc", "max_tokens": 9, "stream": True})
+        build_server(engine).post({"prompt": "abc", "max_tokens": 9})
+    assert [(line["status"], line["error"]) for line in ended_calls(caplog)] == [
+        (200, "internal_error"),
+        (500, "internal_error"),
+    ]
+
+
+def test_a_header_cannot_write_a_log_line_of_its_own(caplog):
+    with caplog.at_level(logging.INFO, "attend"):
+        record = build_server().metrics.open("http", "/v1/completions", "id", lambda: [("x-forwarded-for", FORGED)])
+        with contextlib.suppress(ValueError), record.errors():
+            raise ValueError
+    assert not any("\n" in one.getMessage() for one in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("message", "metadata", "used"),
+    [
+        ("mine", "theirs", "mine"),
+        ("", "theirs", "theirs"),
+        ("", "bad id<x>", None),
+        ("", "", None),
+    ],
+)
+def test_one_id_is_in_the_metadata_and_in_the_log_of_a_grpc_call(caplog, message, metadata, used):
+    server, context = build_server(), CallContext()
+    context.metadata = [("x-request-id", metadata)]
+    with caplog.at_level(logging.INFO, "attend"):
+        asyncio.run(
+            server.methods.Generate(pb.GenerateRequest(request_id=message, text="a", max_tokens=1).SerializeToString(), context)
+        )
+    [line] = ended_calls(caplog)
+    assert context.trailing == [("x-request-id", line["request_id"])]
+    assert line["request_id"] == used or (used is None and re.fullmatch("[0-9a-f]{32}", line["request_id"]))
+
+
+@pytest.mark.ray
+def test_a_real_server_writes_a_line_for_each_call_to_its_standard_error(server):
+    headers = {"Content-Type": "application/json", "X-Request-Id": "seen-by-its-owner"}
+    body = json.dumps({"prompt": "my secret prompt", "max_tokens": 3}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/completions", body, headers), timeout=60) as answer:
+        answer.read()
+    assert wait_for(lambda: "seen-by-its-owner: " in server.output())
+    assert "secret" not in server.output()

@@ -1,0 +1,34 @@
+"""Counters and histograms of one thread show what prometheus_client's own would show."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import Histogram as SharedHistogram
+
+from service.observe.metrics import STEP_SECONDS, TOKENS
+from service.observe.tallies import Count, Histogram
+
+LABELS = {"model": 'a "name"\\'}
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(values=st.lists(st.floats(0, 700) | st.sampled_from(STEP_SECONDS) | st.sampled_from(TOKENS), max_size=20))
+def test_a_histogram_counts_as_the_shared_one_does(values):
+    for buckets in (STEP_SECONDS, TOKENS):
+        ours, theirs = CollectorRegistry(), CollectorRegistry()
+        tally = Histogram("attend_x", "About x", LABELS, buckets, ours)
+        shared = SharedHistogram("attend_x", "About x", ["model"], buckets=buckets, registry=theirs).labels(**LABELS)
+        for value in values:
+            tally.observe(value)
+            shared.observe(value)
+        assert generate_latest(ours) == generate_latest(theirs)
+
+
+def test_a_counter_shows_its_value():
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tally = Count("attend_x", "About x", LABELS, ours)
+    shared = Counter("attend_x", "About x", ["model"], registry=theirs).labels(**LABELS)
+    for more in (0, 3, 4):
+        tally.value += more
+        shared.inc(more)
+        assert generate_latest(ours) == generate_latest(theirs)

@@ -1,0 +1,128 @@
+"""The driver's decisions, without Ray: what fits, what ends a start, who is asked again."""
+
+import asyncio
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+from model.errors import EngineFailed, SettingError
+from service.settings import Settings
+
+with warnings.catch_warnings():
+    # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
+    warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+    import ray
+
+    from service.observe import census
+    from service.runtime import driver
+
+TWO_CORES = {"CPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "resources", "words"),
+    [
+        ({"replicas": 3}, TWO_CORES, "replicas is 3, but 2 fit: each needs 1 CPU, and this machine has 2"),
+        ({"replicas": 2, "max_replicas": 4}, TWO_CORES, "max_replicas is 4, but 2 fit"),
+        (
+            {"replicas": 2},
+            {"CPU": 8, "GPU": 1},
+            "replicas is 2, but 1 fit: each needs 1 CPU and 1 GPU, and this machine has 8 and 1",
+        ),
+        ({"device": "cuda"}, TWO_CORES, "device is cuda, but this machine has no GPU"),
+    ],
+)
+def test_replicas_that_can_never_run_together_are_refused_before_any_starts(given, resources, words):
+    with pytest.raises(SettingError, match=words):
+        driver.check_room(Settings(**given), resources)
+
+
+@pytest.mark.parametrize(
+    ("given", "resources"), [({"replicas": 2}, TWO_CORES), ({"replicas": 2, "device": "cpu"}, {"CPU": 2, "GPU": 1})]
+)
+def test_replicas_that_fit_are_not_refused(given, resources):
+    driver.check_room(Settings(**given), resources)
+
+
+def test_a_stop_ends_a_start_that_waits_for_ever():
+    async def main() -> bool:
+        stop, never = asyncio.Event(), threading.Event()
+        asyncio.get_running_loop().call_soon(stop.set)
+
+        async def start() -> None:
+            await driver.beside(never.wait)
+
+        return await driver.before(stop, start())
+
+    assert asyncio.run(main()) is False
+
+
+def test_a_start_that_fails_says_why():
+    async def main() -> bool:
+        async def start() -> None:
+            await driver.beside(lambda: 1 / 0)
+
+        return await driver.before(asyncio.Event(), start())
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main())
+
+
+FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
+FACTS |= {"backend": "native", "kv_tokens": 32}
+
+
+def test_a_replica_that_dies_while_it_is_asked_is_asked_again(monkeypatch, capsys):
+    asked = []
+
+    async def ask(*_: object, seconds: float) -> list[Any]:
+        asked.append(seconds)
+        if len(asked) == 1:
+            raise ray.exceptions.ActorUnavailableError("gone", None)
+        return [FACTS] if len(asked) > 2 else []
+
+    monkeypatch.setattr(driver, "ask_replicas", ask)
+    monkeypatch.setattr(driver, "AGAIN_SECONDS", 0)
+    asyncio.run(driver.say_ready(Settings()))
+    assert len(asked) == 3
+    assert capsys.readouterr().err.startswith("Ready: http://localhost:8000")
+
+
+def test_replicas_that_never_answer_end_the_start_with_a_sentence(monkeypatch):
+    async def ask(*_: object, seconds: float) -> list[Any]:
+        raise TimeoutError
+
+    monkeypatch.setattr(driver, "ask_replicas", ask)
+    monkeypatch.setattr(driver, "AGAIN_SECONDS", 0)
+    monkeypatch.setattr(driver, "DESCRIBE_SECONDS", 0.01)
+    with pytest.raises(EngineFailed, match="no replica has said"):
+        asyncio.run(driver.say_ready(Settings()))
+
+
+def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):
+    looks = [
+        census.Census({"a": "running"}),
+        ray.exceptions.GetTimeoutError("silent"),
+        census.Census({"b": "starting"}, {}, frozenset({"a"})),
+    ]
+
+    async def main() -> None:
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def take(application: str) -> census.Census:
+            if not looks:  # what the last look showed has been told
+                loop.call_soon_threadsafe(over.set)
+                return census.Census({"b": "starting"}, {}, frozenset({"a"}))
+            look = looks.pop(0)
+            if isinstance(look, Exception):
+                raise look
+            return look
+
+        monkeypatch.setattr(census, "take", take)
+        monkeypatch.setattr(driver, "WATCH_SECONDS", 0)
+        assert not await driver.before(over, driver.tell_changes())
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert capsys.readouterr().err == "Replica a died\nReplica b: starting\n"

@@ -1,0 +1,351 @@
+"""What stands in front of the replicas: limits on heads, bodies and slow callers, and who gets hurt by a bad caller."""
+
+import concurrent.futures
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1 import generation_pb2_grpc as rpc
+from service.runtime.edge import HOLD_SECONDS, MOST_ERRORS, MOST_OPEN
+from tests.service.server import Server, wait_for
+
+pytestmark = pytest.mark.ray
+
+KIB = 1024
+ASK = {"prompt": "def f(x):", "max_tokens": 4, "temperature": 0}
+LONG = {**ASK, "max_tokens": 900, "ignore_eos": True}
+FOREVER = pb.StoppingCriteria(ignore_eos=True)
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+SLOW_SECONDS = 45.0
+
+
+class Wire:
+    """A connection on which a test says exactly what it wants."""
+
+    def __init__(self, server: Server) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", server.http), timeout=SLOW_SECONDS)
+        self.reader = self.socket.makefile("rb")
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> "Wire":
+        self.socket.sendall(data)
+        return self
+
+    def answer(self) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """(status, body, headers) of the next answer; whatever follows it on the connection stays there."""
+        response = http.client.HTTPResponse(_Held(self.reader))
+        response.begin()
+        return response.status, response.read(), response.headers
+
+    def rest(self) -> bytes:
+        """All that comes until the server closes."""
+        return self.reader.read()
+
+
+class _Held:
+    """What http.client takes for a socket, whose file outlives the answers read from it."""
+
+    def __init__(self, file) -> None:
+        self.file = file
+
+    def makefile(self, mode: str):
+        file = self.file
+
+        class Shared:
+            def __getattr__(self, name: str):
+                return getattr(file, name)
+
+            def close(self) -> None:
+                """The next answer comes from the same file."""
+
+        return Shared()
+
+
+def post(body: dict | bytes, *headers: str, version: str = "1.1", length: int | None = None) -> bytes:
+    """A completion request as bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [
+        f"POST /v1/completions HTTP/{version}",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data) if length is None else length}",
+        *headers,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def error_of(body: bytes) -> dict:
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def idle(server: Server) -> bool:
+    return server.metric("attend_requests_running") == server.metric("attend_requests_waiting") == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow(server: Server) -> Iterator[dict[str, concurrent.futures.Future]]:
+    """Callers that take their time, all at once and beside the other tests: what each got, and after how long."""
+
+    def timed(call) -> tuple[object, float]:
+        started = time.monotonic()
+        with Wire(server) as wire:
+            return call(wire), time.monotonic() - started
+
+    def drip(wire: Wire, head: bytes) -> bytes:
+        wire.send(head)
+        wire.socket.settimeout(0.5)
+        while True:
+            try:
+                return wire.socket.recv(64 * KIB)
+            except TimeoutError:
+                wire.send(b"a")
+
+    def keep(wire: Wire) -> tuple[list[int], float]:
+        first = wire.send(HEALTH).answer()[0]
+        time.sleep(5)
+        statuses = [first, wire.send(HEALTH).answer()[0]]
+        rests = time.monotonic()
+        assert wire.rest() == b""
+        return statuses, time.monotonic() - rests
+
+    calls = {
+        "head": lambda wire: drip(wire, b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "),
+        "body": lambda wire: drip(wire, post(b'{"prompt":"', length=5000)),
+        "silent": lambda wire: wire.rest(),
+        "kept": keep,
+    }
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        yield {name: pool.submit(timed, call) for name, call in calls.items()}
+
+
+def test_a_head_over_16_kib_is_refused_in_our_shape_with_its_own_id(server: Server) -> None:
+    header = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\nX-Long: " + b"a" * 17 * KIB + b"\r\n\r\n"
+    target = b"GET /healthz?" + b"a" * 17 * KIB + b" HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n\r\n"
+    for request in (header, target):
+        with Wire(server) as wire:
+            status, body, headers = wire.send(request).answer()
+            assert status == 431
+            assert error_of(body)["code"] == "request_too_large"
+            assert headers.get_all("x-request-id") == ["mine"]
+            assert wire.send(HEALTH).answer()[0] == 200, "the connection is as good as before"
+
+
+def test_a_head_of_almost_16_kib_is_served(server: Server) -> None:
+    with Wire(server) as wire:
+        assert wire.send(HEALTH[:-2] + b"X-Long: " + b"a" * 15 * KIB + b"\r\n\r\n").answer()[0] == 200
+
+
+@pytest.mark.parametrize("fields", [b"X-Long: " + b"a" * 300 * KIB + b"\r\n", b"X-Many: a\r\n" * 300])
+def test_a_head_that_the_proxy_cannot_hold_is_refused_at_once(server: Server, fields: bytes) -> None:
+    started = time.monotonic()
+    with Wire(server) as wire:
+        try:
+            wire.send(HEALTH[:-2] + fields + b"\r\n")
+            assert wire.rest().startswith(b"HTTP/1.1 400 ")
+        except ConnectionError:  # it is refused before we have sent all of it
+            pass
+    assert time.monotonic() - started < 9, "it was cut off for being slow"
+
+
+def test_pipelined_requests_are_answered_each_and_in_order(server: Server) -> None:
+    names = [f"pipe-{number}" for number in range(5)]
+    with Wire(server) as wire:
+        wire.send(b"".join(post(ASK, f"X-Request-Id: {name}") for name in names))
+        answers = [wire.answer() for _ in names]
+    assert [status for status, _, _ in answers] == [200] * 5
+    assert [headers["x-request-id"] for _, _, headers in answers] == names
+    assert len({json.loads(body)["choices"][0]["text"] for _, body, _ in answers}) == 1
+
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding: chunked"), id="length-and-chunked"),
+        pytest.param(post(b"{}" + SMUGGLED, "Content-Length: 2"), id="two-lengths"),
+        pytest.param(post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding: xchunked"), id="unknown-coding"),
+        pytest.param(post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding : chunked"), id="space-before-colon"),
+        pytest.param(
+            post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding: chunked", "Transfer-Encoding: identity"), id="two-codings"
+        ),
+    ],
+)
+def test_a_request_hidden_in_another_is_never_answered(server: Server, request_bytes: bytes) -> None:
+    with Wire(server) as wire:
+        wire.send(request_bytes)
+        status, _, _ = wire.answer()
+        assert 400 <= status < 500
+        wire.socket.settimeout(2)
+        try:
+            rest = wire.rest()
+        except TimeoutError:  # the connection is kept, with no further answer on it
+            rest = b""
+    assert b"HTTP/1." not in rest
+    assert b"attend-default" not in rest
+
+
+@pytest.mark.parametrize("encoding", ["sized", "chunked"])
+def test_a_caller_that_leaves_within_its_body_leaves_nothing_behind(server: Server, encoding: str) -> None:
+    head = post(b"", length=5000)
+    request = head if encoding == "sized" else head.replace(b"Content-Length: 5000", b"Transfer-Encoding: chunked") + b"fff\r\n"
+    for _ in range(20):
+        with Wire(server) as wire:
+            wire.send(request + b'{"prompt":"')
+    assert wait_for(lambda: idle(server))
+    with Wire(server) as wire:
+        assert wire.send(post(ASK)).answer()[0] == 200
+
+
+def test_http_1_0_gets_its_answer_by_length_and_then_the_end(server: Server) -> None:
+    with Wire(server) as wire:
+        head, _, text = wire.send(post(ASK, version="1.0")).rest().partition(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0]
+    assert f"content-length: {len(text)}".encode() in head.lower()
+    assert json.loads(text)["object"] == "text_completion"
+
+
+def test_a_version_that_is_no_version_is_refused_in_our_shape(server: Server) -> None:
+    with Wire(server) as wire:
+        status, body, headers = wire.send(HEALTH.replace(b"HTTP/1.1", b"HTTP/9.9")).answer()
+    assert status == 505
+    assert "HTTP/1.1" in error_of(body)["message"]
+    assert len(headers["x-request-id"]) > 8
+
+
+def test_a_key_with_too_many_errors_in_a_second_is_refused_by_the_proxy_and_no_other_key_is(server):
+    failing, other = "Authorization: Bearer failing", "Authorization: Bearer other"
+    with Wire(server) as wire:
+        answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
+        while not answers or answers[-1][0] == 400:
+            assert len(answers) < 10_000
+            wire.send(post({"prompt": 1}, failing) * 50)
+            answers += [wire.answer() for _ in range(50)]
+        status, body, headers = answers[-1]
+        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "10", "too_many_errors")
+        assert sum(status == 400 for status, *_ in answers) >= MOST_ERRORS
+        assert wire.send(post(ASK, other)).answer()[0] == wire.send(post(ASK)).answer()[0] == 200
+        assert wait_for(lambda: wire.send(post(ASK, failing)).answer()[0] == 200, 2 * HOLD_SECONDS + 2)
+
+
+def test_paths_without_a_key_are_answered_so_often_in_a_second_to_one_address_and_others_go_on(server: Server) -> None:
+    with Wire(server) as wire:
+        answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
+        while not answers or answers[-1][0] == 200:
+            assert len(answers) < 10_000
+            wire.send(HEALTH * 50)
+            answers += [wire.answer() for _ in range(50)]
+        assert sum(status == 200 for status, *_ in answers) >= MOST_OPEN
+        status, body, headers = answers[-1]
+        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "1", "too_many_requests")
+        assert wire.send(post(ASK)).answer()[0] == 200
+        assert wait_for(lambda: wire.send(HEALTH).answer()[0] == 200, 5)
+
+
+def test_a_connection_is_good_after_an_error(server: Server) -> None:
+    with Wire(server) as wire:
+        statuses = [wire.send(post(body)).answer()[0] for body in (b"{", b"[]", {"prompt": 7}, ASK, b"nonsense", ASK)]
+    assert statuses == [400, 400, 400, 200, 400, 200]
+
+
+def test_a_caller_that_asks_before_it_sends_is_told_to_go_on(server: Server) -> None:
+    body = json.dumps(ASK).encode()
+    with Wire(server) as wire:
+        wire.send(post(b"", "Expect: 100-continue", length=len(body)))
+        assert wire.socket.recv(25, socket.MSG_WAITALL) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert wire.send(body).answer()[0] == 200
+
+
+def test_a_body_over_1_mib_is_refused_before_it_is_sent(server: Server) -> None:
+    with Wire(server) as wire:
+        status, body, _ = wire.send(post(b"{", length=(1 << 20) + 1)).answer()
+    assert status == 413
+    assert error_of(body)["code"] == "request_too_large"
+
+
+def test_a_chunked_body_is_refused_once_it_is_over_1_mib(server: Server) -> None:
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    head = post(b"", length=1).replace(b"Content-Length: 1", b"Transfer-Encoding: chunked")
+    with Wire(server) as wire:
+        status, body, _ = wire.send(head + chunk * 17).answer()
+    assert status == 413
+    assert error_of(body)["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("packets", [1, 2])
+@pytest.mark.parametrize("end", ["half-closed", "closed"])
+def test_a_caller_that_ends_its_side_has_hung_up(server: Server, end: str, packets: int) -> None:
+    """A closed and a half-closed connection look the same from here, and nobody may be waiting for 900 tokens."""
+    head, separator, body = post(LONG, "X-Request-Id: mine").partition(b"\r\n\r\n")
+    before = server.metric("attend_requests_total", outcome="abort")
+    with Wire(server) as wire:
+        wire.send(head + separator + (body if packets == 1 else b""))
+        if packets == 2:
+            time.sleep(0.05)
+            wire.send(body)
+        assert wait_for(lambda: not idle(server))
+        if end == "half-closed":
+            wire.socket.shutdown(socket.SHUT_WR)
+            status, body, headers = wire.answer()
+            assert (status, headers["x-request-id"]) == (400, "mine")
+            assert "ended early" in error_of(body)["message"]
+    assert wait_for(lambda: idle(server))
+    assert wait_for(lambda: server.metric("attend_requests_total", outcome="abort") == before + 1)
+
+
+def test_large_metadata_costs_its_own_call_alone(server: Server) -> None:
+    with grpc.insecure_channel(server.target) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        neighbour = stub.GenerateStream(pb.GenerateRequest(text="def f(x):", max_tokens=200, stopping=FOREVER), timeout=60)
+        next(neighbour)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Generate(pb.GenerateRequest(text="a"), metadata=[("x-large", "a" * 100_000)], timeout=30)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "metadata" in refused.value.details()
+        assert list(neighbour)[-1].outputs[0].finish_info.num_output_tokens == 200
+        assert neighbour.code() is grpc.StatusCode.OK
+
+
+def test_metadata_that_the_proxy_cannot_hold_costs_the_connection_alone(server: Server) -> None:
+    with grpc.insecure_channel(server.target) as other, grpc.insecure_channel(server.target) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Generate(pb.GenerateRequest(text="a"), metadata=[("x-large", "a" * 1_000_000)], timeout=30)
+        assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        for each in (rpc.GenerationServiceStub(other), stub):
+            assert each.Generate(pb.GenerateRequest(text="a", max_tokens=2), timeout=30, wait_for_ready=True).outputs
+
+
+def test_a_head_that_does_not_end_is_cut_off_in_10_seconds(slow: dict) -> None:
+    for name in ("head", "silent"):
+        answer, seconds = slow[name].result(SLOW_SECONDS)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
+        assert 9 < seconds < 25, "not 30: that is for bodies"
+
+
+def test_a_connection_may_rest_between_requests_and_is_closed_after_10_seconds(slow: dict) -> None:
+    statuses, rested = slow["kept"].result(SLOW_SECONDS)[0]
+    assert statuses == [200, 200]
+    assert 9 < rested < 16
+
+
+def test_a_body_that_does_not_end_is_refused_in_30_seconds(slow: dict) -> None:
+    answer, seconds = slow["body"].result(SLOW_SECONDS)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert error_of(answer.partition(b"\r\n\r\n")[2])["code"] == "request_timeout"
+    assert 29 < seconds < SLOW_SECONDS

@@ -1,0 +1,226 @@
+"""HTTP without Ray: what a connection may cost. A real uvicorn serves a made-up application."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from service.runtime import front
+from tests.fakes import until
+
+
+class App:
+    """Answers "ok" once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.calls = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.calls += 1
+        await self.gate.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Served(App):
+    """The application, and where it is served."""
+
+    port = 0
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def answer(self, sent: bytes) -> bytes:
+        """What comes back until the server closes the connection."""
+        reader, writer = await self.connect()
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            got = await reader.read()
+        writer.close()
+        return got
+
+
+@asynccontextmanager
+async def serving(most_calls: int = 8) -> AsyncIterator[Served]:
+    app = Served()
+    server = front.http_server(app, most_calls)
+    with front.bound("127.0.0.1", 0) as sock:
+        app.port = sock.getsockname()[1]
+        task = asyncio.create_task(server.serve([sock]))
+        try:
+            await until(lambda: server.started)
+            yield app
+        finally:
+            app.gate.set()
+            server.should_exit = True
+            await task
+
+
+def run(law: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(law())
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+def code_of(answer: bytes) -> str:
+    return str(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"])
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def test_a_connection_serves_several_calls():
+    async def law() -> None:
+        async with serving() as app:
+            reader, writer = await app.connect()
+            for _ in range(3):
+                writer.write(GET)
+                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    run(law)
+
+
+def test_a_connection_that_rests_ends(monkeypatch):
+    monkeypatch.setattr(front, "IDLE_SECONDS", 0.1)
+
+    async def law() -> None:
+        async with serving() as app:
+            assert (await app.answer(GET)).endswith(b"ok")
+
+    run(law)
+
+
+@pytest.mark.parametrize(("sent", "status"), [(b"", 0), (b"GET / HT", 408), (GET[:-2] + b"x-a: ", 408)])
+def test_a_head_that_does_not_come_ends_the_connection(monkeypatch, sent, status):
+    monkeypatch.setattr(front, "HEAD_SECONDS", 0.5)
+
+    async def law() -> None:
+        async with serving() as app:
+            got = await app.answer(sent)
+            assert (status_of(got), code_of(got)) == (408, "request_timeout") if status else got == b""
+            assert app.calls == 0
+
+    run(law)
+
+
+def test_a_second_head_that_does_not_come_ends_the_connection_too(monkeypatch):
+    monkeypatch.setattr(front, "HEAD_SECONDS", 0.5)
+
+    async def law() -> None:
+        async with serving() as app:
+            got = await app.answer(GET + b"GET / HT")
+            assert got.startswith(b"HTTP/1.1 200")
+            assert code_of(got.partition(b"ok")[2]) == "request_timeout"
+
+    run(law)
+
+
+def test_a_call_that_takes_longer_than_a_head_may_is_answered(monkeypatch):
+    monkeypatch.setattr(front, "HEAD_SECONDS", 0.5)
+
+    async def law() -> None:
+        async with serving() as app:
+            app.gate.clear()
+            asyncio.get_running_loop().call_later(0.8, app.gate.set)
+            reader, writer = await app.connect()
+            writer.write(GET)
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    run(law)
+
+
+def test_a_head_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(front, "MOST_HEAD_BYTES", 1000)
+
+    async def law() -> None:
+        async with serving() as app:
+            got = await app.answer(b"GET / HTTP/1.1\r\nx-long: " + b"a" * 5000)
+            assert (status_of(got), code_of(got)) == (431, "request_too_large")
+            whole = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5000\r\n\r\n" + b"a" * 5000
+            assert status_of(await app.answer(whole)) == 200, "a body is no head"
+
+    run(law)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET http://[ HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n"]
+)
+def test_what_is_no_http_gets_an_error_in_our_shape(sent):
+    async def law() -> None:
+        async with serving() as app:
+            got = await app.answer(sent)
+            assert (status_of(got), code_of(got)) == (400, "invalid_request")
+            assert app.calls == 0
+
+    run(law)
+
+
+def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch):
+    monkeypatch.setattr(front, "MOST_HEAD_BYTES", 1000)
+
+    async def law() -> None:
+        async with serving() as app:
+            reader, writer = await app.connect()
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n")
+            for sent in (b"a" * 2500, b"a" * 2500, GET[:9], GET[9:]):
+                await asyncio.sleep(0.01)  # so that it arrives by itself
+                writer.write(sent)
+            for _ in range(2):
+                assert b" 200 " in await reader.readuntil(b"ok")
+            writer.close()
+
+    run(law)
+
+
+def test_one_connection_too_many_is_closed_and_the_others_stay(monkeypatch):
+    monkeypatch.setattr(front, "MOST_CONNECTIONS", 2)
+
+    async def law() -> None:
+        async with serving() as app:
+            first, second = await app.connect(), await app.connect()
+            for reader, writer in (first, second):
+                writer.write(GET)
+                assert b"200" in await reader.readuntil(b"ok")
+            reader, writer = await app.connect()
+            with suppress(OSError):  # it may be reset
+                async with asyncio.timeout(5):
+                    writer.write(GET)
+                    assert await reader.read() == b""
+            writer.close()
+            assert app.calls == 2
+            for reader, writer in (first, second):
+                writer.write(GET)
+                assert b"200" in await reader.readuntil(b"ok")
+                writer.close()
+
+    run(law)
+
+
+def test_calls_over_the_bound_are_refused_with_an_id_and_come_in_again_later():
+    async def law() -> None:
+        async with serving(most_calls=2) as app:
+            app.gate.clear()
+            held = [await app.connect() for _ in range(2)]
+            for _, writer in held:
+                writer.write(GET)
+            await until(lambda: app.calls == 2)
+            got = await app.answer(GET.replace(b"host: x", b"host: x\r\nconnection: close\r\nx-request-id: mine"))
+            assert (status_of(got), code_of(got)) == (429, "queue_full")
+            assert b"x-request-id: mine" in got
+            app.gate.set()
+            for reader, _ in held:
+                assert b"200" in await reader.readuntil(b"ok")
+            assert status_of(await app.answer(GET.replace(b"host: x", b"host: x\r\nconnection: close"))) == 200
+            for _, writer in held:
+                writer.close()
+
+    run(law)

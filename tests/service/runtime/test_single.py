@@ -1,0 +1,181 @@
+"""`attend serve --single`: one process without Ray keeps the laws of a server."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from model.errors import EngineFailed
+from protos.attend.v1 import generation_pb2 as pb
+from service.runtime import single
+from tests.service.server import Server, free_port, free_ports, running, started, wait_for
+from tests.service.test_contract import (  # noqa: F401 - the laws of any server
+    stub,
+    test_an_answer_goes_on_after_the_tokens_received,
+    test_constrained_answers_obey_on_both_transports,
+    test_echoed_log_probabilities_lie_at_their_offsets,
+    test_the_openai_client_chats_and_streams_the_same_text,
+    test_tokens_travel_both_ways_on_both_transports,
+)
+from tests.service.test_end_to_end import (  # noqa: F401
+    LONG,
+    PROMPT,
+    attend,
+    post,
+    test_a_client_that_leaves_over_grpc_frees_its_blocks,
+    test_a_client_that_leaves_over_http_frees_its_blocks,
+    test_both_transports_give_the_same_greedy_text,
+    test_bytes_that_are_no_message_are_an_invalid_argument,
+    test_prompts_sent_together_get_the_text_they_get_apart,
+    test_the_openai_client_completes_and_streams,
+)
+from tests.service.test_ends import read_all
+
+pytestmark = pytest.mark.ray
+
+SLOW = ("--num-threads", "1", "--dtype", "float32", "--backend", "torch")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model, served by one process."""
+    with running(tmp_path_factory.mktemp("single") / "log", "--single", "--dtype", "float32") as server:
+        yield server
+
+
+def test_it_is_one_process_that_never_loaded_ray(server: Server) -> None:
+    assert server.processes() == [server.process.pid]
+    mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "torch" in mapped
+    assert "_raylet" not in mapped
+    assert "one process, without Ray" in server.output()
+
+
+def test_check_finds_nothing_wrong(server: Server) -> None:
+    done = attend("check", server.url, "--grpc", server.target)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_call_gets_its_own_id_back_and_one_id_alone(server: Server) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=30)
+    connection.request("GET", "/v1/models", headers={"X-Request-Id": "mine-1"})
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    assert answer.headers.get_all("x-request-id") == ["mine-1"]
+
+
+def test_the_metrics_page_tells_of_one_replica(server: Server) -> None:
+    assert server.metric("attend_scrape_replicas_answered") == 1
+    assert server.metric("attend_replicas", state="running") == 1
+    assert server.replicas() == {single.REPLICA}
+
+
+def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
+    for flags, name, port in (
+        (("--port", server.http, "--grpc-port", free_port()), "port", server.http),
+        (("--port", free_port(), "--grpc-port", server.grpc), "grpc_port", server.grpc),
+    ):
+        done = attend("serve", "--single", *map(str, flags))
+        assert done.returncode == 2
+        assert done.stderr == f"attend: {name} {port} is taken: another process listens on it\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--replicas", "2"), "replicas = 2 needs Ray"),
+        (("--max-replicas", "3"), "max_replicas = 3 needs Ray"),
+        (("--proxy", "python"), "proxy = python needs Ray"),
+        (("--max-connections-per-source", "9"), "max_connections_per_source = 9 needs Ray"),
+    ],
+)
+def test_settings_that_need_ray_are_refused_by_name(flags: tuple[str, ...], words: str) -> None:
+    done = attend("serve", "--single", *flags)
+    assert done.returncode == 2
+    assert words.lower() in done.stderr
+
+
+def test_a_bad_checkpoint_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
+    port, grpc_port = map(str, free_ports(2))
+    (tmp_path / "config.json").write_text("{}")
+    command = [
+        sys.executable,
+        "-m",
+        "service.commands.cli",
+        "serve",
+        str(tmp_path),
+        "--single",
+        "--port",
+        port,
+        "--grpc-port",
+        grpc_port,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "config.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_signal_while_it_loads_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--single") as server:
+        assert wait_for(lambda: "Loading" in server.output(), 60), server.output()
+        server.stop(signal.SIGINT, within=10)
+        assert server.process.returncode == 0, server.output()
+        assert server.processes() == []
+
+
+def test_sigterm_lets_streams_end_and_refuses_new_calls(tmp_path: Path) -> None:
+    with running(tmp_path / "log", "--single", "--drain-seconds", "60", *SLOW) as server, ThreadPoolExecutor() as pool:
+        begun = threading.Event()
+        http = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG | {"max_tokens": 300}), begun)
+        request = pb.GenerateRequest(text=PROMPT, max_tokens=300, stopping=pb.StoppingCriteria(ignore_eos=True))
+        messages = pool.submit(list, stub(server).GenerateStream(request, timeout=120))
+        assert begun.wait(60)
+        assert wait_for(lambda: server.metric("attend_requests_running") == 2)
+        ending = pool.submit(server.stop, within=90)
+        assert wait_for(lambda: server.get("/readyz")[0] == 503)
+        assert not http.done() and not messages.done()
+        with pytest.raises(grpc.RpcError) as caught:
+            stub(server).Generate(request, timeout=30)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert http.result()[-2] == b"data: [DONE]\n"
+        assert messages.result()[-1].outputs[0].finish_info.num_output_tokens == 300
+        assert ending.result() < 90
+        assert server.process.returncode == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "log", "--single", "--drain-seconds", "60", *SLOW) as server, ThreadPoolExecutor() as pool:
+        begun = threading.Event()
+        lines = pool.submit(read_some, server, begun)
+        assert begun.wait(60)
+        server.process.send_signal(signal.SIGINT)
+        assert wait_for(lambda: "Stopping" in server.output())
+        assert server.stop(signal.SIGINT) < 5
+        lines.exception()
+
+
+def read_some(server: Server, begun: threading.Event) -> None:
+    """The lines of a stream that will be cut."""
+    read_all(post(server, prompt=PROMPT, stream=True, **LONG), begun)
+
+
+def test_a_step_thread_that_is_dead_or_stuck_ends_the_watch() -> None:
+    class Dead:
+        def check_health(self) -> None:
+            raise EngineFailed("stuck")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "WATCH_SECONDS", 0.0)
+        with pytest.raises(EngineFailed):
+            asyncio.run(asyncio.wait_for(single.watch(Dead()), 5))  # type: ignore[arg-type]

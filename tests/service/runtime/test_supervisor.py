@@ -1,0 +1,212 @@
+"""The parent of a server: what it tells Ray, and that it leaves no process behind."""
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from model.errors import SettingError
+from service.runtime.edge import HEADER_SECONDS, write_edge
+from service.runtime.supervisor import ray_environment
+from service.settings import Settings
+
+SUBREAPER = """
+import ctypes, subprocess, sys
+from service.runtime.supervisor import PR_SET_CHILD_SUBREAPER, end_orphans
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+subprocess.run(["sh", "-c", sys.argv[1]], stdout=sys.stdout)
+end_orphans(float(sys.argv[2]))
+print("over")
+"""
+
+
+SUPERVISED = """
+import subprocess, sys
+from service.runtime.supervisor import supervise
+driver = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(supervise(driver, 1), flush=True)
+"""
+TIRED = "import time; print('runs', flush=True); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + TIRED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("driver", "status"), [(TIRED, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
+@pytest.mark.parametrize("shell", [[], ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]], ids=["", "in the background"])
+def test_a_driver_is_told_to_stop_and_killed_if_it_does_not(driver, status, number, shell):
+    command = [*shell, sys.executable, "-c", SUPERVISED, driver]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        parent.send_signal(number)
+        assert parent.stdout.readline() == f"{int(status)}\n"
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment in which the user has set nothing of Ray's."""
+    for name in tuple(os.environ):
+        if name.startswith(("RAY_", "OMP_")):
+            monkeypatch.delenv(name)
+
+
+def test_the_token_is_long_private_and_fresh(bare, tmp_path):
+    tokens = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        environment = ray_environment(Settings(), tmp_path / name)
+        path = tmp_path / name / "token"
+        assert environment["RAY_AUTH_TOKEN_PATH"] == str(path)
+        assert environment["RAY_AUTH_MODE"] == "token"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        tokens.add(path.read_text())
+    assert {len(token) for token in tokens} == {64}
+    assert len(tokens) == 2
+
+
+def test_the_token_is_private_under_any_umask(bare, tmp_path):
+    before = os.umask(0)
+    try:
+        ray_environment(Settings(), tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+
+
+def test_what_the_user_has_set_stays(bare, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "16")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    environment = ray_environment(Settings(), tmp_path)
+    assert environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "16"
+    assert environment["RAY_AUTH_MODE"] == "disabled"
+    assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_the_proxy_and_the_timeout_are_settings(bare, tmp_path):
+    fast = ray_environment(Settings(request_timeout_seconds=100.5), tmp_path)
+    plain = ray_environment(Settings(proxy="python"), tmp_path)
+    assert (fast["RAY_SERVE_ENABLE_HA_PROXY"], plain["RAY_SERVE_ENABLE_HA_PROXY"]) == ("1", "0")
+    assert int(fast["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 100
+    assert all(isinstance(value, str) for value in (fast | plain).values())
+
+
+WRITTEN_BY_RAY = """global
+    nbthread 2
+defaults
+    mode http
+    timeout client 660s
+    errorfile 503 {folder}/500.http
+    balance leastconn
+frontend http_frontend
+    bind 127.0.0.1:1
+frontend grpc_frontend
+    bind 127.0.0.1:2 proto h2
+    default_backend default_grpc_backend
+backend default_backend
+    http-request return status 404
+backend default_grpc_backend
+    http-request return status 200 content-type application/grpc hdr grpc-status 5
+"""
+
+
+@pytest.fixture
+def wrapped(bare, tmp_path, monkeypatch):
+    """(wrapper, configuration that Ray has written) around a program that prints its arguments instead of HAProxy."""
+    binary, folder, config = tmp_path / "binary", tmp_path / "edge", tmp_path / "haproxy.cfg"
+    binary.write_text('#!/bin/sh\necho "$@"\n')
+    binary.chmod(0o755)
+    folder.mkdir()
+    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(binary))
+    return write_edge(folder), config
+
+
+def test_the_binary_runs_as_ray_wants_it_with_our_rules_in_its_file(wrapped):
+    wrapper, config = wrapped
+    words = ["-db", "-f", str(config), "-dR", "-sf", "7"]
+    done = subprocess.run([str(wrapper), *words], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == words
+    assert not done.stderr
+    _, defaults, http, grpc, none, none_grpc, *_ = re.split(r"\n(?=defaults|frontend|backend)", config.read_text())
+    assert f"timeout http-request {HEADER_SECONDS}s" in defaults
+    assert "http-error status 503" in defaults
+    assert "errorfile" not in defaults
+    assert "return status 505" in http
+    assert "return status 505" not in grpc
+    assert "attend_id" in http
+    assert "attend_id" in grpc
+    assert "ATTEND_" not in config.read_text()
+    assert "return status 503" in none.splitlines()[1]
+    assert "grpc-status 14" in none_grpc.splitlines()[1]
+
+
+def test_haproxy_itself_takes_our_rules(bare, tmp_path):
+    config = tmp_path / "haproxy.cfg"
+    (tmp_path / "500.http").write_bytes(b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n")
+    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path))
+    wrapper = write_edge(tmp_path)
+    done = subprocess.run([wrapper, "-c", "-f", config, "-q"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "http-error" in config.read_text()
+
+
+def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
+    environment = ray_environment(Settings(max_connections_per_source=7), tmp_path)
+    for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_FILE"):
+        folder = Path(environment[f"RAY_SERVE_HAPROXY_{name}"]).parent
+        assert folder.parent == tmp_path
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert environment["ATTEND_MAX_CONNECTIONS_PER_SOURCE"] == "7"
+
+
+def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):
+    assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in ray_environment(Settings(proxy="python"), tmp_path)
+    assert not (tmp_path / "haproxy").exists()
+
+
+def test_a_binary_that_cannot_be_run_is_named_before_anything_starts(bare, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "nothing"))
+    with pytest.raises(SettingError, match="nothing"):
+        ray_environment(Settings(), tmp_path)
+
+
+def under_a_supervisor(command: str, seconds: float) -> list[str]:
+    """What `command`, whose own process ends at once, printed under a parent that then ends its orphans."""
+    words = [sys.executable, "-c", SUBREAPER, command, str(seconds)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def runs(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_orphans_that_will_not_go_are_killed_and_so_are_theirs(tmp_path):
+    mark = tmp_path / "mark"
+    inner = f'trap "" TERM; sleep 600 & echo $!; touch {mark}; wait'
+    stubborn = f"trap '' TERM INT HUP; setsid sh -c '{inner}' & echo $!; until [ -e {mark} ]; do sleep 0.01; done"
+    *pids, over = under_a_supervisor(stubborn, 0.01)
+    assert over == "over"
+    assert len(pids) == 2
+    assert not any(map(runs, pids))
+
+
+def test_an_orphan_that_goes_by_itself_in_time_is_let_finish(tmp_path):
+    mark = tmp_path / "mark"
+    assert under_a_supervisor(f"(sleep 0.01; echo done > {mark}) & exit", 30) == ["over"]
+    assert mark.read_text() == "done\n"
+
+
+def test_without_orphans_nothing_is_waited_for():
+    started = time.monotonic()
+    assert under_a_supervisor("true", 600) == ["over"]
+    assert time.monotonic() - started < 60
