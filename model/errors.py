@@ -13,6 +13,7 @@
     ├── Unavailable             loading or draining; try again elsewhere
     ├── DeadlineExceeded        the deadline passed before the first token
     ├── EngineFailed            our bug: the request cannot be finished
+    │   ├── OutOfMemory         a step needs more memory than there is; a smaller one may not
     │   └── DeviceFailed        the device computes nothing more in this process: it must end
     ├── CheckpointError         a model folder that cannot be served; names the file and the tensor
     └── SettingError            a setting with a bad value; names it
@@ -88,6 +89,10 @@ class DeadlineExceeded(AttendError):
 
 class EngineFailed(AttendError):
     """The engine could not finish a request through no fault of the caller."""
+
+
+class OutOfMemory(EngineFailed):
+    """A step needs more memory than there is. A smaller step may fit."""
 
 
 class DeviceFailed(EngineFailed):

@@ -7,15 +7,17 @@ for Python. At most two steps are under way.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from model.engine.grammars import Drawn, keep_to_grammars, unmasked
 from model.engine.inputs import step_input
 from model.engine.plan import Plan, StepInput, StepResult
+from model.engine.repeat import by_halves, failed
 from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from model.engine.scheduler import Scheduler
-from model.errors import DeviceFailed
+from model.errors import DeviceFailed, OutOfMemory
 from model.sampling_plan import Draw
 
 log = logging.getLogger("attend.engine")
@@ -124,18 +126,35 @@ class Engine:
             return _Step(plan, given, _Failed(error), errors)
 
     def _result(self, step: "_Step") -> StepResult:
-        """A step that fails as a whole ends its requests, not the engine. Raises DeviceFailed, which does."""
+        """What came of a step. One that fails as a whole ends neither the engine nor, where it can be repeated, more
+        requests than those that fail alone. Raises DeviceFailed, which ends the engine.
+        """
         try:
-            failed = keep_to_grammars(step.pending, step.given.draws, unmasked(step.plan, step.given))
-            result = step.pending.result()
+            return self._computed(step)
         except DeviceFailed:
             raise
         except Exception as error:
             log.exception("a step of %d requests failed", len(step.plan.scheduled))
-            reason = f"the step failed: {type(error).__name__}"
-            return StepResult(errors={item.request.request_id: reason for item in step.plan.scheduled})
-        errors = {**step.errors, **{step.given.draw_ids[row]: reason for row, reason in failed.items()}}
+            self._drop_next()
+            if isinstance(error, OutOfMemory):
+                self.scheduler.shrink()
+            if self.scheduler.tables.has_states:
+                return failed(step.plan.scheduled, error)
+            return by_halves(step.plan, error, lambda part: self._computed(self._submitted(part)), self.scheduler.least_budget)
+
+    def _computed(self, step: "_Step") -> StepResult:
+        """The result of a step, its tokens within their grammars. Raises what the step raised."""
+        refused = keep_to_grammars(step.pending, step.given.draws, unmasked(step.plan, step.given))
+        result = step.pending.result()
+        errors = {**step.errors, **{step.given.draw_ids[row]: reason for row, reason in refused.items()}}
         return replace(result, errors={**result.errors, **errors}) if errors else result
+
+    def _drop_next(self) -> None:
+        """Wait for the step that was submitted after a failed one, and forget it: it began with tokens that were not drawn."""
+        if self._next is not None:
+            with suppress(Exception):
+                self._next.pending.result()
+            self._next = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,3 +142,5 @@ class StepResult:
     """[E], float64, with the hidden states that this step has added."""
     more: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Tokens drawn after that one, where the draft was right: as many as its right tokens."""
+    put_off: Mapping[str, str] = field(default_factory=dict)
+    """Requests that the step did not compute, with the reason. They start again from their first token."""

@@ -16,7 +16,7 @@ from model.engine.graphs import DecodeGraphs
 from model.engine.lookup import num_right
 from model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
 from model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
-from model.errors import DeviceFailed
+from model.errors import DeviceFailed, OutOfMemory
 from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from model.net.kv_cache import KVCache
 from model.net.native.decoder import NativeDecoder
@@ -31,21 +31,23 @@ if TYPE_CHECKING:  # triton is not there on every machine
 FAULTS = {UNSCORED: NO_SCORE, EXCLUDED: NO_TOKEN_LEFT}
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error")
 """How the messages of errors of a device begin: torch has a type for some of them only."""
-MEMORY_ERRORS = ("out of memory", "ALLOC_FAILED")
+MEMORY_ERRORS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "bad_alloc")
 SCORED_AT_ONCE = 256
 """Prompt tokens whose logits live at the same time: a vocabulary of 128k makes that 128 MiB."""
 
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise DeviceFailed for an error that would fail every later step too; a lack of memory fails its own step only."""
+    """Raise OutOfMemory for a lack of memory, and DeviceFailed for an error that would fail every later step too."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         text = str(error)
-        if not any(name in text for name in DEVICE_ERRORS) or any(name in text for name in MEMORY_ERRORS):
-            raise
-        raise DeviceFailed(f"the device failed: {text}") from error
+        if isinstance(error, MemoryError) or any(name in text for name in MEMORY_ERRORS):
+            raise OutOfMemory(f"a step needs more memory than there is: {text}") from error
+        if any(name in text for name in DEVICE_ERRORS):
+            raise DeviceFailed(f"the device failed: {text}") from error
+        raise
 
 
 DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]

@@ -19,6 +19,7 @@ prompts. While there are none, the oldest request of all is a prompt, no other r
 every second step until it is a stream, which can take all room.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from model.engine.plan import Plan, Scheduled, StepResult
 from model.engine.request import FinishReason, Output, Request, TokenLogprob
 from model.engine.tables import BlockTables
 from model.errors import EngineFailed
+
+log = logging.getLogger("attend.engine")
 
 
 class Scheduler:
@@ -47,6 +50,8 @@ class Scheduler:
         self.num_drafted = 0
         self.num_accepted = 0
         """Tokens of drafts, and those of them that were drawn."""
+        self.budget = config.max_batch_tokens
+        """Tokens that a step computes at most: fewer than was set after a step for which the memory did not suffice."""
         self._clock = clock
         self._cost = StepCost(max(config.chunk_size, config.block_size))
         self._planned_at = 0.0
@@ -87,7 +92,7 @@ class Scheduler:
         self.tables.begin_step()
         self._planned_at = self._clock()
         plan, prompts = self._streams()
-        left = self.config.max_batch_tokens - len(plan)
+        left = self.budget - len(plan)
         if left:
             prompts += self._admit()
         if left and prompts:
@@ -117,8 +122,9 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete."""
         outputs = []
-        if result.errors:
-            self._distrust(self.tables.forget_step(), plan)
+        restarted: set[str] = set()
+        if result.errors or result.put_off:
+            restarted = self._distrust(self.tables.forget_step(), plan, result)
         for item in plan.scheduled:
             request = item.request
             if request.finish_reason is not None:
@@ -127,6 +133,9 @@ class Scheduler:
             if name in result.errors:
                 self.tables.forget(request)
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[name]))
+                continue
+            if name in restarted:
+                self.tables.restart(request)
                 continue
             request.num_computed = item.start + item.count
             if item.input_pending:
@@ -149,19 +158,42 @@ class Scheduler:
         for item in plan.scheduled if self.tables.has_windows else ():
             if item.request.room:
                 self.tables.let_go(item.request)
-        if plan.scheduled and not result.errors and not plan.num_drafted:
+        if plan.scheduled and not (result.errors or result.put_off or plan.num_drafted):
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
         return outputs
 
-    def _distrust(self, blocks: Sequence[set[int]], plan: Plan) -> None:
-        """The blocks that a failed step should have written, by group: a request that shares them, but was not in the step,
-        computes its tokens again."""
+    def _distrust(self, blocks: Sequence[set[int]], plan: Plan, result: StepResult) -> set[str]:
+        """Some of the blocks that a step was to fill, by group, were not filled. Requests outside of the step that share any of
+        them compute their tokens again. Returns the requests of the step that must: those that were put off, and those
+        that begin after a block which no other has filled.
+        """
         planned = {item.request.request_id for item in plan.scheduled}
         for request in self._running:
             shares = not all(map(set.isdisjoint, blocks, request.tables))
             if request.request_id not in planned and shares:
                 self.tables.restart(request)
+        restarted: set[str] = set()
+        unfilled = [set(some) for some in blocks]
+        for item in plan.scheduled:
+            name, first = item.request.request_id, item.start // self.config.block_size
+            tables = list(zip(unfilled, item.request.tables, strict=True))
+            if name in result.put_off or not all(some.isdisjoint(table[:first]) for some, table in tables):
+                restarted.add(name)
+            elif name not in result.errors:
+                for some, table in tables:
+                    some.difference_update(table[first:])
+        return restarted
+
+    def shrink(self) -> None:
+        """Halve the tokens of a step, for good: one of so many needs more memory than there is."""
+        self.budget = max(self.least_budget, self.budget // 2)
+        log.warning("a step needs more memory than there is: from now on it computes at most %d tokens", self.budget)
+
+    @property
+    def least_budget(self) -> int:
+        """Tokens of a step below which it is not shrunk."""
+        return min(self.config.max_batch_tokens, max(self.config.chunk_size, self.config.max_batch_requests))
 
     def check_integrity(self) -> None:
         """Assert that every request is in one place, and that its blocks are its own and enough."""
@@ -182,9 +214,8 @@ class Scheduler:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan: list[Scheduled] = []
         prompts: list[Request] = []
-        budget = self.config.max_batch_tokens
         for request in tuple(self._running):
-            if not request.room or len(plan) == budget:
+            if not request.room or len(plan) == self.budget:
                 break  # the requests after a preempted one were preempted before it
             computed = request.num_computed
             if request.num_tokens - computed > 1 or request.scheduled_at is None:
@@ -304,8 +335,9 @@ class Scheduler:
         if request.grammar is not None and not stopped:
             try:
                 request.grammar.advance(token)
-            except EngineFailed as error:
-                return self._finish(request, FinishReason.ERROR, error=str(error))
+            except Exception as error:  # whatever it is, it is this request's alone
+                reason = str(error) if isinstance(error, EngineFailed) else f"the grammar failed: {type(error).__name__}"
+                return self._finish(request, FinishReason.ERROR, error=reason)
             stopped = request.grammar.finished
         if request.first_token_at is None:
             request.first_token_at = self._clock()

@@ -25,6 +25,7 @@ class BlockTables:
         self.config = config
         self.groups: list[Group] = [group_of(at, size, config) for at, size in enumerate(config.groups)]
         self.has_windows = any(size.window is not None for size in config.groups)
+        self.has_states = any(size.has_state for size in config.groups)
         full = [group for group in self.groups if type(group) is FullGroup]
         self._full = full[0] if full else None
         self._texts: BlockPool | Texts = full[0].pool if full else Texts(TEXTS_OF_BLOCK * config.num_blocks)

@@ -6,8 +6,10 @@ from dataclasses import replace
 from model.config import EngineConfig
 from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
 from model.engine.plan import Plan, StepResult
+from model.engine.repeat import by_halves, failed
 from model.engine.request import FinishReason, Output, Request
 from model.engine.scheduler import Scheduler
+from model.errors import OutOfMemory
 from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer, given
 from tests.model.engine.windows import GroupsRunner, with_groups
 
@@ -38,8 +40,9 @@ class Machine:
 class Simulation:
     """One engine's life under one seed. `trace` is what its callers saw, in order."""
 
-    def __init__(self, seed: int, scheduler: type[Scheduler] = Scheduler, groups: str = "full") -> None:
-        """`groups` of layers: "full" attention alone, "windows" too, or also "states"."""
+    def __init__(self, seed: int, scheduler: type[Scheduler] = Scheduler, groups: str = "full", shaky: float = 0.02) -> None:
+        """`groups` of layers: "full" attention alone, "windows" too, or also "states". Of the steps `shaky` raise."""
+        self.shaky = shaky
         self.dice = random.Random(seed)
         block_size, num_blocks = self.dice.randint(1, 4), self.dice.randint(3, 10)
         self.config = EngineConfig(
@@ -60,8 +63,15 @@ class Simulation:
         self.scheduler = scheduler(self.config, self.clock)
         self.runner = FakeRunner(block_size) if groups == "full" else GroupsRunner(self.config)
         self.async_scheduling = self.dice.random() < 0.5
-        self.next: tuple[Plan, StepResult] | None = None
+        self.next: tuple[Plan, StepResult | Exception] | None = None
         """The step that was begun early."""
+        self.poison: set[str] = set()
+        """Requests with which every step raises."""
+        self.most_tokens = self.dice.choice([1000, 1000, 6])
+        """Tokens of a step for which the memory suffices."""
+        self.budget = self.config.max_batch_tokens
+        self.least = min(self.budget, max(self.config.chunk_size, self.config.max_batch_requests))
+        """Tokens that a step may have, and those that it may have whatever the memory."""
         self.num_early = 0
         self.machine = Machine(self.dice)
         self.live: dict[str, Request] = {}  # in order of arrival
@@ -118,6 +128,8 @@ class Simulation:
             request.prompt = [*own.prompt, *fake_answer(own)[0]]
         if self.dice.random() < 0.04:
             self.runner.broken.add(request.request_id)
+        if self.dice.random() < 0.04:
+            self.poison.add(request.request_id)
         self.live[request.request_id], self.tokens[request.request_id] = request, []
         self.asked.append(request)
         self.alone[request.request_id] = fake_answer(request)
@@ -144,8 +156,11 @@ class Simulation:
         following = self.scheduler.schedule_async(plan) if self.async_scheduling and plan.scheduled else None
         if following is not None:
             self.check_early(plan, following)
-            self.next = self.computed(following, faults)
             self.num_early += 1
+        if isinstance(result, Exception):  # the step after it is dropped
+            result = self.repeated(plan, result)
+        elif following is not None:
+            self.next = self.computed(following, faults)
         for output in self.scheduler.commit(plan, result):
             self.take(output)
         self.check_state()
@@ -160,12 +175,40 @@ class Simulation:
         self.check_shares(plan, undisturbed, begun)
         return plan
 
-    def computed(self, plan: Plan, faults: bool) -> tuple[Plan, StepResult]:
-        """The plan and what came of it; sometimes all of the step fails."""
+    def computed(self, plan: Plan, faults: bool) -> tuple[Plan, StepResult | Exception]:
+        """The plan and what came of it. Sometimes all of the step fails, or it raises."""
         if faults and self.dice.random() < 0.01:
-            self.due |= {item.request.request_id for item in plan.scheduled}
-            return plan, StepResult(errors={item.request.request_id: "the step failed" for item in plan.scheduled})
-        return plan, self.runner.submit(given(plan)).result()
+            return plan, self.failed(plan, RuntimeError())
+        try:
+            if faults and self.dice.random() < self.shaky:
+                raise RuntimeError
+            return plan, self.submitted(plan)
+        except (RuntimeError, OutOfMemory) as error:
+            return plan, error
+
+    def submitted(self, plan: Plan) -> StepResult:
+        """What comes of a step; raises where it has too many tokens, or a request that is poison."""
+        if sum(item.count for item in plan.scheduled) > max(self.most_tokens, self.least):
+            raise OutOfMemory
+        if any(item.request.request_id in self.poison for item in plan.scheduled):
+            raise RuntimeError
+        return self.runner.submit(given(plan)).result()
+
+    def repeated(self, plan: Plan, error: Exception) -> StepResult:
+        """What the engine makes of a step that raised."""
+        if isinstance(error, OutOfMemory):
+            self.budget = max(self.least, self.budget // 2)
+            self.scheduler.shrink()
+        if len(plan.scheduled) == 1 and not isinstance(error, OutOfMemory):
+            self.due.add(plan.scheduled[0].request.request_id)  # the step of one request is not repeated
+        if self.scheduler.tables.has_states:
+            return self.failed(plan, error)
+        return by_halves(plan, error, self.submitted, self.least)
+
+    def failed(self, plan: Plan, error: Exception) -> StepResult:
+        """All of the step fails."""
+        self.due |= {item.request.request_id for item in plan.scheduled}
+        return failed(plan.scheduled, error)
 
     def take(self, output: Output) -> None:
         """An output reached its caller: one of a live request, and the tokens that the request alone would get."""
@@ -184,12 +227,12 @@ class Simulation:
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert (tokens, reason) == (self.tokens[name], output.finish_reason), f"{name} ended wrongly"
         elif output.finish_reason is FinishReason.ERROR:
-            assert name in self.due | self.runner.broken, f"{name} failed without a fault"
+            assert name in self.due | self.runner.broken | self.poison, f"{name} failed without a fault"
 
     def check_plan(self, plan: Plan) -> None:
         """S3 and S5: within the limits, with blocks for all, and somebody moves."""
         requests = [item.request for item in plan.scheduled]
-        assert sum(item.num_rows for item in plan.scheduled) == plan.num_tokens <= self.config.max_batch_tokens, "over budget"
+        assert sum(item.num_rows for item in plan.scheduled) == plan.num_tokens <= self.budget, "over budget"
         assert self.scheduler.num_running <= self.config.max_batch_requests, "more requests than a batch holds"
         assert len(requests) == len(set(requests)), "a request twice in one step"
         assert requests or not self.live, "nobody moves"
@@ -208,7 +251,7 @@ class Simulation:
         before = [item.request for item in plan.scheduled if item.draws]
         running = [request for request in self.live.values() if request.room]
         assert requests == [r for r in running if len(r.output) + 1 < r.max_tokens], "a stream waits, ends late, or not by age"
-        assert 0 < len(requests) == following.num_streams == following.num_tokens <= self.config.max_batch_tokens
+        assert 0 < len(requests) == following.num_streams == following.num_tokens <= self.budget
         assert all(request in before for request in running), "a token that is not under way"
         assert len(running) in (len(self.live), self.config.max_batch_requests), "somebody waits who could run"
         for item in following.scheduled:
@@ -232,11 +275,11 @@ class Simulation:
         planned = [item.request for item in plan.scheduled]
         running = [request for request in self.live.values() if request.room]
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
-        assert planned[: len(streams)] == streams[: self.config.max_batch_tokens], "a stream waits, or not by age"
-        assert plan.num_streams == min(len(streams), self.config.max_batch_tokens)
+        assert planned[: len(streams)] == streams[: self.budget], "a stream waits, or not by age"
+        assert plan.num_streams == min(len(streams), self.budget)
         prompts, parts = [r for r in running if r not in streams], plan.scheduled[len(streams) :]
         if not parts:
-            assert not prompts or len(streams) >= self.config.max_batch_tokens, "prompts wait, but the budget is not spent"
+            assert not prompts or len(streams) >= self.budget, "prompts wait, but the budget is not spent"
             return
         first, size = parts[0], self.config.chunk_size
         others = [before.get(r.request_id, r.num_tokens) for r in prompts if r not in planned]
@@ -245,7 +288,7 @@ class Simulation:
         assert all(map(any, zip(*self.turns[-2:], strict=True))) or len(self.turns) < 2, "a prompt is passed over twice"
         whole = [item.completes or (item.start + item.count) % size == 0 for item in parts]
         assert all(whole[1:]) and (whole[0] or (len(parts) == 1 and first.count < size)), "a part ends within a chunk"
-        left = self.config.max_batch_tokens
+        left = self.budget
         for item in () if plan.num_streams else parts:
             assert item.completes or item.request.num_tokens - item.start > left, "what fits is cut"
             left -= item.count
@@ -256,7 +299,7 @@ class Simulation:
         streams nothing of the budget is left. `served`: each prompt has a part in the step.
         """
         tokens, size = plan.num_prompt_tokens, self.config.chunk_size
-        left = self.config.max_batch_tokens - plan.num_streams
+        left = self.budget - plan.num_streams
         served = served and all(item.completes for item in plan.scheduled)
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"

@@ -6,7 +6,9 @@ from collections import OrderedDict
 import pytest
 import torch
 
+from model.config import GroupSize
 from model.engine.request import EngineStats, FinishReason, StepReport
+from model.errors import OutOfMemory
 from model.net.transformer import Decoder
 from model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
@@ -144,24 +146,104 @@ def test_a_row_that_is_not_a_number_fails_alone(net, alone):
     assert alone == answers(engine, crowd())  # over blocks that the bad one has spoilt
 
 
-def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(net, alone):
-    """A request that was not in the step waits for the next one."""
-    engine = tiny_engine(net, max_batch_requests=2)
-    submit, calls = engine.runner.submit, []
+def raising(engine, when, error=RuntimeError):
+    """Have each step of the engine raise for which `when(step)` is true; returns the sizes of the steps that did."""
+    submit, raised = engine.runner.submit, []
 
-    def fail_once(step):
-        calls.append(step)
-        if len(calls) == 2:
-            raise RuntimeError("out of memory")
+    def failing(step):
+        if when(step):
+            raised.append(len(step.request_ids))
+            raise error("a step fell over")
         return submit(step)
 
-    engine.runner.submit = fail_once
+    engine.runner.submit = failing
+    return raised
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["waiting", "early"])
+@pytest.mark.parametrize("changes", [{}, {"prefix_caching": True, "block_size": 2}, {"max_batch_tokens": 4}], ids=str)
+def test_a_request_that_every_step_falls_over_ends_alone(net, alone, changes, early):
+    """Its neighbours in the same steps get the tokens that they get alone."""
+    engine = tiny_engine(net, async_scheduling=early, **changes)
+    raised = raising(engine, lambda step: "bad" in step.request_ids)
+    requests = crowd()
+    found = run(engine, [*requests[:3], ask("bad", [3, 4], 5), *requests[3:]])
+    [last] = found.pop("bad")
+    assert ((), FinishReason.ERROR, "the step failed: RuntimeError") == (last.token_ids, last.finish_reason, last.error)
+    assert alone == {name: told(outputs) for name, outputs in found.items()}
+    assert raised[-1] == 1
+
+
+def test_a_request_that_fails_later_keeps_its_tokens_and_ends_alone(net, alone):
+    engine = tiny_engine(net, async_scheduling=True)
+    raising(engine, lambda step: any(n == "bad" and at >= 5 for n, at in zip(step.request_ids, step.starts, strict=True)))
+    found = run(engine, [*crowd(), ask("bad", [3, 4], 9)])
+    tokens, reason = told(found.pop("bad"))
+    assert (reason, tokens) == (FinishReason.ERROR, answers(tiny_engine(net), [ask("bad", [3, 4], 9)])["bad"][0][:4])
+    assert alone == {name: told(outputs) for name, outputs in found.items()}
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["waiting", "early"])
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_step_that_raises_once_ends_nobody(net, alone, early, at):
+    engine, steps = tiny_engine(net, async_scheduling=early), []
+    raising(engine, lambda step: not steps.append(step) and len(steps) == at + 1)
     found = answers(engine, crowd())
-    failed = [name for name, (_, reason) in found.items() if reason is FinishReason.ERROR]
-    assert calls[1].request_ids == failed
-    assert {name: told for name, told in alone.items() if name not in failed} == {
-        name: told for name, told in found.items() if name not in failed
-    }
+    assert len(steps[at].request_ids) > 1
+    assert alone == found
+
+
+def test_who_shares_blocks_that_a_failed_request_was_to_fill_computes_them(net):
+    """Both come in the same step, and the second would find the first one's blocks."""
+    engine = tiny_engine(net, prefix_caching=True, block_size=2)
+    raising(engine, lambda step: "bad" in step.request_ids)
+    prompt = [5, 6, 7, 8, 9]
+    found = answers(engine, [ask("bad", prompt), ask("good", prompt)])
+    assert found["bad"][1] is FinishReason.ERROR
+    assert found["good"] == answers(tiny_engine(net), [ask("good", prompt)])["good"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_repeated_step_fills_shared_blocks_before_they_are_read(size):
+    """As the step itself does. The fake fails where a block is read that nobody has filled."""
+    engine, steps = fake_engine(prefix_caching=True, block_size=size), []
+    raising(engine, lambda step: not steps.append(step) and len(steps) == 1)
+    requests = [ask(name, [5, 6, 7, 8, 9]) for name in "abcd"]
+    assert answers(engine, requests) == {request.request_id: fake_answer(request) for request in requests}
+    assert [request.num_cached for request in requests] == [0, 4, 4, 4]
+
+
+def test_a_model_with_states_repeats_no_step():
+    """A step changes a state: computed twice, it would be another."""
+    engine = fake_engine(max_batch_requests=4, groups=(GroupSize(64), GroupSize(4, has_state=True)))
+    raised = raising(engine, lambda step: "bad" in step.request_ids)
+    found = run(engine, [ask("a"), ask("bad")])
+    assert {FinishReason.ERROR} == {outputs[-1].finish_reason for outputs in found.values()}
+    assert raised == [2]
+
+
+@pytest.mark.parametrize("error", [OutOfMemory, RuntimeError], ids=["memory", "another"])
+def test_a_step_without_memory_is_computed_in_smaller_parts(net, alone, error):
+    """From then on all steps are smaller. Another error of so large a step ends its request."""
+    engine = tiny_engine(net, max_batch_requests=2, max_batch_tokens=64)
+    raising(engine, lambda step: step.num_tokens > 7, error)
+    long = ask("long", [1 + at % 9 for at in range(40)])
+    found = answers(engine, [*crowd(), long])
+    whole = answers(tiny_engine(net), [ask("long", long.prompt)])
+    if error is RuntimeError:
+        assert found.pop("long")[1] is FinishReason.ERROR
+        assert engine.scheduler.budget == 64
+    else:
+        assert found == alone | whole
+        assert engine.scheduler.budget == 4
+
+
+def test_a_request_that_fits_into_no_step_ends_with_an_error():
+    engine = fake_engine(max_batch_requests=2, max_batch_tokens=64)
+    raising(engine, lambda step: "bad" in step.request_ids, OutOfMemory)
+    found = answers(engine, [ask("a"), ask("bad", range(1, 9)), ask("b")])
+    assert found.pop("bad") == ([], FinishReason.ERROR)
+    assert found == {name: fake_answer(ask(name)) for name in "ab"}
 
 
 def test_a_failed_step_is_told_in_the_last_output():

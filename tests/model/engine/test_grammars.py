@@ -8,7 +8,7 @@ import torch
 
 from model.engine.grammars import keep_to_grammars
 from model.engine.plan import StepInput
-from model.engine.request import NO_TOKEN_LEFT
+from model.engine.request import NO_TOKEN_LEFT, FinishReason
 from model.engine.runner import PendingStep
 from model.mask import GrammarFailed
 from model.params import SamplingParams
@@ -109,3 +109,48 @@ def test_a_grammar_that_allows_none_of_the_finite_scores_is_to_blame_and_not_the
     pending = PendingStep(StepInput(draws=[greedy], draw_ids=["a"]), sample(scores, [greedy]), logits_RV=scores)
     assert {} == keep_to_grammars(pending, [greedy], {0: request.grammar})
     assert {"a": NO_TOKEN_LEFT} == pending.result().errors
+
+
+class Poison(From):
+    """Raises an error of ours in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(0)
+        setattr(self, method, self.fail)
+
+    def fail(self, *given):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("method", ["allows", "mask", "advance"])
+def test_a_grammar_that_raises_ends_its_request_alone(method):
+    """Wherever the engine asks it: before a draw, after it, and when the token is taken."""
+    net = tiny_decoder(tiny_config())
+    requests = crowd([None, Poison(method), From(5), None])
+    if method == "mask":
+        masked_first(requests)
+    found = answers(tiny_engine(net), requests)
+    assert found.pop("r1") == ([], FinishReason.ERROR)
+    alone = answers(tiny_engine(net), crowd([None, None, From(5), None]))
+    del alone["r1"]
+    assert found == alone
+
+
+class Unreadable(list):
+    """A list of bad words that raises when it is read."""
+
+    def __iter__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("field", ["bad_words", "stop_token_ids"])
+def test_a_parameter_that_raises_ends_its_request_alone(field):
+    net = tiny_decoder(tiny_config())
+    requests = crowd([None] * 4)
+    setattr(requests[1], field, Unreadable([[3]]))
+    requests[1].min_tokens = 2
+    found = answers(tiny_engine(net), requests)
+    assert found.pop("r1") == ([], FinishReason.ERROR)
+    alone = answers(tiny_engine(net), crowd([None] * 4))
+    del alone["r1"]
+    assert found == alone

@@ -6,7 +6,7 @@ import torch
 from model.engine.plan import Plan, Scheduled
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
 from model.engine.runner import ModelRunner, PendingStep
-from model.errors import DeviceFailed
+from model.errors import DeviceFailed, OutOfMemory
 from model.net.backends import KVCache, ReferenceBackend
 from model.params import DecodingParams, SamplingParams
 from model.sampling_plan import Draw, SamplingPlan
@@ -156,13 +156,18 @@ DEVICE_ERRORS = [
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
 ]
-STEP_ERRORS = [
+MEMORY_ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     torch.AcceleratorError("CUDA error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA driver error: out of memory"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
     MemoryError("the native decoder's buffers for this step do not fit into memory"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+    ),
+]
+STEP_ERRORS = [
     RuntimeError("index 128 is out of bounds"),
     ValueError("anything else"),
 ]
@@ -185,6 +190,15 @@ def test_an_error_of_the_device_is_told_from_one_of_a_step_wherever_it_shows(run
         PendingStep(ready=Broken(error)).result()
     monkeypatch.setattr(runner.backend, "forward", lambda *given: Broken(error).synchronize())
     with pytest.raises(DeviceFailed):
+        runner.submit(given(mixed_plan()))
+
+
+@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=lambda error: str(error)[:40])
+def test_a_lack_of_memory_is_told_from_both(runner, monkeypatch, error):
+    with pytest.raises(OutOfMemory):
+        PendingStep(ready=Broken(error)).result()
+    monkeypatch.setattr(runner.backend, "forward", lambda *given: Broken(error).synchronize())
+    with pytest.raises(OutOfMemory):
         runner.submit(given(mixed_plan()))
 
 

@@ -122,6 +122,20 @@ class SpendsOneTokenTooMany(Scheduler):
         super().__init__(replace(config, max_batch_tokens=config.max_batch_tokens + 1), clock)
 
 
+class NeverShrinks(Scheduler):
+    """After a step without memory, steps stay as large as they were."""
+
+    def shrink(self):
+        pass
+
+
+class GoesOnThoughPutOff(Scheduler):
+    """A request that was put off counts as computed."""
+
+    def commit(self, plan, result):
+        return super().commit(plan, replace(result, put_off={}))
+
+
 class RunsOneTooMany(Scheduler):
     """One request more than a batch may hold."""
 
@@ -617,6 +631,8 @@ PLANTED = [
     ForgetsToComputeAgain,
     GoesOnAfterAStop,
     SpeaksAfterTheEnd,
+    NeverShrinks,
+    GoesOnThoughPutOff,
     SpendsOneTokenTooMany,
     RunsOneTooMany,
     PreemptsTheOldest,

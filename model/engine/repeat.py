@@ -1,0 +1,57 @@
+"""What becomes of a step that failed as a whole: it is computed again by halves, until the requests are found that fail alone.
+
+A step may be computed again because it writes keys and values to the same places, with the same numbers. That is not so for a
+state, which a step changes: a model that has states cannot repeat one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from model.engine.plan import Plan, Scheduled, StepResult
+from model.errors import DeviceFailed, OutOfMemory
+
+Compute = Callable[[Plan], StepResult]
+
+
+def by_halves(plan: Plan, error: Exception, compute: Compute, least: int) -> StepResult:
+    """The results of a step that raised `error`, computed again by halves; `compute` raises what a part raises.
+
+    A request whose part of one fails with OutOfMemory is put off, if that part is of more than `least` tokens. Any other ends
+    with an error. A request that was aborted in the meantime is put off too. Raises DeviceFailed.
+    """
+    live = [item for item in plan.scheduled if item.request.finish_reason is None]
+    known = [Scheduled(item.request, item.start, item.count, item.draft) for item in live]
+    gone = {item.request.request_id: "aborted" for item in plan.scheduled if item.request.finish_reason is not None}
+    if not gone:
+        return _halved(known, error, compute, least)
+    return _joined([StepResult(put_off=gone), _repeated(known, compute, least) if known else StepResult()])
+
+
+def failed(items: Sequence[Scheduled], error: Exception) -> StepResult:
+    """The result of a step in which all of these fail."""
+    reason = f"the step failed: {type(error).__name__}"
+    return StepResult(errors={item.request.request_id: reason for item in items})
+
+
+def _halved(items: Sequence[Scheduled], error: Exception, compute: Compute, least: int) -> StepResult:
+    if len(items) > 1:
+        middle = len(items) // 2  # the first half first: the second may share blocks that it fills
+        return _joined([_repeated(half, compute, least) for half in (items[:middle], items[middle:])])
+    if isinstance(error, OutOfMemory) and items and items[0].count > least:
+        return StepResult(put_off={items[0].request.request_id: str(error)})
+    return failed(items, error)
+
+
+def _repeated(items: Sequence[Scheduled], compute: Compute, least: int) -> StepResult:
+    try:
+        return compute(Plan(tuple(items), num_drafted=sum(len(item.draft) for item in items)))
+    except DeviceFailed:
+        raise
+    except Exception as error:
+        return _halved(items, error, compute, least)
+
+
+def _joined(results: Sequence[StepResult]) -> StepResult:
+    """The results of disjoint parts of a step as those of all of it."""
+    names = [each.name for each in fields(StepResult)]
+    return StepResult(**{name: {key: value for one in results for key, value in getattr(one, name).items()} for name in names})
