@@ -14,6 +14,7 @@ MAX_STOP_TOKENS = 300
 MAX_BIASES = 300
 MAX_BAD_WORDS = 64
 MAX_LOGPROBS = 20
+MAX_PRIORITY, DEFAULT_PRIORITY = 9, 5
 MAX_PROMPT_SCORES = 1 << 20
 """Log probabilities of prompts in one call: some 60 MB of JSON."""
 SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1

@@ -10,9 +10,11 @@ from model.engine.request import FinishReason, Times, TokenLogprob
 from model.errors import InvalidRequest
 from model.grammar import GrammarSpec
 from model.params import (
+    DEFAULT_PRIORITY,
     MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
     MAX_LOGPROBS,
+    MAX_PRIORITY,
     NO_CHANGE,
     DecodingParams,
     SamplingParams,
@@ -83,6 +85,8 @@ class Command:
     """Each answer begins with its prompt."""
     truncate_prompt_tokens: int | None = None
     """Keep only so many tokens from the prompt's end."""
+    priority: int = DEFAULT_PRIORITY
+    """0 to 9. A level counts as much as ten seconds of waiting."""
     cache_salt: str = ""
     """Callers share cached prefixes only within one salt."""
     grammar: GrammarSpec | None = None
@@ -101,6 +105,7 @@ class Command:
                 integer(name, value, 0, MAX_LOGPROBS)
         if self.truncate_prompt_tokens is not None:
             integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+        integer("priority", self.priority, 0, MAX_PRIORITY)
         if len(self.cache_salt) > MAX_SALT:
             raise InvalidRequest(f"cache_salt may hold at most {MAX_SALT} characters; got {len(self.cache_salt)}", "cache_salt")
         if self.stops.max_tokens == 0 and not self.computes_prompts:

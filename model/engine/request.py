@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from model.errors import ContextTooLong, InvalidRequest
-from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams
 from model.pooling import Pooling
 from model.sampling_plan import History, SamplingPlan
 
@@ -57,6 +57,11 @@ NO_TOKEN_LEFT = (
 """Errors of a request. The last is the caller's."""
 
 
+SECONDS_A_LEVEL = 10.0
+"""A level of priority counts as much as so many seconds of waiting. So a request is passed only by those that arrive within
+90 seconds after it, whatever their priority: none starves."""
+
+
 @dataclass(slots=True)
 class Lack:
     """Why a request could not start when it was tried last."""
@@ -97,6 +102,8 @@ class Request:
     """Which hidden states of the prompt to report; with max_tokens 0."""
     cache_salt: str = ""
     """Requests share cached prefixes only within one salt."""
+    priority: int = DEFAULT_PRIORITY
+    """0 to 9, the highest first; see `rank`."""
     adapter: "Adapter | None" = None
     """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
 
@@ -127,6 +134,8 @@ class Request:
     """Tokens that were found in the prefix cache when the request was first scheduled."""
     finish_reason: FinishReason | None = None
     arrived_at: float = 0.0
+    rank: float = 0.0
+    """The smaller, the sooner it is served: the time of its arrival, earlier by SECONDS_A_LEVEL for each level of priority."""
     scheduled_at: float | None = None
     first_token_at: float | None = None
     num_preemptions: int = 0

@@ -4,6 +4,9 @@ There are no phases. A request has two counters, `num_computed` and `num_tokens`
 with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
 after a preemption.
 
+Requests stand in the order of their ranks: of their arrival, but a level of priority counts as ten seconds of waiting. "Older"
+and "younger" mean this order here. No rank ever changes, and all that arrive 90 seconds later rank behind.
+
 Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows beside streams, and
 the whole budget where there is no stream. Prompts take turns: in one step the oldest goes first, in the next the shortest.
 Hence no request starves, whatever else arrives:
@@ -21,18 +24,22 @@ every second step until it is a stream, which can take all room.
 
 import logging
 import math
+from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from model.config import EngineConfig
 from model.engine.budget import StepCost
 from model.engine.lookup import Lookup
 from model.engine.plan import Plan, Scheduled, StepResult
-from model.engine.request import FinishReason, Output, Request, TokenLogprob
+from model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
 from model.engine.tables import BlockTables
 from model.errors import EngineFailed
 
 log = logging.getLogger("attend.engine")
+
+RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -57,7 +64,8 @@ class Scheduler:
         self._planned_at = 0.0
         self._shortest_next = False
         self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []  # in order of arrival
+        self._running: list[Request] = []
+        """In the order of their ranks, as `_waiting` is; the older of two with the same rank is first."""
         self._by_id: dict[str, Request] = {}
 
     @property
@@ -75,8 +83,9 @@ class Scheduler:
         assert 0 < len(request.prompt) <= request.max_total_tokens <= self.config.max_model_len, "a request that can never run"
         assert request.request_id not in self._by_id, f"request id {request.request_id} is in flight already"
         request.arrived_at, request.tables = self._clock(), self.tables.new()
+        request.rank = request.arrived_at - SECONDS_A_LEVEL * request.priority
         self._by_id[request.request_id] = request
-        self._waiting.append(request)
+        insort_right(self._waiting, request, key=RANK)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Output | None:
         """End a request now, wherever it is; None where it is not in flight."""
@@ -93,8 +102,8 @@ class Scheduler:
         self._planned_at = self._clock()
         plan, prompts = self._streams()
         left = self.budget - len(plan)
-        if left:
-            prompts += self._admit()
+        if left and (admitted := self._admit()):
+            prompts = sorted(prompts + admitted, key=RANK)
         if left and prompts:
             parts = self._share_out(prompts, self._room(len(plan), len(prompts), left))
             return Plan((*plan, *parts), len(plan))
@@ -135,7 +144,7 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.errors[name]))
                 continue
             if name in restarted:
-                self.tables.restart(request)
+                self._restart(request)
                 continue
             request.num_computed = item.start + item.count
             if item.input_pending:
@@ -172,7 +181,7 @@ class Scheduler:
         for request in self._running:
             shares = not all(map(set.isdisjoint, blocks, request.tables))
             if request.request_id not in planned and shares:
-                self.tables.restart(request)
+                self._restart(request)
         restarted: set[str] = set()
         unfilled = [set(some) for some in blocks]
         for item in plan.scheduled:
@@ -184,6 +193,11 @@ class Scheduler:
                 for some, table in tables:
                     some.difference_update(table[first:])
         return restarted
+
+    def _restart(self, request: Request) -> None:
+        """It computes its tokens again, as after a preemption: what it finds in the prefix cache then is not counted."""
+        self.tables.restart(request)
+        request.num_preemptions += 1
 
     def shrink(self) -> None:
         """Halve the tokens of a step, for good: one of so many needs more memory than there is."""
@@ -250,7 +264,7 @@ class Scheduler:
             request = self._waiting[0]
             if not self.tables.admit(request):
                 break
-            self._running.append(self._waiting.popleft())
+            insort_right(self._running, self._waiting.popleft(), key=RANK)
             admitted.append(request)
         return admitted
 
@@ -263,7 +277,7 @@ class Scheduler:
         return left if room >= left else min(left, max(math.ceil(room / size) * size, self._least_share))
 
     def _share_out(self, prompts: list[Request], share: int) -> list[Scheduled]:
-        """The step's parts of prompts, given in order of arrival; in the next step those that lack least go first."""
+        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
         if self._shortest_next:
             prompts = sorted(prompts, key=lambda request: request.num_tokens - request.num_computed)
         plan: list[Scheduled] = []
@@ -321,12 +335,12 @@ class Scheduler:
                 return
 
     def _preempt(self, request: Request) -> None:
-        """Back to the head of the queue without blocks: it will compute its tokens again, and draw the same ones."""
+        """Back into the queue without blocks: it will compute its tokens again, and draw the same ones."""
         self._running.remove(request)
         self.tables.give_back(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.appendleft(request)
+        insort_left(self._waiting, request, key=RANK)
 
     def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> Output:
         first = request.first_token_at is None

@@ -231,6 +231,7 @@ class Preparation:
             logprobs=command.logprobs,
             prompt_logprobs=command.prompt_logprobs,
             pooling=None if command.embedding is None else command.embedding.pooling,
+            priority=command.priority,
             cache_salt=command.cache_salt,
             output=list(command.resume_token_ids),
         )

@@ -92,7 +92,7 @@ def arguments_of(request: Request, defaults: Defaults) -> dict[str, Any]:
         "grammar": grammar_of(request.decoding),
         "cache_salt": request.cache_salt,
         "logprobs": logprobs_of(response),
-        **given(request, "deadline_ms", "truncate_prompt_tokens"),
+        **given(request, "deadline_ms", "truncate_prompt_tokens", "priority"),
     }
 
 

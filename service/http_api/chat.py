@@ -8,7 +8,7 @@ from pydantic import StrictBool, StrictInt, StrictStr
 from model.chat import ChatTemplate
 from model.errors import InvalidRequest, NotSupported
 from model.generation_config import NO_DEFAULTS, Defaults
-from model.params import describe, integer
+from model.params import DEFAULT_PRIORITY, describe, integer
 from service.chat.forms import TEXT_ALONE, AnswerForm
 from service.chat.prompt import prompt_of
 from service.chat.tools import calling_of
@@ -90,6 +90,7 @@ def command_arguments(body: ChatRequest, defaults: Defaults) -> dict[str, Any]:
         "skip_special_tokens": body.skip_special_tokens is not False,
         "logprobs": logprobs_of(body),
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "priority": DEFAULT_PRIORITY if body.priority is None else body.priority,
         "cache_salt": body.cache_salt or "",
         "grammar": grammar_of(body.response_format, body.structured_outputs),
     }

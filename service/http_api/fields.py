@@ -9,11 +9,13 @@ from typing import Any
 from model.grammar import MAX_CHOICE_CHARACTERS
 from model.grammar import MAX_CHOICES as MAX_GRAMMAR_CHOICES
 from model.params import (
+    DEFAULT_PRIORITY,
     MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
     MAX_LOGPROBS,
+    MAX_PRIORITY,
     MAX_PROMPT_SCORES,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
@@ -205,6 +207,11 @@ NOTES: dict[str, Note] = {
     "truncate_prompt_tokens": Note("Keep only so many tokens from the prompt's end. Default: keep all.", between(1, MAX_INT32)),
     "skip_special_tokens": Note("Leave special tokens out of the answer's text.", default=True),
     "return_token_ids": Note("Report the token ids of prompt and answer.", default=False),
+    "priority": Note(
+        "Higher first. A level counts as much as ten seconds of waiting, so that no call waits for ever.",
+        between(0, MAX_PRIORITY),
+        default=DEFAULT_PRIORITY,
+    ),
     "cache_salt": Note(
         f"Callers share cached prefixes only within one salt; 1 to {MAX_SALT} characters. Default: one salt for all.",
         {"maxLength": MAX_SALT},

@@ -8,7 +8,7 @@ from typing import Any
 
 from model.errors import InvalidRequest
 from model.generation_config import NO_DEFAULTS, Defaults
-from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
+from model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
 from service.http_api.schemas import CompletionRequest, Generation, StreamOptions
@@ -43,6 +43,7 @@ def to_command(body: CompletionRequest, request_id: str, defaults: Defaults = NO
         prompt_logprobs=max((top for top in of_prompt if top is not None), default=None),
         echo=bool(body.echo),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=DEFAULT_PRIORITY if body.priority is None else body.priority,
         cache_salt=body.cache_salt or "",
         grammar=grammar_of(body.response_format, body.structured_outputs),
         resume_token_ids=tuple(body.resume_token_ids or ()),

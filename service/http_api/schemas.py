@@ -93,6 +93,7 @@ class Generation(BaseModel):
     repetition_penalty: Number | None = None
     logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few)] = None
     truncate_prompt_tokens: StrictInt | None = None
+    priority: StrictInt | None = None
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: List[StrictStr] | None = None

@@ -47,6 +47,8 @@ RANGES = [
     both("ranges: min_tokens below 0", {"min_tokens": -1}, {"stopping": {"min_tokens": -1}}, "min_tokens", "from 0"),
     both("ranges: deadline_ms of 0", {"deadline_ms": 0}, {"deadline_ms": 0}, "deadline_ms", "from 1"),
     both("ranges: a deadline of a century", {"deadline_ms": 3 * 10**12}, {"deadline_ms": 3 * 10**12}, "deadline_ms", "from 1"),
+    both("ranges: a priority of 10", {"priority": 10}, {"priority": 10}, "priority", "from 0 to 9"),
+    both("ranges: a priority below 0", {"priority": -1}, {"priority": -1}, "priority", "from 0 to 9"),
     both(
         "ranges: truncate_prompt_tokens below 0",
         {"truncate_prompt_tokens": -1},

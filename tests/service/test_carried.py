@@ -26,6 +26,7 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "logprobs": ({"logprobs": 2}, {"logprobs": 2}),
     "prompt_logprobs": ({"prompt_logprobs": 3}, {"prompt_logprobs": 3}),
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, {"prompt": [*b"cd"]}),
+    "priority": ({"priority": 7}, {"priority": 7}),
     "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "mine"}),
     "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
     "resume_token_ids": ({"resume_token_ids": (98, 99)}, {"output": [98, 99]}),
@@ -53,7 +54,7 @@ ELSEWHERE = {
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
-    *("arrived_at", "scheduled_at", "first_token_at", "num_preemptions", "lack", "history", "_plan"),
+    *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "lack", "history", "_plan"),
     *("hidden_sum", "num_summed"),
 }
 

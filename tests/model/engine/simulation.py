@@ -26,15 +26,20 @@ class Machine:
         self.per_token = 0.001
         self.per_stream = self.per_token * self.dice.choice([0.5, 1, 4])
         self.fixed = self.per_token * self.dice.choice([0.5, 2, 6])
+        self.since = 0
+        """Steps since a slow one."""
 
     def alone(self, streams: int) -> float:
         """Seconds of a step without prompts."""
         return self.fixed + self.per_stream * streams
 
     def seconds(self, plan: Plan) -> float:
-        """What a step takes: about what it costs, or 50 times that."""
+        """What a step takes: about what it costs, or 50 times that. Slow steps are accidents: never two of five."""
+        if not plan.scheduled:
+            return 0.0
         clean = self.alone(plan.num_streams) + self.per_token * (plan.num_prompt_tokens + plan.num_drafted)
-        return clean * self.dice.uniform(0.95, 1.1) * (50 if self.dice.random() < 0.1 else 1) if plan.scheduled else 0.0
+        self.since = 0 if self.since > 3 and self.dice.random() < 0.15 else self.since + 1
+        return clean * self.dice.uniform(0.95, 1.1) * (1 if self.since else 50)
 
 
 class Simulation:
@@ -81,6 +86,8 @@ class Simulation:
         """Requests that may end with an error."""
         self.trace: list[Output] = []
         self.asked: list[Request] = []
+        self.ranks: dict[Request, float] = {}
+        """Seconds of arrival; a level of priority is worth ten."""
         self.alone: dict[str, tuple[list[int], FinishReason]] = {}
         """What each request must come to."""
         self.found: dict[str, int] = {}
@@ -122,6 +129,7 @@ class Simulation:
             stop_token_ids=stops,
             min_tokens=fewest,
             cache_salt=self.dice.choice(["", "", "salt"]),
+            priority=self.dice.choice([5, 5, 5, self.dice.randint(0, 9)]),
         )
         if request.seed % 3 == 2:  # a prompt in the answer's own words, stop tokens among them
             own = replace(request, prompt=request.prompt[:1], max_tokens=length - 1, stop_token_ids=frozenset(), min_tokens=0)
@@ -133,7 +141,12 @@ class Simulation:
         self.live[request.request_id], self.tokens[request.request_id] = request, []
         self.asked.append(request)
         self.alone[request.request_id] = fake_answer(request)
+        self.ranks[request] = self.clock.now - 10 * request.priority
         self.scheduler.add(request)
+
+    def ranked(self, *, running: bool) -> list[Request]:
+        """The live requests that hold room, or those that wait: better ranks first, of equal ones the older."""
+        return sorted((r for r in self.live.values() if bool(r.room) == running), key=self.ranks.__getitem__)
 
     def abort(self) -> None:
         """End one at random: waiting, running, preempted or in the middle of its prompt."""
@@ -169,7 +182,11 @@ class Simulation:
         """The next step's work, looked at."""
         before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.room}
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
+        waited = set(self.scheduler._waiting)
         plan = self.scheduler.schedule()
+        left = waited.intersection(self.scheduler._waiting)
+        passed = [(r, other) for r in waited - left for other in left if self.ranks[other] < self.ranks[r]]
+        assert not passed, "somebody is passed over in the queue"
         self.check_plan(plan)
         undisturbed = {name: lacked for name, (lacked, count) in before.items() if self.live[name].num_preemptions == count}
         self.check_shares(plan, undisturbed, begun)
@@ -249,7 +266,7 @@ class Simulation:
         """S3 and S4 for a step that is begun early: nobody is passed over, and nobody gives way."""
         requests = [item.request for item in following.scheduled]
         before = [item.request for item in plan.scheduled if item.draws]
-        running = [request for request in self.live.values() if request.room]
+        running = self.ranked(running=True)
         assert requests == [r for r in running if len(r.output) + 1 < r.max_tokens], "a stream waits, ends late, or not by age"
         assert 0 < len(requests) == following.num_streams == following.num_tokens <= self.budget
         assert all(request in before for request in running), "a token that is not under way"
@@ -273,7 +290,7 @@ class Simulation:
         `before` has what the requests that go on running lacked before the step, `begun` who was ever scheduled before.
         """
         planned = [item.request for item in plan.scheduled]
-        running = [request for request in self.live.values() if request.room]
+        running = self.ranked(running=True)
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
         assert planned[: len(streams)] == streams[: self.budget], "a stream waits, or not by age"
         assert plan.num_streams == min(len(streams), self.budget)
@@ -303,7 +320,7 @@ class Simulation:
         served = served and all(item.completes for item in plan.scheduled)
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"
-        elif len(self.turns) > 8:
+        elif len(self.turns) > 16:
             least = max(size, self.config.block_size, self.config.max_batch_tokens // 32)
             alone = self.machine.alone(plan.num_streams) / self.machine.per_token  # in tokens of a prompt
             later, empty = (self.machine.alone(n) / self.machine.per_token for n in (plan.num_streams + prompts, 0))
@@ -321,7 +338,8 @@ class Simulation:
         Whether a block that two requests hold is right for both shows in their tokens: the runner reads them back.
         """
         running, waiting = list(self.scheduler._running), list(self.scheduler._waiting)
-        assert running + waiting == list(self.live.values()), "requests are lost, doubled, or out of order"
+        assert running == self.ranked(running=True), "running requests are lost, doubled, or out of order"
+        assert waiting == self.ranked(running=False), "waiting requests are lost, doubled, or out of order"
         for at, group in enumerate(self.config.groups):
             tables = [[block for block in request.tables[at] if block] for request in running]
             held = {block for table in tables for block in table}

@@ -307,3 +307,63 @@ def test_whoever_comes_later_cannot_delay_a_prompt_beyond_its_bound(seed):
                 assert step <= due.pop(output.request_id), f"{output.request_id} comes late"
                 del lengths[output.request_id]
         assert all(step <= moment for moment in due.values()), "somebody starves"
+
+
+def order_of(engine: Engine) -> list[str]:
+    """The names of requests in the order in which they end."""
+    ended = []
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step() if output.finish_reason is not None]
+    return ended
+
+
+def test_higher_priority_goes_first_and_equal_ones_go_by_age():
+    engine = machine(max_batch_requests=1)
+    for name, priority in [("a", 5), ("b", 0), ("c", 9), ("d", 5), ("e", 9)]:
+        engine.add(ask(name, priority=priority))
+    assert order_of(engine) == ["c", "e", "a", "d", "b"]
+
+
+def test_a_level_of_priority_is_worth_ten_seconds_of_waiting():
+    engine = machine(max_batch_requests=1)
+    engine.add(ask("low", priority=5))
+    engine.scheduler._clock.now += 9.9
+    engine.add(ask("soon", priority=6))
+    engine.scheduler._clock.now += 0.2
+    engine.add(ask("late", priority=6))
+    assert order_of(engine) == ["soon", "low", "late"]
+
+
+def test_whoever_runs_is_not_stopped_for_a_higher_priority():
+    engine = machine(max_batch_requests=1)
+    engine.add(ask("first", max_tokens=20, priority=0))
+    engine.step()
+    engine.add(ask("urgent", priority=9))
+    assert order_of(engine) == ["first", "urgent"]
+
+
+def test_no_priority_starves_under_a_flood_of_the_highest():
+    """Calls of priority 9 arrive faster than they can be served; one of priority 0 waits for those of 90 seconds."""
+    engine, names = machine(max_batch_requests=1), count()
+    clock = engine.scheduler._clock
+    engine.add(ask("patient", priority=0))
+    arrived, outputs = clock.now, []
+    while not any(output.request_id == "patient" for output in outputs):
+        if clock.now < arrived + 200:
+            engine.add(ask(f"urgent{next(names)}", max_tokens=1, priority=9))
+            clock.now += 1.0
+        outputs = engine.step()
+        assert engine.scheduler.num_waiting < 400
+    assert 90 <= clock.now - arrived <= 92
+
+
+def test_under_a_lack_of_blocks_the_lowest_priority_gives_way():
+    """Though it came first. It ends after the other, with the same tokens as alone."""
+    engine = fake_engine(num_blocks=6, block_size=2, max_model_len=12)
+    low, high = ask("low", [1, 2], 9, priority=4), ask("high", [3, 4], 9, priority=6)
+    found = run(engine, [low, high])
+    assert list(found) == ["high", "low"]
+    assert (low.num_preemptions, high.num_preemptions) == (1, 0)
+    assert {name: told(outputs) for name, outputs in found.items()} == {
+        each.request_id: fake_answer(each) for each in (low, high)
+    }

@@ -79,6 +79,24 @@ class LastInFirstOut(Scheduler):
         self._waiting.rotate(1)
 
 
+class IgnoresPriority(Scheduler):
+    """Requests go by age alone."""
+
+    def add(self, request):
+        priority, request.priority = request.priority, 5
+        super().add(request)
+        request.priority = priority
+
+
+class NeverAges(Scheduler):
+    """Requests go by priority alone."""
+
+    def add(self, request):
+        priority, request.priority = request.priority, 1000 * request.priority
+        super().add(request)
+        request.priority = priority
+
+
 class ForgetsToComputeAgain(Scheduler):
     """A preempted request resumes where it stood, in blocks that do not hold its past."""
 
@@ -628,6 +646,8 @@ PLANTED = [
     LeaksOnAbort,
     OneBlockShort,
     LastInFirstOut,
+    IgnoresPriority,
+    NeverAges,
     ForgetsToComputeAgain,
     GoesOnAfterAStop,
     SpeaksAfterTheEnd,

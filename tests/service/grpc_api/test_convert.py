@@ -52,6 +52,7 @@ def test_every_field_reaches_the_command():
         ),
         response=R(skip_special_tokens=False, logprobs=True, top_logprobs=3, prompt_logprobs=7, echo=True),
         truncate_prompt_tokens=6,
+        priority=0,
         cache_salt="s",
         deadline_ms=9,
     )
@@ -76,6 +77,7 @@ def test_every_field_reaches_the_command():
         prompt_logprobs=7,
         echo=True,
         truncate_prompt_tokens=6,
+        priority=0,
         cache_salt="s",
     )
     resumed = pb.GenerateRequest(text="a", resume_token_ids=pb.TokenIds(ids=[1, 2]))
@@ -180,7 +182,7 @@ def test_every_field_of_the_proto_is_built():
     """A field that is added to the proto alone fails here: it would be ignored in silence."""
     built = {
         "request_id", "model", "text", "token_ids", "max_tokens", "temperature", "sampling", "decoding", "stopping", "response",
-        "deadline_ms", "truncate_prompt_tokens", "cache_salt", "resume_token_ids", "adapter",
+        "deadline_ms", "truncate_prompt_tokens", "cache_salt", "resume_token_ids", "adapter", "priority",
         "decoding.presence_penalty", "decoding.frequency_penalty", "decoding.repetition_penalty", "decoding.logit_bias",
         "decoding.allowed_token_ids", "decoding.bad_words", "decoding.json_schema", "decoding.regex", "decoding.choice",
         "decoding.grammar", "decoding.json_object", "response.prompt_token_ids", "response.prompt_logprobs",

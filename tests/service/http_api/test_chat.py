@@ -47,7 +47,7 @@ def messages(*given) -> list[dict]:
 # --- fields
 
 INTEGERS = ["max_tokens", "max_completion_tokens", "n", "seed", "top_logprobs", "top_k", "min_tokens", "deadline_ms"]
-INTEGERS += ["truncate_prompt_tokens"]
+INTEGERS += ["truncate_prompt_tokens", "priority"]
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
 BOOLEANS = [
     "stream",
@@ -222,7 +222,7 @@ def test_every_field_reaches_the_command():
         "min_tokens": 1, "skip_special_tokens": False, "deadline_ms": 9, **changes,
         "logit_bias": {"7": -1}, "bad_words": ["no"], "allowed_token_ids": [7, 8],
         "logprobs": True, "top_logprobs": 20,
-        "truncate_prompt_tokens": 3, "cache_salt": "s",
+        "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 9,
     }  # fmt: skip
     assert command(**body) == Command(
         prompts=((1, 2),),
@@ -230,7 +230,7 @@ def test_every_field_reaches_the_command():
         stops=StopRules(max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop=True, ignore_eos=True),
         decoding=DecodingParams(**changes, logit_bias={7: -1}, bad_words=("no",), allowed_token_ids=(7, 8)),
         **{"n": 2, "model": "m", "request_id": "id", "deadline_ms": 9, "skip_special_tokens": False},
-        **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s", "chat": ALONE},
+        **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 9, "chat": ALONE},
     )
     elsewhere = {
         "messages",

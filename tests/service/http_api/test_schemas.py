@@ -10,7 +10,7 @@ from service.http_api.schemas import OFF, CompletionRequest, read_completion
 
 INTEGERS = [
     "max_tokens", "n", "best_of", "seed", "top_k", "min_tokens", "deadline_ms", "logprobs", "prompt_logprobs",
-    "truncate_prompt_tokens",
+    "truncate_prompt_tokens", "priority",
 ]  # fmt: skip
 SAMPLING = ["temperature", "top_p", "min_p"]
 DECODING = ["presence_penalty", "frequency_penalty", "repetition_penalty"]

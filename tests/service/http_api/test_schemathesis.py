@@ -17,7 +17,7 @@ checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 RELATIONS = re.compile(
     r"stream_options is only allowed when stream is true|top_logprobs is only allowed when logprobs is true|"
     r"best_of must equal n|max_completion_tokens must equal max_tokens|"
-    r"max_tokens must be at least 1 without echo|n times the number of prompts|"
+    r"max_tokens must be at least 1 without echo|n times the number of prompts|dimensions must be an integer from 1 to 4|"
     r"min_tokens must be an integer from 0 to \d+|min_tokens cannot be combined with structured output|"
     r"response_format and structured_outputs cannot both|structured_outputs must hold one of|"
     r"resume_token_ids (needs|holds|must hold fewer|does not follow)|.*maximum context length is|"
