@@ -31,8 +31,8 @@ def test_every_field_reaches_the_command():
         "seed": -3, "user": "u", "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True,
         "ignore_eos": True, "min_tokens": 1, "skip_special_tokens": False, "request_id": "r", "deadline_ms": 9,
         "logprobs": 3, "echo": True, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.5,
-        "logit_bias": {"5": -100, "0": 2.5}, "prompt_logprobs": 3, "truncate_prompt_tokens": 6, "cache_salt": "s", "priority": 0,
-        "allowed_token_ids": [0, 5], "bad_words": ["x", " y"], "timing": True, "return_token_ids": True,
+        "logit_bias": {"5": -100, "0": 2.5}, "prompt_logprobs": 3, "truncate_prompt_tokens": 6, "cache_salt": "s",
+        "priority": 0, "allowed_token_ids": [0, 5], "bad_words": ["x", " y"], "timing": True, "return_token_ids": True,
     }  # fmt: skip
     assert command(**body) == Command(
         prompts=("a",),
