@@ -26,6 +26,7 @@ from service.generation.aside import alone
 from service.generation.embed import embed as embed_texts
 from service.generation.explain import Explaining
 from service.generation.generation import GenerationService
+from service.generation.stall import Stall
 from service.generation.turns import turn
 from service.grpc_api import chat, embed, explain
 from service.grpc_api.convert import Request, Responses, check_sizes, to_command
@@ -99,8 +100,11 @@ class GrpcMethods:
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
         async with aclosing(self._stream("GenerateStream", pb.GenerateRequest, message, grpc_context)) as responses:
-            async for response in responses:
-                yield response
+            with Stall() as stall:
+                async for response in responses:
+                    stall.writing()
+                    yield response
+                    stall.written()
 
     async def Chat(self, message: bytes, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802
         """The answer to a conversation, at once."""
@@ -109,8 +113,11 @@ class GrpcMethods:
     async def ChatStream(self, message: bytes, grpc_context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
         """The answer to a conversation as it is made."""
         async with aclosing(self._stream("ChatStream", pb.ChatRequest, message, grpc_context)) as responses:
-            async for response in responses:
-                yield response
+            with Stall() as stall:
+                async for response in responses:
+                    stall.writing()
+                    yield response
+                    stall.written()
 
     async def _answer(self, route: str, kind: type[Request], message: bytes, grpc_context: Context) -> pb.GenerateResponse:
         record = self._opened(route, grpc_context)

@@ -1,5 +1,6 @@
 """The ASGI application: routes, errors in one shape, and a request id on everything."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.generation.stall import Stall
 from service.generation.turns import turn
 from service.http_api import documents, problems
 from service.http_api.limits import HeaderLimit
@@ -57,9 +59,19 @@ class RequestIds:
         request_id = given if given is not None and plain else secrets.token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
-        async def stamped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-            await send(message)
+        stamps = given is None or not self.behind_serve
 
-        await self.app(scope, receive, send if given is not None and self.behind_serve else stamped)
+        async def sent(message: Message) -> None:
+            if stamps and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            stall.writing()
+            await send(message)
+            stall.written()
+
+        with Stall() as stall:
+            try:
+                await self.app(scope, receive, sent)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not stall.over or task is None or task.uncancel():
+                    raise

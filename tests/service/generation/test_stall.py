@@ -1,0 +1,130 @@
+"""A caller who stops reading is ended after a while; one who reads slowly is not."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.generation import stall
+from service.grpc_api.server import grpc_server
+from service.grpc_api.servicer import GrpcMethods
+from service.http_api.app import RequestIds
+from service.runtime import front
+from tests.fakes import until
+
+PIECE = 48 << 10
+
+
+class Endless(GrpcMethods):
+    """An answer without an end before the test's, on either transport; `ends` has how it was ended."""
+
+    def __init__(self) -> None:
+        self.num_pieces, self.ends, self.over = 0, [], False
+
+    def is_draining(self) -> bool:
+        return False
+
+    async def pieces(self) -> AsyncIterator[None]:
+        try:
+            while not self.over:
+                self.num_pieces += 1
+                yield
+                await asyncio.sleep(0)
+        except BaseException as error:
+            self.ends.append(type(error))
+            raise
+
+    async def _stream(self, *given: Any) -> AsyncIterator[pb.GenerateResponse]:
+        async for _ in self.pieces():
+            yield pb.GenerateResponse(outputs=[pb.Output(text="x" * PIECE)])
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async for _ in self.pieces():
+            await send({"type": "http.response.body", "body": b"x" * PIECE, "more_body": True})
+
+
+Read = Callable[[], Awaitable[int]]
+
+
+@asynccontextmanager
+async def over_http(endless: Endless) -> AsyncIterator[Read]:
+    server = front.http_server(RequestIds(endless.app, behind_serve=False), 8)
+    with front.bound("127.0.0.1", 0) as sock, socket.socket() as caller:
+        task = asyncio.create_task(server.serve([sock]))
+        await until(lambda: server.started)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+        caller.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(caller, sock.getsockname())
+        await loop.sock_sendall(caller, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+
+        async def read() -> int:
+            got = len(await loop.sock_recv(caller, PIECE))
+            assert got
+            return got
+
+        try:
+            yield read
+        finally:
+            endless.over = True
+            caller.close()
+            server.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def over_grpc(endless: Endless) -> AsyncIterator[Read]:
+    with front.bound("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    server = grpc_server(endless, "127.0.0.1", port, 8)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = GenerationServiceStub(channel).GenerateStream(pb.GenerateRequest(text="a"))
+
+        async def read() -> int:
+            return len((await call.read()).outputs[0].text)
+
+        yield read
+        endless.over = True
+        call.cancel()
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("transport", [over_http, over_grpc])
+def test_a_call_ends_whose_caller_stops_reading(transport, monkeypatch):
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.4)
+
+    async def law() -> None:
+        endless = Endless()
+        async with transport(endless) as read:
+            assert await read() > 0
+            await until(lambda: endless.ends)
+            assert endless.ends[0] in (asyncio.CancelledError, GeneratorExit)
+            assert 1 < endless.num_pieces < 2000
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("transport", [over_http, over_grpc])
+def test_a_caller_who_reads_slowly_keeps_its_call(transport, monkeypatch):
+    """For longer than a caller may read nothing. A kernel asks for more when a third of what it holds is gone: some MB."""
+    monkeypatch.setattr(stall, "STALL_SECONDS", 2.0)
+
+    async def law() -> None:
+        endless = Endless()
+        async with transport(endless) as read:
+            for _ in range(25):
+                taken = 0
+                while taken < 6 * PIECE:
+                    taken += await read()
+                await asyncio.sleep(0.1)
+            assert endless.ends == []
+
+    asyncio.run(law())
