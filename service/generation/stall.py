@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Self
 
 STALL_SECONDS = 60.0
-"""How long one write may wait for the caller. The kernel asks for more once a third of what it holds has been taken: a caller may
-read an answer of many MB as slowly as some 20 KB a second.
-"""
+"""How long one write may wait for the caller. The kernel asks for more once a third of what it holds has been taken.
+
+So a caller may read an answer of many MB as slowly as some 20 KB a second."""
 
 
 class Stall:
