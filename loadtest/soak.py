@@ -1,0 +1,183 @@
+"""`make soak`: a server of our own under steady load for half an hour, with callers who leave and calls that are refused.
+
+python -m loadtest.soak --minutes 30 --rate 40
+
+What the server's processes hold is read every few seconds: memory, descriptors, threads, KV blocks, its files in /tmp. At the
+end a line is fitted to each, from the end of the first fifth on. The exit code is 3 where one of them grew.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from loadtest.faults.target import Target, running, wait_for
+from loadtest.load import OUT, locust
+from loadtest.server import StartError
+from loadtest.slo import MISSED
+
+SHARE, EVERY = 0.8, 5.0
+"""Of the capacity; seconds between two readings."""
+WARM_SHARE = 0.2
+"""Of the run, which is left out at its beginning: pools of threads and caches fill."""
+GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "files_mb": 0.5}
+"""The most that a fitted line may rise in a minute."""
+LEAVE_SECONDS = 0.5
+"""Between two callers who leave in the middle of a stream. As often one calls with a field that does not exist."""
+USED = re.compile(r"^attend_kv_cache_usage\{[^}]*\} (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What all processes of the server hold together."""
+
+    seconds: float
+    memory_mb: float
+    """Resident, without what processes share."""
+    descriptors: int
+    threads: int
+    files_mb: float
+    """Of the server's own folders in /tmp."""
+    blocks: float
+    """Share of the KV blocks that requests hold."""
+
+
+def sample(target: Target, started: float) -> Sample:
+    """A reading of the server as it is now."""
+    memory, descriptors, threads = 0, 0, 0
+    for process in target.processes():
+        with suppress(psutil.Error):
+            memory += process.memory_full_info().uss
+            descriptors += process.num_fds()
+            threads += process.num_threads()
+    _, text = target.get("/metrics")
+    blocks = max((float(value) for value in USED.findall(text)), default=0.0)
+    return Sample(time.monotonic() - started, memory / 2**20, descriptors, threads, files(target) / 2**20, blocks)
+
+
+def files(target: Target) -> int:
+    """Bytes in the folders below /tmp that a process of the server has a file open in, or that it works in."""
+    folders = set()
+    for process in target.processes():
+        with suppress(psutil.Error):
+            paths = [Path(process.cwd()), *(Path(file.path) for file in process.open_files())]
+            folders |= {Path(*path.parts[:3]) for path in paths if path.parts[:2] == ("/", "tmp") and len(path.parts) > 3}
+    total = 0
+    for folder in folders:
+        for path in folder.rglob("*"):
+            with suppress(OSError):
+                total += path.lstat().st_size
+    return total
+
+
+def slope(samples: Sequence[Sample], name: str) -> float:
+    """How much a figure rises in a minute: least squares over the run without its first part."""
+    some = samples[int(len(samples) * WARM_SHARE) :]
+    times, values = [one.seconds / 60 for one in some], [float(getattr(one, name)) for one in some]
+    middle, mean = sum(times) / len(times), sum(values) / len(values)
+    spread = sum((at - middle) ** 2 for at in times)
+    return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread if spread else 0.0
+
+
+async def leave(target: Target, over: threading.Event) -> None:
+    """Streams whose callers leave after the first event, and calls that are refused, until `over`."""
+    body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession() as session:
+        while not over.is_set():
+            with suppress(aiohttp.ClientError):
+                async with session.post(f"{target.address.http}/v1/completions", json=body) as answer:
+                    await answer.content.readany()
+                async with session.post(f"{target.address.http}/v1/completions", json=body | {"unknown": 1}) as answer:
+                    assert answer.status == 400
+            await asyncio.sleep(LEAVE_SECONDS)
+
+
+def soak(target: Target, rate: int, minutes: float) -> tuple[list[Sample], int]:
+    """The readings of the run, and the exit code of locust. The last reading is of the idle server."""
+    over, samples, started = threading.Event(), [], time.monotonic()
+    leaver = threading.Thread(target=lambda: asyncio.run(leave(target, over)))
+
+    def read() -> None:
+        while not over.wait(EVERY):
+            samples.append(sample(target, started))
+
+    reader = threading.Thread(target=read)
+    leaver.start()
+    reader.start()
+    load = ["--loop", "open", "-u", str(rate), "-r", str(rate), "-t", f"{round(minutes * 60)}s", "--stop-timeout", "30"]
+    code = locust(target.address, OUT, load, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    over.set()
+    leaver.join()
+    reader.join()
+    wait_for(lambda: sample(target, started).blocks == 0, 10)
+    return [*samples, sample(target, started)], code
+
+
+def report(samples: Sequence[Sample], summary: dict, rate: int) -> tuple[list[str], bool]:
+    """The lines of the result, and whether nothing grew, no block is held at the end, and no call failed."""
+    good, lines = True, []
+    for name, most in GROWTH.items():
+        rise = slope(samples, name)
+        first, last = (getattr(one, name) for one in (samples[0], samples[-1]))
+        good &= rise <= most
+        lines.append(f"{name:<12} {first:>8.1f} to {last:>8.1f} {rise:>+8.3f} a minute  {'ok' if rise <= most else 'GREW'}")
+    held = samples[-1].blocks
+    calls = f"calls failed {summary['failed']}, refused {summary['refused']}, at {rate} requests a second"
+    lines.append(f"KV blocks held at the end: {held:.1%}; {calls}")
+    return lines, good and held == 0 and summary["failed"] == 0
+
+
+def plot(samples: Sequence[Sample], path: Path) -> None:
+    """Each figure over the minutes of the run, as an SVG."""
+    from matplotlib.figure import Figure  # here, because only a report needs it and it takes a second
+
+    drawing = Figure(figsize=(9, 7), layout="constrained")
+    names = [*GROWTH, "blocks"]
+    for axes, name in zip(drawing.subplots(len(names), 1, sharex=True), names, strict=True):
+        axes.plot([one.seconds / 60 for one in samples], [getattr(one, name) for one in samples])
+        axes.set(ylabel=name, ylim=(0, None))
+    axes.set_xlabel("minutes")
+    drawing.savefig(path, format="svg")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where nothing grew, 1 where no server came up, 3 where something grew or failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30, help="length of the run (default 30)")
+    parser.add_argument("--rate", type=int, required=True, help=f"requests a second: {SHARE:.0%} of what `make capacity` finds")
+    parser.add_argument("--plot", type=Path, default=OUT / "soak.svg", help="where the plot is written")
+    options, flags = parser.parse_known_args(arguments)
+    OUT.mkdir(exist_ok=True)
+    (OUT / "summary.json").unlink(missing_ok=True)
+    try:
+        with running(flags) as target:
+            samples, code = soak(target, options.rate, options.minutes)
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if code not in (0, MISSED):
+        print(f"locust ended with {code}", file=sys.stderr)
+        return 1
+    summary = json.loads((OUT / "summary.json").read_text(encoding="utf-8"))
+    (OUT / "soak.json").write_text(json.dumps([asdict(one) for one in samples]), encoding="utf-8")
+    plot(samples, options.plot)
+    lines, good = report(samples, summary, options.rate)
+    print("\n".join(lines))
+    return 0 if good else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
