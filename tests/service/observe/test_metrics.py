@@ -12,6 +12,7 @@ from model.config import EngineConfig, GroupSize
 from model.engine.request import EngineStats, FinishReason, Request
 from model.engine.tables import BlockTables
 from model.errors import (
+    Busy,
     CheckpointError,
     ContextTooLong,
     DeadlineExceeded,
@@ -175,7 +176,8 @@ def test_bugs_are_errors_and_leavers_are_aborts(error, outcome):
     [
         (QueueFull("x"), "queue"),
         (Overloaded("x"), "preparation"),
-        (RateLimited("x"), "key"),
+        (RateLimited("x", 1, "key_tokens"), "key_tokens"),
+        (Busy("x"), "busy"),
         (Unavailable("x"), "draining"),
         (InvalidRequest("x"), None),
         (EngineFailed("x"), None),
