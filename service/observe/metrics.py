@@ -219,9 +219,19 @@ class _KeysCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
-        gauge = GaugeMetricFamily("attend_api_keys_file_ok", text, labels=["model"])
-        gauge.add_metric([self._model], float(self._keys.file_ok))
-        yield gauge
+        gauges = (
+            ("attend_api_keys_file_ok", text, self._keys.file_ok),
+            ("attend_api_keys", "API keys that are in force", self._keys.number),
+            (
+                "attend_api_keys_file_age_seconds",
+                "Since the API key file that the keys in force were read from was changed",
+                time.time() - self._keys.file_time,
+            ),
+        )
+        for name, about, value in gauges:
+            gauge = GaugeMetricFamily(name, about, labels=["model"])
+            gauge.add_metric([self._model], float(value))
+            yield gauge
 
 
 class RequestRecord:
