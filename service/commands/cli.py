@@ -291,7 +291,8 @@ def check(
 ) -> None:
     """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
 
-    Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0.
+    Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0. SSL_CERT_FILE names the
+    authorities to trust for https, where they are not this machine's.
     """
     from service.commands.check import Unreachable, run, target
 
