@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,6 +283,14 @@ def test_a_bad_pair_leaves_the_last_good_one_in_use_and_is_told_once(secure, aut
     assert subject(secure.http, authority.ca) == subject(secure.grpc, authority.ca) == "mended"
 
 
+def test_grpc_is_imported_after_the_variables_of_one_process_are_set():
+    """Else each handshake that fails writes a line, for callers without a key too."""
+    imports = (
+        "import sys; from service.commands import cli; from service.runtime import single; from service.observe import tracing"
+    )
+    assert subprocess.run([sys.executable, "-c", f"{imports}; sys.exit('grpc' in sys.modules)"]).returncode == 0
+
+
 # HAProxy's helper
 
 
@@ -371,6 +380,16 @@ def test_a_bad_pair_is_an_error_of_its_own(files):
 
 
 # Ray Serve
+
+
+def test_an_application_whose_haproxy_would_speak_without_tls_is_refused():
+    """Serve's configuration reaches replicas alone."""
+    with warnings.catch_warnings():
+        # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
+        warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+        from service.runtime.deployment import build
+    with pytest.raises(SettingError, match="set ATTEND_TLS_CERT and ATTEND_TLS_KEY"):
+        build({"tls_cert": "a", "tls_key": "b"})
 
 
 @pytest.mark.ray
