@@ -103,6 +103,13 @@ def test_no_paragraph_explains_an_alert_that_is_gone():
     assert set(re.findall(r"^### (\w+)$", text, flags=re.MULTILINE)) == alerts.keys()
 
 
+def test_of_each_alert_the_page_says_whether_its_steps_were_tried():
+    rows = re.findall(
+        r"^\| (Attend\w+) \| (tried \d{4}-\d\d-\d\d|not tried)\b", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
+    assert sorted(name for name, _ in rows) == sorted(alerts)
+
+
 @each_alert
 def test_an_alert_is_proved_to_fire_to_stay_silent_and_to_say_what_it_should(name):
     fires = [scenario for scenario in scenarios if name in firing(scenario)]
