@@ -394,7 +394,7 @@ def test_an_application_whose_haproxy_would_speak_without_tls_is_refused():
 
 @pytest.mark.ray
 def test_a_server_with_haproxy_streams_over_tls_and_takes_over_a_new_certificate(authority, files, tmp_path):
-    flags = (*SLOW, "--tls-cert", str(files[0]), "--tls-key", str(files[1]))
+    flags = (*SLOW, "--tls-cert", os.path.relpath(files[0]), "--tls-key", os.path.relpath(files[1]))
     with running(tmp_path / "log", *flags) as server:
         assert f"Ready: https://localhost:{server.http}" in server.output()
         long = {"prompt": "def f(x):", "max_tokens": 300, "ignore_eos": True, "stream": True}
