@@ -9,6 +9,7 @@
     ├── ModelNotFound           the request names a model that is not the served one
     ├── Overloaded              there is no room for the call now; try again after `retry_after` seconds
     │   ├── QueueFull           the engine has as many requests as it may
+    │   ├── Busy                work that would take a core from running requests, while they need it
     │   └── RateLimited         the caller's own limit is reached
     ├── Unavailable             loading or draining; try again elsewhere
     ├── DeadlineExceeded        the deadline passed before the first token
@@ -71,10 +72,18 @@ class QueueFull(Overloaded):
     reason = "queue"
 
 
-class RateLimited(Overloaded):
-    """A limit of the caller's API key is reached."""
+class Busy(Overloaded):
+    """The engine has no core to spare for work beside its requests."""
 
-    reason = "key"
+    reason = "busy"
+
+
+class RateLimited(Overloaded):
+    """A limit of the caller's API key is reached. `reason` names the limit: key_requests, key_tokens or key_concurrent."""
+
+    def __init__(self, message: str, retry_after: int, reason: str) -> None:
+        super().__init__(message, retry_after)
+        self.reason = reason
 
 
 class Unavailable(AttendError):

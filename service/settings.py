@@ -121,6 +121,10 @@ class Settings(BaseModel):
         0,
         description="most connections of one address at the same time, with HAProxy; 0 is no limit: a gateway is one address",
     )
+    tls_cert: str = Field(
+        "", description="PEM file of the certificate and its chain: HTTP and gRPC speak TLS alone; empty: none"
+    )
+    tls_key: str = Field("", validate_default=True, description="PEM file of the private key of tls_cert, without a password")
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
     cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
@@ -156,6 +160,15 @@ class Settings(BaseModel):
         fewest = info.data.get("replicas", 1)
         if value is not None and value < fewest:
             raise PydanticCustomError("range", "it must be at least replicas, {fewest}", {"fewest": fewest})
+        return value
+
+    @field_validator("tls_key")
+    @classmethod
+    def _has_its_certificate(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("tls_cert")):
+            raise PydanticCustomError("tls", "tls_cert and tls_key name two files that belong together")
+        if value and info.data.get("proxy") == "python":
+            raise PydanticCustomError("tls", "TLS needs proxy = haproxy, or single: proxy = python speaks none")
         return value
 
     @field_validator("single")

@@ -26,6 +26,7 @@ from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, 
 from model.errors import EngineFailed, Unavailable
 from model.pooling import EmbeddingRules, Pooling
 from model.tokenizer import Tokenizer
+from service.access.keys import KeyRing
 from service.chat.forms import TEXT_ALONE, AnswerForm
 from service.generation.explain import Explaining
 from service.generation.generation import GenerationService
@@ -292,13 +293,15 @@ def build_server(
     cors_origins: Sequence[str] = (),
     template: ChatTemplate | None = None,
     form: AnswerForm = TEXT_ALONE,
+    keys: KeyRing | None = None,
+    behind_edge: bool = False,
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
     engine = engine or FakeEngine()
     facts = {"model_name": MODEL, "embedding": LAST_TOKEN, "clock": lambda: END_OF_TIME} | more
     service = GenerationService(engine, byte_tokenizer(), **facts)
-    metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing)
+    metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing, keys=keys, behind_edge=behind_edge)
 
     async def scrape() -> str:
         return metrics.text()
@@ -309,8 +312,10 @@ def build_server(
 
     methods, explaining = Methods(), Explaining(service, FakeExplainer())
     methods.service, methods.metrics, methods.explaining = service, metrics, explaining
-    methods.template, methods.form = template, form
+    methods.template, methods.form, methods.keys = template, form, keys
     site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining)
+    if keys is not None:
+        site = replace(site, keys=keys)
     app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins)
     return Server(engine, service, metrics, methods, app, explaining)
 

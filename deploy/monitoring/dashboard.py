@@ -90,6 +90,22 @@ def overview() -> Iterator[Panel]:
     yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: good. Only where callers need keys.")
+    keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}
+    yield panel("API keys", "none", keys, kind="stat", width=4, text="In force on each replica. Only where callers need keys.")
+    age = {"{{replica}}": f"attend_api_keys_file_age_seconds{{{CHOSEN}}}"}
+    yield panel("Age of the key file", "s", age, kind="stat", width=4, text="Of the one that the keys in force were read from.")
+
+
+def edge() -> Iterator[Panel]:
+    """HAProxy, which callers connect to; nothing with --single."""
+    held = {"{{transport}} on {{node}}": "attend_edge_connections"}
+    yield panel("Connections", "none", held | {"most, {{transport}} on {{node}}": "attend_edge_connections_limit"})
+    yield panel("Calls that it took", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
+    errors = {
+        "callers got": total("attend_edge_errors_total", "", ""),
+        "replicas gave": total("attend_edge_replica_errors_total", "", ""),
+    }
+    yield panel("Answers of 500 or more over HTTP", "reqps", errors, text="HAProxy made those that no replica gave itself.")
 
 
 def latency() -> Iterator[Panel]:
@@ -185,6 +201,7 @@ def dashboard() -> dict[str, Any]:
     )
     rows = {
         "Overview": overview(),
+        "Edge": edge(),
         "Latency": latency(),
         "Engine": engine(),
         "Cache": cache(),

@@ -238,6 +238,11 @@ class KeyRing:
         return not self._complaint
 
     @property
+    def number(self) -> int:
+        """Keys that are in force."""
+        return len(self._keys)
+
+    @property
     def file_time(self) -> float:
         """When the file that the keys in force were read from was last changed, in seconds since 1970."""
         return 0.0 if self._seen is None else self._seen[0] / 1e9

@@ -192,6 +192,7 @@ class Key:
             raise RateLimited(
                 f"API key {self.name!r} has reached its limit {limit} = {getattr(limits, limit)}; try again in {seconds} s",
                 retry_after=seconds,
+                reason=f"key_{limit.removesuffix('_per_minute')}",
             )
 
 

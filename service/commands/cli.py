@@ -81,10 +81,13 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def serve(settings: Settings) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
     from service.observe import tracing
-    from service.runtime import single, supervisor
 
     tracing.check(settings.otel_endpoint)
-    raise typer.Exit((single if settings.single else supervisor).run(settings))
+    if settings.single:  # the other imports grpc, which reads its variables then
+        from service.runtime.single import run
+    else:
+        from service.runtime.supervisor import run
+    raise typer.Exit(run(settings))
 
 
 @app.command()
@@ -291,7 +294,8 @@ def check(
 ) -> None:
     """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
 
-    Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0.
+    Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0. SSL_CERT_FILE names the
+    authorities to trust for https, where they are not this machine's.
     """
     from service.commands.check import Unreachable, run, target
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, QueueFull, Unavailable
+from model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
 from model.params import MAX_LOGPROBS, describe, integer
 from service.access.quota import Key, name_of
 from service.generation.aside import Places, TurnPool, aside, stand_back
@@ -133,7 +133,7 @@ class Explaining:
             raise Unavailable("the server is shutting down; try another replica")
         stats, most = engine.stats(), engine.info.max_batch_requests
         if stats.num_waiting or stats.num_running >= most:
-            raise QueueFull(f"the engine is busy: {stats.num_running} requests are running, {stats.num_waiting} are waiting")
+            raise Busy(f"the engine is busy: {stats.num_running} requests are running, {stats.num_waiting} are waiting")
 
     def _tokens(self, command: ExplainCommand) -> tuple[list[int], list[int]]:
         """The tokens of the prompt and of the answer. May run in any thread."""

@@ -60,11 +60,17 @@ class Servicer:
         return stream if inspect.isasyncgenfunction(method) else unary
 
 
-def grpc_server(methods: GrpcMethods, host: str, port: int, most_calls: int) -> grpc.aio.Server:
-    """A server that listens once it is started. Raises RuntimeError where the port is taken."""
+def grpc_server(
+    methods: GrpcMethods, host: str, port: int, most_calls: int, tls: grpc.ServerCredentials | None = None
+) -> grpc.aio.Server:
+    """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken."""
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=most_calls)
     servicer = Servicer(methods)
     add_generation_service(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if tls is None:
+        server.add_insecure_port(place)
+    else:
+        server.add_secure_port(place, tls)
     return server

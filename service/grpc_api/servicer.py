@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -275,7 +276,7 @@ class GrpcMethods:
 
     def _opened(self, route: str, context: Context) -> RequestRecord:
         """A call's record, under the id in its metadata, or a new one: the message has not been read."""
-        record = self.metrics.open("grpc", route, "", context.invocation_metadata, context.peer())
+        record = self.metrics.open("grpc", route, "", context.invocation_metadata, address_of(context.peer()))
         given = (value for name, value in context.invocation_metadata() if name == "x-request-id")
         _named(record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context)
         return record
@@ -333,6 +334,12 @@ async def read(message: bytes, kind: type[M], key: Key | None) -> M:
         return await alone(partial(kind.FromString, message), name_of(key))
     except DecodeError as error:
         raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
+
+
+def address_of(peer: str) -> str:
+    """The address in gRPC's name of a peer: 10.0.0.1 of `ipv4:10.0.0.1:50000`, ::1 of `ipv6:%5B::1%5D:50000`."""
+    kind, _, place = unquote(peer).partition(":")
+    return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
 
 
 def _named(record: RequestRecord, request_id: str, context: Context) -> None:

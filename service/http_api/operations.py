@@ -38,7 +38,7 @@ BODY: tuple[Exception, ...] = (_KEY, _MODEL, _TOO_LARGE, _NOT_JSON, BUG)
 """How a call with a body can fail, whatever the body is for."""
 _REFUSALS: tuple[Exception, ...] = (
     Overloaded("the queue is full", retry_after=1),
-    RateLimited("the API key's limit of requests is reached", retry_after=12),
+    RateLimited("the API key's limit of requests is reached", retry_after=12, reason="key_requests"),
     Unavailable("the server is shutting down; try another replica"),
     DeadlineExceeded("the deadline passed before the first token"),
 )

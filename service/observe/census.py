@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray.experimental import internal_kv
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HAPROXY_STATS_PORT
 from ray.serve.context import _get_global_client
 
+from service.observe import edge
 from service.observe.exposition import serving
 
 NAMESPACE, PREFIX = b"attend", b"replica/"
@@ -26,6 +28,8 @@ class Census:
     replicas: Mapping[str, str] = field(default_factory=dict)
     proxies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dead: frozenset[str] = frozenset()
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Where the healthy proxies are, by node."""
 
 
 def sign_in(replica: str) -> None:
@@ -60,7 +64,8 @@ def read(details: Mapping[str, Any], signed: set[str], application: str) -> Cens
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
     proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
-    return Census(replicas, proxies, frozenset(signed - replicas.keys()))
+    healthy = {node: each["node_ip"] for node, each in details.get("proxies", {}).items() if proxies[node][0] == "healthy"}
+    return Census(replicas, proxies, frozenset(signed - replicas.keys()), healthy)
 
 
 def news(before: Census, after: Census) -> list[str]:
@@ -78,5 +83,7 @@ def news(before: Census, after: Census) -> list[str]:
 
 
 def page(census: Census) -> str:
-    """The census in the Prometheus text format."""
-    return serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
+    """The census, and what its HAProxies tell, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
+    told = serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
+    edges = {node[:8]: address for node, address in census.addresses.items()}
+    return told + (edge.page(edges, RAY_SERVE_HAPROXY_STATS_PORT) if RAY_SERVE_ENABLE_HA_PROXY else "")

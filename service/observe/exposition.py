@@ -4,32 +4,37 @@ Each sample of a replica gets a `replica` label, and the samples of a family sta
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
 
 def serving(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str:
     """Who serves: the state of each replica and of each proxy, and the replicas that ended without being told to."""
-    states, statuses = Counter(replicas), Counter(proxies)
+    states, statuses = sorted(Counter(replicas).items()), sorted(Counter(proxies).items())
+    known = "Replicas by their state, as Serve's controller knows them"
+    died = "Replicas that ended without being told to, or did not start"
     return (
-        "# HELP attend_replicas Replicas by their state, as Serve's controller knows them\n# TYPE attend_replicas gauge\n"
-        + "".join(f'attend_replicas{{state="{state}"}} {number}\n' for state, number in sorted(states.items()))
-        + "# HELP attend_proxies Proxies of the nodes by their status\n# TYPE attend_proxies gauge\n"
-        + "".join(f'attend_proxies{{status="{status}"}} {number}\n' for status, number in sorted(statuses.items()))
-        + "# HELP attend_replica_deaths_total Replicas that ended without being told to, or did not start\n"
-        + f"# TYPE attend_replica_deaths_total counter\nattend_replica_deaths_total {deaths}\n"
+        family("attend_replicas", "gauge", known, [({"state": state}, number) for state, number in states])
+        + family(
+            "attend_proxies", "gauge", "Proxies of the nodes by their status", [({"status": one}, n) for one, n in statuses]
+        )
+        + family("attend_replica_deaths_total", "counter", died, [({}, deaths)])
     )
 
 
 def counted(expected: int, answered: int) -> str:
     """How many replicas the page covers."""
-    return (
-        "# HELP attend_scrape_replicas_expected Replicas that were asked for their metrics\n"
-        f"# TYPE attend_scrape_replicas_expected gauge\nattend_scrape_replicas_expected {expected}\n"
-        "# HELP attend_scrape_replicas_answered Replicas whose metrics are on this page\n"
-        f"# TYPE attend_scrape_replicas_answered gauge\nattend_scrape_replicas_answered {answered}\n"
+    asked, told = "Replicas that were asked for their metrics", "Replicas whose metrics are on this page"
+    return family("attend_scrape_replicas_expected", "gauge", asked, [({}, expected)]) + family(
+        "attend_scrape_replicas_answered", "gauge", told, [({}, answered)]
     )
+
+
+def family(name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> str:
+    """The samples of one metric, (labels, value), under its help and its type."""
+    lines = (_line(name, list(labels.items()), value) for labels, value in samples)
+    return f"# HELP {name} {_escaped(text)}\n# TYPE {name} {kind}\n" + "".join(lines)
 
 
 def merge(pages: Iterable[tuple[str, str]]) -> str:
@@ -50,7 +55,7 @@ def merge(pages: Iterable[tuple[str, str]]) -> str:
 
 def _line(name: str, labels: Sequence[tuple[str, str]], value: float) -> str:
     inside = ",".join(f'{key}="{_escaped(text).replace(chr(34), chr(92) + chr(34))}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value}\n"
+    return f"{name}{{{inside}}} {value}\n" if labels else f"{name} {value}\n"
 
 
 def _escaped(text: str) -> str:

@@ -44,7 +44,7 @@ ROUTES = {
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
 
-REASONS = ("queue", "preparation", "key", "draining")
+REASONS = ("queue", "preparation", "busy", "key_requests", "key_tokens", "key_concurrent", "draining")
 """What refuses a call whose outcome is `rejected`: the errors' `reason`."""
 
 MAX_FORWARDED = 256
@@ -71,10 +71,12 @@ class Metrics:
         vllm_names: bool = False,
         keys: KeyRing | None = None,
         preparing: Callable[[], int] = lambda: 0,
+        behind_edge: bool = False,
     ) -> None:
         self._labels = {"model": model}
         self.clock = clock
         self.tracer = tracer
+        self._behind_edge = behind_edge
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))
@@ -116,10 +118,16 @@ class Metrics:
     def open(
         self, transport: str, route: str, request_id: str = "", headers: Headers = tuple, client: str | None = None
     ) -> "RequestRecord":
-        """Start the record of one call. The id and the address `client` are for the log; `headers` gives the caller's."""
+        """Start the record of one call. The id and the address `client` are for the log; `headers` gives the caller's.
+
+        HAProxy adds the address that connected to it to X-Forwarded-For, as the last one: behind it, that is the client.
+        """
         record = RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
-        record.client = client
-        record.forwarded_for = next((value[:MAX_FORWARDED] for name, value in headers() if name == "x-forwarded-for"), None)
+        told = ",".join(value for name, value in headers() if name == "x-forwarded-for")
+        if self._behind_edge and told:
+            told, _, client = told.rpartition(",")
+        record.client = None if client is None else client.strip()[:MAX_FORWARDED]
+        record.forwarded_for = told[:MAX_FORWARDED] or None
         return record
 
     def count(self, transport: str, route: str, outcome: str) -> None:
@@ -211,9 +219,19 @@ class _KeysCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
-        gauge = GaugeMetricFamily("attend_api_keys_file_ok", text, labels=["model"])
-        gauge.add_metric([self._model], float(self._keys.file_ok))
-        yield gauge
+        gauges = (
+            ("attend_api_keys_file_ok", text, self._keys.file_ok),
+            ("attend_api_keys", "API keys that are in force", self._keys.number),
+            (
+                "attend_api_keys_file_age_seconds",
+                "Since the API key file that the keys in force were read from was changed",
+                time.time() - self._keys.file_time,
+            ),
+        )
+        for name, about, value in gauges:
+            gauge = GaugeMetricFamily(name, about, labels=["model"])
+            gauge.add_metric([self._model], float(value))
+            yield gauge
 
 
 class RequestRecord:

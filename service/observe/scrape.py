@@ -20,7 +20,7 @@ SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
 _controller = ThreadPoolExecutor(1, "attend-scrape")
 _census = ThreadPoolExecutor(1, "attend-census")
-_asked: "Future[census.Census] | None" = None
+_asked: "Future[str] | None" = None
 """The question to the controller that has no answer yet; while there is one, no other is asked."""
 _page: "asyncio.Task[str] | None" = None
 """The page that is being made: 30 ms of plain Python for each replica, and it needs no key."""
@@ -46,12 +46,16 @@ async def cluster_page() -> str:
     global _asked
     if (question := _asked) is None or question.done():
         application = serve.get_replica_context().app_name
-        question = _asked = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_census, census.take, application))
+        question = _asked = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_census, _told, application))
         question.add_done_callback(Future.exception)  # else asyncio warns of an exception that was never retrieved
     await asyncio.wait([question], timeout=SECONDS)
     if not question.done() or question.exception():
         return ""
-    return census.page(question.result())
+    return question.result()
+
+
+def _told(application: str) -> str:
+    return census.page(census.take(application))
 
 
 async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:

@@ -64,9 +64,9 @@ class CallFacts:
     key: str | None = None
     """The name of the caller's API key."""
     client: str | None = None
-    """Who connected to this process: a proxy, where one is in front."""
+    """The address that connected to the server: a gateway's, where one is in front."""
     forwarded_for: str | None = None
-    """X-Forwarded-For as it arrived: the caller may have written it."""
+    """X-Forwarded-For as it came to the server: the caller may have written it."""
 
 
 def context_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

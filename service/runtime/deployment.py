@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from os.path import abspath
 from typing import Any
 
 import ray
@@ -65,6 +66,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     settings = read_settings(args)
     if settings.single:
         raise SettingError("single is for `attend serve`: Ray Serve runs this application")
+    if abspath(settings.tls_cert) != abspath(read_settings({}).tls_cert):
+        raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
     tracing.check(settings.otel_endpoint)
     gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment

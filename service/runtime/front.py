@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -14,8 +17,8 @@ from model.errors import Overloaded
 from service.http_api.app import RequestIds
 from service.http_api.problems import error_response
 
-HEAD_SECONDS, IDLE_SECONDS = 10, 10
-"""Seconds for all of a request's head, and for which an idle connection is kept."""
+HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 10, 10
+"""Seconds for all of a request's head, for which an idle connection is kept, and for the handshake of TLS."""
 MOST_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MOST_CONNECTIONS = 6144
@@ -113,6 +116,16 @@ class Bounded:
         await error_response(error, scope["state"]["request_id"])(scope, receive, send)
 
 
+class Loop(uvloop.Loop):
+    """An event loop whose servers end slow handshakes of TLS; uvicorn leaves them a minute."""
+
+    def create_server(self, *given: Any, **named: Any) -> Any:
+        """A server, as any loop makes it."""
+        if named.get("ssl") is not None:
+            named["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
+        return super().create_server(*given, **named)
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its own handlers of signals. Set `should_exit` to end it."""
 
@@ -122,8 +135,8 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: ASGIApp, most_calls: int) -> HttpServer:
-    """The server of an application: `await server.serve([socket])`."""
+def http_server(app: ASGIApp, most_calls: int, tls: ssl.SSLContext | None = None) -> HttpServer:
+    """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone."""
     config = uvicorn.Config(
         Bounded(app, most_calls),
         http=Connection,
@@ -136,6 +149,7 @@ def http_server(app: ASGIApp, most_calls: int) -> HttpServer:
         proxy_headers=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=END_SECONDS,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     return HttpServer(config)
 

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from model.errors import SettingError
+from service.runtime.renew import BadPair, doubt, pair
 from service.settings import Settings
 
 
@@ -46,17 +48,30 @@ def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> async
     return result
 
 
+def check_certificate(settings: Settings) -> None:
+    """Raise SettingError where certificate and key cannot be served. Says what clients will not trust."""
+    if not settings.tls_cert:
+        return
+    try:
+        why = doubt(pair(settings.tls_cert, settings.tls_key))
+    except BadPair as error:
+        raise SettingError(str(error)) from error
+    if why is not None:
+        say(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
+
+
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     """Where the server listens, what it serves, and how to try it."""
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
+    scheme = "https" if settings.tls_cert else "http"
     alone = "  one process, without Ray" if settings.single else ""
     return (
-        f"Ready: http://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
+        f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
         f"{facts['backend']}  {facts['kv_tokens']} KV tokens{alone}\n"
-        f"Try:   curl -N --json '{body}' http://{host}:{settings.port}/v1/completions"
+        f"Try:   curl -N --json '{body}' {scheme}://{host}:{settings.port}/v1/completions"
     )
 
 

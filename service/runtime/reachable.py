@@ -5,8 +5,8 @@ starts HAProxy again with the replicas' addresses, and the previous process clos
 """
 
 import asyncio
-import csv
-import urllib.request
+
+from service.observe.edge import statistics
 
 TIMEOUT_SECONDS = 2.0
 
@@ -25,8 +25,7 @@ async def lead_to(replicas: int, application: str, port: int, *, seconds: float)
 def _known(application: str, port: int) -> int:
     """Replicas that calls of either protocol can reach without Serve's own proxy, which is listed as a backup."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats;csv", timeout=TIMEOUT_SECONDS) as answer:
-            rows = list(csv.DictReader(answer.read().decode().removeprefix("# ").splitlines()))
+        rows = statistics("127.0.0.1", port, TIMEOUT_SECONDS)
     except OSError:  # between two of its processes
         return 0
     active = {row["pxname"]: int(row["act"]) for row in rows if row["svname"] == "BACKEND"}

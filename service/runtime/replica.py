@@ -87,6 +87,7 @@ class Replica(GrpcMethods):
             vllm_names=vllm,
             keys=self.keys,
             preparing=lambda: self.service.num_preparing,
+            behind_edge=settings.proxy == "haproxy" and not settings.single,
         )
         self.engine.start()
         if self.shelf is not None:

@@ -9,30 +9,33 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-import uvloop
-
 from model.errors import EngineFailed, SettingError
-from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
+from service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line, say
 from service.runtime.ports import is_free
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.runtime.replica import Replica
+    from service.runtime.tls import Certificate
 
 REPLICA = "single"
 """The replica's label on the metrics page."""
 WATCH_SECONDS = 1.0
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Set before torch is imported: a tokenizer works on the thread that calls it, and threads that wait do not spin."""
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "GRPC_VERBOSITY": "ERROR"}
+"""Set before torch and grpc are imported: a tokenizer works on the thread that calls it, threads that wait do not spin, and a
+caller whose handshake fails writes no line."""
 
 log = logging.getLogger("attend.single")
 
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. Raises SettingError or CheckpointError."""
+    check_certificate(settings)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with claimed(settings) as http, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    from service.runtime.front import Loop
+
+    with claimed(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main(settings, http))
 
 
@@ -76,15 +79,18 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     from service.grpc_api.server import grpc_server
     from service.runtime.front import http_server
     from service.runtime.replica import most_calls
+    from service.runtime.tls import Certificate
 
     most = most_calls(settings)
-    rpc = grpc_server(replica, settings.host, settings.grpc_port, most)
-    server = http_server(replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False), most)
+    certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+    tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
+    server = http_server(replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False), most, tls[0])
+    rpc = grpc_server(replica, settings.host, settings.grpc_port, most, tls[1])
     await rpc.start()
     serving = asyncio.create_task(server.serve([http]))
     say(ready_line(settings, await replica.describe()))
     try:
-        await before(stop, watch(replica))
+        await before(stop, watch(replica, certificate))
     except EngineFailed as error:
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
@@ -95,11 +101,13 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     return 0
 
 
-async def watch(replica: "Replica") -> None:
-    """Raise EngineFailed when the replica cannot serve any more."""
+async def watch(replica: "Replica", certificate: "Certificate | None" = None) -> None:
+    """Take over new certificates. Raise EngineFailed when the replica cannot serve any more."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         replica.check_health()
+        if certificate is not None:
+            await asyncio.to_thread(certificate.renew)
 
 
 def page(replica: "Replica") -> str:

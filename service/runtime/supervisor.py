@@ -17,6 +17,7 @@ from pathlib import Path
 
 from model.errors import SettingError
 from service.runtime.edge import IDLE_SECONDS, write_edge
+from service.runtime.lifecycle import check_certificate
 from service.runtime.ports import claim
 from service.settings import Settings
 
@@ -29,15 +30,17 @@ STOP_SECONDS = 60.0
 
 def run(settings: Settings) -> int:
     """Run a server until it is told to stop; returns its exit status. Raises SettingError before anything starts."""
+    check_certificate(settings)
     ports, lock = claim(settings.port, settings.grpc_port)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
         try:
+            settings = with_log(settings)
             environment = ray_environment(settings, Path(private)) | ports.environment()
         except OSError as error:
             raise SettingError(f"{private} cannot be written: {error.strerror}") from error
-        words = [with_log(settings).to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]]
+        words = [settings.to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]]
         driver = subprocess.Popen(
             [sys.executable, "-m", "service.runtime.driver", *words],
             env={**os.environ, **environment},
@@ -129,6 +132,10 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
+        "ATTEND_TLS_CERT": settings.tls_cert and os.path.abspath(settings.tls_cert),
+        "ATTEND_TLS_KEY": settings.tls_key and os.path.abspath(settings.tls_key),
+        "ATTEND_LOG_FILE": settings.log_file,
+        "ATTEND_LOG_FORMAT": settings.log_format,
     }
 
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.http_api.attention import AttentionRequest
 from service.http_api.embeddings import EmbeddingsRequest
 from service.http_api.schemas import CompletionRequest
+from service.observe import edge
 from service.settings import Settings, allowed
 from tests.fakes import build_server
 from tests.service.server import Server
@@ -78,7 +79,8 @@ def test_the_page_lists_every_metric_and_no_other() -> None:
     families = text_string_to_metric_families(build_server().metrics.text())
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     names |= {"attend_api_keys_file_ok", "attend_scrape_replicas_expected", "attend_scrape_replicas_answered"}  # a page's own
-    names |= {"attend_replicas", "attend_proxies", "attend_replica_deaths_total"}
+    names |= {"attend_replicas", "attend_proxies", "attend_replica_deaths_total", *edge.ABOUT}
+    names |= {"attend_api_keys", "attend_api_keys_file_age_seconds"}
     assert set(re.findall(r"`(attend_\w+)`", section("Metrics"))) == names
 
 

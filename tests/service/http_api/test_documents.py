@@ -222,7 +222,7 @@ FAILURES = [
     *[(path, 413, {"content": b" " * (MAX_BYTES + 1), "headers": JSON}, {}) for path in LEAST],
     *[(path, 415, {"content": b"{}"}, {}) for path in LEAST],
     *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in ENGINE],
-    *[(path, 429, {}, {"refusal": RateLimited("too many", 70)}) for path in ENGINE],
+    *[(path, 429, {}, {"refusal": RateLimited("too many", 70, "key_requests")}) for path in ENGINE],
     *[(path, 500, {}, {"refusal": RuntimeError("secret")}) for path in ENGINE],
     *[(path, 503, {}, {"refusal": Unavailable("draining")}) for path in ENGINE],
     *[(path, 504, {"json": LEAST[path] | {"deadline_ms": 1}}, {"held": True}) for path in ENGINE],

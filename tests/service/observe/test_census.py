@@ -20,7 +20,7 @@ def details(replicas: dict[str, str], proxies: dict[str, tuple[str, str]] | None
     """What Serve's controller tells, as far as it is read."""
     listed = [{"replica_id": name, "state": ReplicaState(state.upper())} for name, state in replicas.items()]
     nodes = {
-        node: {"status": ProxyStatus(status.upper()), "actor_id": process}
+        node: {"status": ProxyStatus(status.upper()), "actor_id": process, "node_ip": f"at {node}"}
         for node, (status, process) in (proxies or {}).items()
     }
     return {"applications": {"app": {"deployments": {"Attend": {"replicas": listed}}}}, "proxies": nodes}
@@ -31,6 +31,11 @@ def test_a_replica_that_signed_in_and_is_known_no_more_has_died():
     assert taken.dead == {"a"}
     assert [str(state) for state in taken.replicas.values()] == ["running", "starting"]
     assert taken.replicas == {"b": "running", "c": "starting"}
+
+
+def test_only_healthy_proxies_have_an_address():
+    taken = census.read(details({}, {"a": ("healthy", "1"), "b": ("starting", "2")}), set(), "app")
+    assert taken.addresses == {"a": "at a"}
 
 
 def test_a_replica_that_stops_in_order_is_no_death():

@@ -18,8 +18,6 @@ import threading
 import time
 import urllib.request
 import weakref
-from functools import partial
-from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -27,7 +25,7 @@ from hypothesis import strategies as st
 
 from protos.attend.v1 import generation_pb2 as pb
 from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from service.http_api.routes import Site
+from service.grpc_api.servicer import address_of
 from service.observe import logs
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.server import wait_for
@@ -391,14 +389,10 @@ def test_a_grpc_call_is_logged_with_the_same_fields(caplog):
     assert "secret" not in json.dumps(line)
 
 
-def keyed_server(tmp_path) -> Server:
+def keyed_server(tmp_path, *, behind_edge: bool = False) -> Server:
     """A server whose one key is `att_x`, of the name `web`, for two calls a minute."""
     write_keys(tmp_path / "keys.json", {"web": Entry(digest_of(b"att_x"), Limits(requests_per_minute=2))})
-    keys = KeyRing(tmp_path / "keys.json", lambda: 0.0)
-    with mock.patch("tests.fakes.Site", partial(Site, keys=keys)):
-        server = build_server()
-    server.methods.keys = keys
-    return server
+    return build_server(keys=KeyRing(tmp_path / "keys.json", lambda: 0.0), behind_edge=behind_edge)
 
 
 def test_the_line_of_a_call_tells_status_error_key_and_where_it_came_from(caplog, tmp_path):
@@ -435,7 +429,54 @@ def test_the_line_of_a_grpc_call_tells_the_same(caplog, tmp_path):
         ("RESOURCE_EXHAUSTED", "rate_limit_exceeded", "web", "10.1.2.3"),
         ("UNAUTHENTICATED", "invalid_api_key", None, None),
     ]
-    assert {line["client"] for line in lines} == {"ipv4:10.0.0.2:5000"}
+    assert {line["client"] for line in lines} == {"10.0.0.2"}
+
+
+CAME = ["10.9.9.9, 10.1.2.3", "192.0.2.7"]
+"""X-Forwarded-For in two lines: what the caller wrote, and what HAProxy added."""
+
+
+@pytest.mark.parametrize(("behind_edge", "client"), [(True, "192.0.2.7"), (False, "127.0.0.1")])
+def test_behind_our_edge_the_client_is_the_address_that_the_edge_saw_and_never_one_that_a_caller_wrote(
+    caplog, behind_edge, client
+):
+    server, context = build_server(behind_edge=behind_edge), CallContext()
+    context.metadata = [("x-forwarded-for", one) for one in CAME]
+
+    async def both() -> None:
+        async with server.http() as http:
+            await http.post("/v1/completions", json={"prompt": "a"}, headers=context.metadata)
+        await server.methods.Generate(pb.GenerateRequest(text="a").SerializeToString(), context)
+
+    with caplog.at_level(logging.INFO, "attend"):
+        asyncio.run(both())
+    told = [(line["client"], line["forwarded_for"]) for line in ended_calls(caplog)]
+    if behind_edge:
+        assert told == [(client, CAME[0])] * 2
+    else:
+        assert told == [(client, ",".join(CAME)), ("10.0.0.2", ",".join(CAME))]
+
+
+def test_behind_our_edge_a_call_that_came_by_another_way_is_its_peers(caplog):
+    """A replica that looks at another connects to it directly."""
+    with caplog.at_level(logging.INFO, "attend"):
+        build_server(behind_edge=True).post({"prompt": "a"})
+    [line] = ended_calls(caplog)
+    assert (line["client"], line["forwarded_for"]) == ("127.0.0.1", None)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.1:50000", "10.0.0.1"),
+        ("ipv6:%5B2001:db8::1%5D:50000", "2001:db8::1"),
+        ("ipv6:[::1]:50000", "::1"),
+        ("unix:/run/a:b", "unix:/run/a:b"),
+        ("", ""),
+    ],
+)
+def test_the_address_of_a_grpc_peer_is_its_host(peer, address):
+    assert address_of(peer) == address
 
 
 def test_a_stream_that_fails_after_it_began_has_the_status_that_its_caller_was_given(caplog):

@@ -1,7 +1,10 @@
 """The metrics: every series from the start, one outcome for each call, and the tokens that callers were given."""
 
 import asyncio
+import json
+import os
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +15,7 @@ from model.config import EngineConfig, GroupSize
 from model.engine.request import EngineStats, FinishReason, Request
 from model.engine.tables import BlockTables
 from model.errors import (
+    Busy,
     CheckpointError,
     ContextTooLong,
     DeadlineExceeded,
@@ -113,6 +117,27 @@ def test_a_key_file_that_became_bad_is_seen_in_the_metrics_without_a_call(tmp_pa
     assert build_server().value("attend_api_keys_file_ok") is None, "without keys there is no such metric"
 
 
+def test_the_page_tells_how_many_keys_are_in_force_and_how_old_their_file_is(tmp_path, monkeypatch):
+    path, now = tmp_path / "keys", [0.0]
+    entry = {"sha256": "0" * 64}
+    path.write_text(json.dumps({"a": entry}))
+    os.utime(path, (1000, 1000))
+    metrics = Metrics(FakeEngine(), MODEL, keys=KeyRing(path, lambda: now[0]))
+    monkeypatch.setattr(time, "time", lambda: 1600.0)
+
+    def told() -> tuple[float, float]:
+        now[0] += 1
+        names = ("attend_api_keys", "attend_api_keys_file_age_seconds")
+        return tuple(metrics.registry.get_sample_value(name, {"model": MODEL}) for name in names)
+
+    assert told() == (1, 600)
+    path.write_text("{")
+    assert told() == (1, 600), "the keys in force are those of the good file"
+    path.write_text(json.dumps({"a": entry, "b": {"sha256": "1" * 64}}))
+    os.utime(path, (1500, 1500))
+    assert told() == (2, 100)
+
+
 def test_buckets_tell_one_millisecond_tokens_apart():
     buckets = [
         s.labels["le"] for s in families(build_server())["attend_inter_token_latency_seconds"].samples if "le" in s.labels
@@ -175,7 +200,8 @@ def test_bugs_are_errors_and_leavers_are_aborts(error, outcome):
     [
         (QueueFull("x"), "queue"),
         (Overloaded("x"), "preparation"),
-        (RateLimited("x"), "key"),
+        (RateLimited("x", 1, "key_tokens"), "key_tokens"),
+        (Busy("x"), "busy"),
         (Unavailable("x"), "draining"),
         (InvalidRequest("x"), None),
         (EngineFailed("x"), None),

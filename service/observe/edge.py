@@ -1,0 +1,86 @@
+"""HAProxy in numbers, from its statistics: connections, their limit, calls, and the errors that callers got.
+
+The errors come in two counters, all of them and those that a replica gave: HAProxy made the rest itself. Their difference would
+be no counter, since an answer is counted when a replica begins it, and at the edge when it has ended.
+"""
+
+import csv
+import time
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+
+from service.observe.exposition import family
+
+FRONTENDS = {"http_frontend": "http", "grpc_frontend": "grpc"}
+"""Ray's names of HAProxy's sides, and their transports."""
+SECONDS = 1.0
+"""How long the page waits for the statistics of all HAProxies together."""
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Never through a proxy that the environment names."""
+
+Row = dict[str, str]
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+ABOUT = {
+    "attend_edge_connections": (
+        "gauge",
+        "Connections of callers that HAProxy holds, but for those that began before a reload",
+    ),
+    "attend_edge_connections_limit": ("gauge", "Connections of callers that HAProxy takes at the same time"),
+    "attend_edge_requests_total": ("counter", "Calls that HAProxy took, since it was last started or reloaded"),
+    "attend_edge_errors_total": (
+        "counter",
+        "Answers of HTTP with 500 or more that callers got of HAProxy or through it",
+    ),
+    "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica gave"),
+}
+"""Every metric of the edge: its type and its help. Each sample has the label `node`."""
+
+
+def statistics(host: str, port: int, seconds: float) -> list[Row]:
+    """HAProxy's statistics, a row for each of its sides and servers. Raises OSError where it gives none."""
+    at = f"[{host}]" if ":" in host else host
+    try:
+        with _direct.open(f"http://{at}:{port}/stats;csv", timeout=seconds) as answer:
+            return list(csv.DictReader(answer.read().decode().removeprefix("# ").splitlines()))
+    except HTTPException as error:  # it ended within the answer
+        raise OSError(str(error)) from error
+
+
+def page(addresses: Mapping[str, str], port: int) -> str:
+    """The metrics of the HAProxies at these addresses, by node, in the Prometheus text format.
+
+    One that does not answer in time is missing.
+    """
+    deadline = time.monotonic() + SECONDS
+    found: Samples = {}
+    for node, host in sorted(addresses.items()):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            rows = statistics(host, port, left)
+        except OSError:  # between two of its processes, or gone
+            continue
+        for name, samples in read(rows, node).items():
+            found.setdefault(name, []).extend(samples)
+    return "".join(family(name, *ABOUT[name], samples) for name, samples in found.items())
+
+
+def read(rows: list[Row], node: str) -> Samples:
+    """What one HAProxy's statistics say."""
+    found: Samples = {name: [] for name in ABOUT}
+    for row in rows:
+        transport = FRONTENDS.get(row["pxname"])
+        if transport is None or row["svname"] != "FRONTEND":
+            continue
+        labels = {"node": node, "transport": transport}
+        for name, column in (("connections", "scur"), ("connections_limit", "slim"), ("requests_total", "req_tot")):
+            found[f"attend_edge_{name}"].append((labels, float(row[column])))
+        if transport == "http":
+            found["attend_edge_errors_total"].append(({"node": node}, float(row["hrsp_5xx"])))
+    servers = (row for row in rows if row["pxname"].startswith("http-") and row["svname"] not in ("FRONTEND", "BACKEND"))
+    replicas = sum(float(row["hrsp_5xx"] or 0) for row in servers)
+    found["attend_edge_replica_errors_total"].append(({"node": node}, replicas))
+    return found

@@ -1,0 +1,38 @@
+"""TLS of one process. It takes over a new certificate while it runs; with Ray Serve HAProxy and `renew.py` do."""
+
+import logging
+
+import grpc
+
+from service.runtime.renew import BadPair, context, load, pair
+
+log = logging.getLogger("attend.tls")
+
+
+class Certificate:
+    """The certificate of both transports. Connections that are open keep the one that they began with. Raises BadPair."""
+
+    def __init__(self, cert: str, key: str) -> None:
+        self._places = cert, key
+        self._loaded = pair(cert, key)
+        self._told = ""
+        self.context = load(context(), self._loaded)
+        """For HTTP: new connections use what it has loaded last."""
+        self.credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration)
+        """For gRPC, which asks for the configuration at each new connection."""
+
+    def renew(self) -> None:
+        """Look at the files, and load them where they have changed. Bad ones leave the last good ones in use, and are told."""
+        try:
+            if (fresh := pair(*self._places)) != self._loaded:
+                load(self.context, fresh)
+                self._loaded = fresh
+                log.info("new connections use the new certificate")
+            self._told = ""
+        except BadPair as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                log.error("the certificate that was read before stays in use: %s", error)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(self._loaded, self._loaded)])

@@ -1,0 +1,98 @@
+"""HAProxy's statistics as metrics of the server."""
+
+import warnings
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.observe import edge
+
+with warnings.catch_warnings():
+    # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
+    warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+    from service.observe import census
+
+ROWS = [
+    {"pxname": "http_frontend", "svname": "FRONTEND", "scur": "7", "slim": "6144", "hrsp_5xx": "9", "req_tot": "50"},
+    {"pxname": "http-default", "svname": "replica-1", "scur": "3", "slim": "", "hrsp_5xx": "4", "req_tot": "30"},
+    {"pxname": "http-default", "svname": "replica-2", "scur": "3", "slim": "", "hrsp_5xx": "", "req_tot": "20"},
+    {"pxname": "http-default", "svname": "BACKEND", "scur": "6", "slim": "615", "hrsp_5xx": "6", "req_tot": "50"},
+    {"pxname": "grpc_frontend", "svname": "FRONTEND", "scur": "2", "slim": "1920", "hrsp_5xx": "1", "req_tot": "5"},
+    {"pxname": "grpc-default", "svname": "replica-1", "scur": "1", "slim": "", "hrsp_5xx": "1", "req_tot": "5"},
+    {"pxname": "stats", "svname": "FRONTEND", "scur": "1", "slim": "10", "hrsp_5xx": "8", "req_tot": "99"},
+    {"pxname": "attend_sources", "svname": "BACKEND", "scur": "0", "slim": "1", "hrsp_5xx": "0", "req_tot": "0"},
+]
+"""What one HAProxy tells: 9 errors over HTTP, of which a replica gave 4."""
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Every sample by its name and the values of its labels."""
+    families = text_string_to_metric_families(text)
+    return {(s.name, *(s.labels[key] for key in sorted(s.labels))): s.value for one in families for s in one.samples}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Gives each address its statistics: rows, or the error that is raised."""
+
+    def tell(**answers: object) -> None:
+        def statistics(host: str, port: int, seconds: float) -> list[edge.Row]:
+            assert port == 8404 and 0 < seconds <= edge.SECONDS
+            if isinstance(answers[host], Exception):
+                raise answers[host]
+            return answers[host]
+
+        monkeypatch.setattr(edge, "statistics", statistics)
+
+    return tell
+
+
+def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
+    told(a=ROWS)
+    assert samples(edge.page({"n1": "a"}, 8404)) == {
+        ("attend_edge_connections", "n1", "http"): 7,
+        ("attend_edge_connections", "n1", "grpc"): 2,
+        ("attend_edge_connections_limit", "n1", "http"): 6144,
+        ("attend_edge_connections_limit", "n1", "grpc"): 1920,
+        ("attend_edge_requests_total", "n1", "http"): 50,
+        ("attend_edge_requests_total", "n1", "grpc"): 5,
+        ("attend_edge_errors_total", "n1"): 9,
+        ("attend_edge_replica_errors_total", "n1"): 4,
+    }
+
+
+def test_every_node_is_a_sample_of_the_same_family_and_one_that_is_gone_is_missing(told):
+    told(a=ROWS, b=OSError("refused"), c=ROWS)
+    page = edge.page({"n1": "a", "n2": "b", "n3": "c"}, 8404)
+    assert {labels[0] for _, *labels in samples(page)} == {"n1", "n3"}
+    assert {family.name for family in text_string_to_metric_families(page)} == {n.removesuffix("_total") for n in edge.ABOUT}
+    assert page.count("# TYPE ") == len(edge.ABOUT)
+
+
+def test_nodes_that_do_not_answer_hold_the_page_for_a_second_at_most(monkeypatch):
+    now, asked = [0.0], []
+
+    def hangs(host: str, port: int, seconds: float) -> list[edge.Row]:
+        asked.append(host)
+        now[0] += seconds
+        raise TimeoutError
+
+    monkeypatch.setattr(edge, "statistics", hangs)
+    monkeypatch.setattr(edge.time, "monotonic", lambda: now[0])
+    assert edge.page({str(node): str(node) for node in range(9)}, 8404) == ""
+    assert (asked, now) == (["0"], [edge.SECONDS])
+
+
+def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
+    told(a=[])
+    assert samples(edge.page({"n1": "a"}, 8404)) == {("attend_edge_replica_errors_total", "n1"): 0}
+
+
+@pytest.mark.parametrize("haproxy", [True, False])
+def test_only_where_haproxy_stands_in_front_is_it_asked(told, monkeypatch, haproxy):
+    told(a=ROWS)
+    monkeypatch.setattr(census, "RAY_SERVE_ENABLE_HA_PROXY", haproxy)
+    monkeypatch.setattr(census, "RAY_SERVE_HAPROXY_STATS_PORT", 8404)
+    page = census.page(census.Census(addresses={"0123456789abcdef": "a"}))
+    assert ("attend_edge_errors_total" in page) == haproxy
+    assert ('node="01234567"' in page) == haproxy

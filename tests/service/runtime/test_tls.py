@@ -1,0 +1,440 @@
+"""TLS: what is served with it, what stops a start, and how a new certificate is taken over while a server runs."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from model.errors import SettingError
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1 import generation_pb2_grpc as rpc
+from service.grpc_api.server import grpc_server
+from service.runtime import renew
+from service.runtime.front import HttpServer, Loop, bound, http_server
+from service.runtime.lifecycle import check_certificate, ready_line
+from service.runtime.renew import BadPair, doubt, pair
+from service.runtime.tls import Certificate
+from service.settings import Settings, read_settings
+from tests.fakes import FakeEngine, build_server
+from tests.service.certificates import Authority, written
+from tests.service.server import Server, free_port, running, wait_for
+
+ASK = {"prompt": "a", "max_tokens": 8}
+SLOW = ("--num-threads", "1", "--dtype", "float32", "--backend", "torch")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+# The files
+
+
+@pytest.fixture
+def files(authority, tmp_path) -> tuple[Path, Path]:
+    """A good certificate and its key, which a test may spoil."""
+    cert, key = authority.sign("good")
+    return cert.rename(tmp_path / "tls.crt"), key.rename(tmp_path / "tls.key")
+
+
+def told(files: tuple[Path, Path]) -> str:
+    """The sentence that stops the start."""
+    with pytest.raises(SettingError) as caught:
+        check_certificate(Settings(tls_cert=str(files[0]), tls_key=str(files[1])))
+    return str(caught.value)
+
+
+def test_a_good_pair_is_no_reason_to_stop_or_to_warn(files, capfd):
+    check_certificate(Settings(tls_cert=str(files[0]), tls_key=str(files[1])))
+    check_certificate(Settings())
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "tls_cert"), (1, "tls_key")])
+def test_a_file_that_cannot_be_read_or_is_no_pem_stops_the_start_by_name(files, place, name):
+    files[place].write_bytes(b"\x00 not PEM")
+    what = "private key" if place else "certificate"
+    assert told(files) == f"{name} {str(files[place])!r} holds no {what} in PEM"
+    files[place].unlink()
+    assert told(files) == f"{name} {str(files[place])!r} cannot be read: No such file or directory"
+    files[place].mkdir()
+    assert told(files) == f"{name} {str(files[place])!r} cannot be read: Is a directory"
+
+
+def test_a_key_of_another_certificate_stops_the_start(files, authority):
+    other = authority.sign("other")[1]
+    whose = f"the first certificate in tls_cert {str(files[0])!r}"
+    assert told((files[0], other)) == f"tls_key {str(other)!r} is not the key of {whose}"
+
+
+def test_an_encrypted_key_stops_the_start_and_nobody_is_asked_for_its_password(files):
+    files[1].write_bytes(written(ec.generate_private_key(ec.SECP256R1()), b"secret"))
+    assert "encrypted" in told(files)
+
+
+def test_a_damaged_certificate_stops_the_start(files):
+    lines = files[0].read_text().splitlines()
+    files[0].write_text("\n".join([lines[0], "AAAA" + lines[1][4:], *lines[2:]]))
+    assert "cannot be used" in told(files)
+
+
+def test_an_expired_certificate_is_a_warning(authority, capfd):
+    cert, key = authority.sign("old", days=-1)
+    check_certificate(Settings(tls_cert=str(cert), tls_key=str(key)))
+    assert capfd.readouterr().err == f"attend: clients will refuse tls_cert {str(cert)!r}: certificate has expired\n"
+
+
+def test_one_file_may_hold_both_and_a_chain_may_follow(files, authority):
+    whole = files[0].read_text() + "\n\n" + authority.ca.read_text() + "\n" + files[1].read_text()
+    files[0].write_text(whole)
+    made = pair(str(files[0]), str(files[0]))
+    assert made.count(b"BEGIN CERTIFICATE") == 2 and made.count(b"PRIVATE KEY") == 2
+    assert b"\n\n" not in made, "HAProxy takes an empty line for the end"
+    assert doubt(made) is None
+
+
+def test_what_haproxy_reads_is_for_its_user_alone(files, tmp_path):
+    renew.write(tmp_path / "pair.pem", pair(*map(str, files)))
+    assert (tmp_path / "pair.pem").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tls_cert": "a"}, "belong together"),
+        ({"tls_key": "a"}, "belong together"),
+        ({"tls_cert": "a", "tls_key": "b", "proxy": "python"}, "tls needs proxy = haproxy"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused_by_name(given, words):
+    with pytest.raises(SettingError, match=words):
+        read_settings(given, {})
+
+
+def test_the_start_up_line_says_https():
+    words = dict.fromkeys(("dtype", "weights", "family", "device", "backend"), "x")
+    facts = words | {"parameters": 1, "kv_tokens": 1}
+    assert ready_line(Settings(), facts).count("http://localhost:8000") == 2
+    assert ready_line(Settings(tls_cert="a", tls_key="b"), facts).count("https://localhost:8000") == 2
+
+
+# One process
+
+
+@dataclass
+class Secure:
+    """A replica behind uvicorn and grpc.aio with TLS, in a thread; its certificate is looked at when a test says so."""
+
+    http: int
+    grpc: int
+    files: tuple[Path, Path]
+    certificate: Certificate
+    engine: FakeEngine
+    loop: asyncio.AbstractEventLoop
+
+
+@pytest.fixture
+def secure(files) -> Iterator[Secure]:
+    ready, engine = threading.Event(), FakeEngine()
+    served: list[Secure] = []
+    servers: list[HttpServer] = []
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        replica, certificate = build_server(engine), Certificate(*map(str, files))
+        place = free_port()
+        server, listening = http_server(replica.app, 8, certificate.context), bound("127.0.0.1", 0)
+        rpcs = grpc_server(replica.methods, "127.0.0.1", place, 8, certificate.credentials)
+        await rpcs.start()
+        serving = asyncio.create_task(server.serve([listening]))
+        served.append(Secure(listening.getsockname()[1], place, files, certificate, engine, asyncio.get_running_loop()))
+        servers.append(server)
+        ready.set()
+        await stop.wait()
+        server.should_exit = True
+        await asyncio.gather(serving, rpcs.stop(1.0))
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(30) and wait_for(lambda: servers[0].started)
+    try:
+        yield served[0]
+    finally:
+        served[0].loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+
+
+def subject(port: int, ca: Path, version: ssl.TLSVersion | None = None) -> str:
+    """The name in the certificate that a new connection is shown."""
+    trust = ssl.create_default_context(cafile=str(ca))
+    trust.set_alpn_protocols(["h2", "http/1.1"])
+    if version is not None:
+        trust.minimum_version = ssl.TLSVersion.TLSv1
+        trust.maximum_version = version
+        trust.set_ciphers("ALL:@SECLEVEL=0")
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as wire,
+        trust.wrap_socket(wire, server_hostname="localhost") as safe,
+    ):
+        return dict(pair for [pair] in safe.getpeercert()["subject"])["commonName"]
+
+
+def renewed(files: tuple[Path, Path], authority: Authority, name: str) -> None:
+    """Put another certificate in the place of this one."""
+    for fresh, old in zip(authority.sign(name), files, strict=True):
+        os.replace(fresh, old)
+
+
+def channel(target: str, authority: Authority) -> grpc.Channel:
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(authority.ca.read_bytes()))
+
+
+def client(url: str, authority: Authority) -> httpx.Client:
+    return httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(authority.ca)), timeout=60)
+
+
+def test_both_transports_stream_over_tls(secure, authority):
+    with client(f"https://127.0.0.1:{secure.http}", authority) as http:
+        assert http.post("/v1/completions", json=ASK).json()["choices"][0]["text"] == "bcdefghi"
+        assert http.post("/v1/completions", json=ASK | {"stream": True}).text.endswith("data: [DONE]\n\n")
+    with channel(f"127.0.0.1:{secure.grpc}", authority) as wire:
+        answers = list(rpc.GenerationServiceStub(wire).GenerateStream(pb.GenerateRequest(text="a", max_tokens=8), timeout=30))
+    assert "".join(answer.outputs[0].text for answer in answers) == "bcdefghi"
+
+
+def test_without_tls_a_call_is_refused_at_once(secure):
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"http://127.0.0.1:{secure.http}/healthz", timeout=5)
+    with grpc.insecure_channel(f"127.0.0.1:{secure.grpc}") as wire, pytest.raises(grpc.RpcError) as caught:
+        rpc.GenerationServiceStub(wire).Generate(pb.GenerateRequest(text="a"), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_no_transport_speaks_a_version_before_1_2(secure, authority):
+    for port in (secure.http, secure.grpc):
+        assert subject(port, authority.ca, ssl.TLSVersion.TLSv1_2) == "good"
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            subject(port, authority.ca, ssl.TLSVersion.TLSv1_1)
+
+
+def test_a_new_certificate_is_for_new_connections_and_cuts_no_stream(secure, authority):
+    secure.engine.held = True
+    texts: dict[str, str] = {}
+
+    def over_http() -> None:
+        with (
+            client(f"https://127.0.0.1:{secure.http}", authority) as http,
+            http.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as answer,
+        ):
+            texts["http"] = answer.read().decode()
+
+    def over_grpc() -> None:
+        with channel(f"127.0.0.1:{secure.grpc}", authority) as wire:
+            call = rpc.GenerationServiceStub(wire).GenerateStream(pb.GenerateRequest(text="a", max_tokens=8), timeout=30)
+            texts["grpc"] = "".join(answer.outputs[0].text for answer in call)
+
+    threads = [threading.Thread(target=work) for work in (over_http, over_grpc)]
+    for thread in threads:
+        thread.start()
+    assert wait_for(lambda: len(secure.engine.open) == 2)
+    secure.loop.call_soon_threadsafe(secure.engine.release, 2)
+    renewed(secure.files, authority, "next")
+    secure.certificate.renew()
+    assert subject(secure.http, authority.ca) == subject(secure.grpc, authority.ca) == "next"
+    assert len(secure.engine.open) == 2
+    secure.loop.call_soon_threadsafe(secure.engine.release, 100)
+    for thread in threads:
+        thread.join(30)
+    assert texts["http"].endswith("data: [DONE]\n\n")
+    assert texts["grpc"] == "bcdefghi"
+
+
+def test_a_bad_pair_leaves_the_last_good_one_in_use_and_is_told_once(secure, authority, caplog):
+    secure.files[0].write_text("half a fi")
+    for _ in range(3):
+        secure.certificate.renew()
+    assert subject(secure.http, authority.ca) == subject(secure.grpc, authority.ca) == "good"
+    [line] = [record.getMessage() for record in caplog.records if record.name == "attend.tls"]
+    assert "stays in use" in line and "holds no certificate" in line
+    renewed(secure.files, authority, "mended")
+    secure.certificate.renew()
+    assert subject(secure.http, authority.ca) == subject(secure.grpc, authority.ca) == "mended"
+
+
+def test_grpc_is_imported_after_the_variables_of_one_process_are_set():
+    """Else each handshake that fails writes a line, for callers without a key too."""
+    imports = (
+        "import sys; from service.commands import cli; from service.runtime import single; from service.observe import tracing"
+    )
+    assert subprocess.run([sys.executable, "-c", f"{imports}; sys.exit('grpc' in sys.modules)"]).returncode == 0
+
+
+# HAProxy's helper
+
+
+@pytest.fixture
+def commanded(tmp_path) -> Iterator[tuple[Path, list[str]]]:
+    """The socket of a HAProxy that takes every command; what it was told."""
+    path, got = tmp_path / "admin.sock", []
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                wire, _ = listening.accept()
+                with wire:
+                    got.append(wire.recv(1 << 16).decode())
+                    wire.sendall(b"Transaction created\n" if got[-1].startswith("set") else b"Success!\n")
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield path, got
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+
+
+def follow(files: tuple[Path, Path], pem: Path, path: Path, log: Path, monkeypatch, *steps) -> None:
+    """Follow the files: before each look a step is made, and after the last one another HAProxy is there."""
+    left = list(steps)
+    (pem.parent / "current").write_text(f"{os.getpid()}\n")
+
+    def sleep(seconds: float) -> None:
+        left.pop(0)()
+        if not left:
+            (pem.parent / "current").write_text("1\n")
+
+    monkeypatch.setattr(renew.time, "sleep", sleep)
+    renew.follow(*map(str, files), pem, str(path), str(os.getpid()), str(log), "text")
+
+
+def test_haproxy_is_told_of_a_new_pair_once_and_never_of_a_bad_one(files, authority, tmp_path, commanded, monkeypatch):
+    path, got = commanded
+    pem, log = tmp_path / "tls.pem", tmp_path / "log"
+    renew.write(pem, pair(*map(str, files)))
+    nothing = lambda: None  # noqa: E731
+    spoil = lambda: files[1].write_text("x")  # noqa: E731
+    change = lambda: renewed(files, authority, "next")  # noqa: E731
+    follow(files, pem, path, log, monkeypatch, nothing, spoil, nothing, change, nothing)
+    fresh = pair(*map(str, files))
+    assert got == [f"set ssl cert {pem} <<\n{fresh.decode()}\n", f"commit ssl cert {pem}\n"]
+    assert pem.read_bytes() == fresh, "a HAProxy that starts later has it too"
+    bad, good = log.read_text().splitlines()
+    assert "ERROR attend.tls" in bad and "holds no private key" in bad
+    assert "INFO attend.tls: new connections use the new certificate" in good
+
+
+def test_a_haproxy_that_does_not_answer_is_told_again(files, authority, tmp_path, commanded, monkeypatch):
+    path, got = commanded
+    pem, log, away = tmp_path / "tls.pem", tmp_path / "log", tmp_path / "away"
+    renew.write(pem, pair(*map(str, files)))
+    path.rename(away)
+    change = lambda: renewed(files, authority, "next")  # noqa: E731
+    follow(files, pem, path, log, monkeypatch, change, lambda: None, lambda: away.rename(path))
+    assert len(got) == 2
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_a_line_for_a_collector_is_json(tmp_path):
+    renew.say("error", 'a "b"', str(tmp_path / "log"), "json")
+    line = json.loads((tmp_path / "log").read_text())
+    assert (line["level"], line["logger"], line["message"]) == ("error", "attend.tls", 'a "b"')
+
+
+def test_the_helper_needs_no_module_of_ours(files, tmp_path):
+    command = [sys.executable, "-I", renew.__file__, *map(str, files), str(tmp_path / "tls.pem")]
+    assert subprocess.run(command, cwd="/").returncode == 0
+    assert (tmp_path / "tls.pem").read_bytes() == pair(*map(str, files))
+    files[0].unlink()
+    failed = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("attend: tls_cert ")
+
+
+def test_a_bad_pair_is_an_error_of_its_own(files):
+    files[0].unlink()
+    with pytest.raises(BadPair):
+        pair(*map(str, files))
+
+
+# Ray Serve
+
+
+def test_an_application_whose_haproxy_would_speak_without_tls_is_refused():
+    """Serve's configuration reaches replicas alone."""
+    with warnings.catch_warnings():
+        # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
+        warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+        from service.runtime.deployment import build
+    with pytest.raises(SettingError, match="set ATTEND_TLS_CERT and ATTEND_TLS_KEY"):
+        build({"tls_cert": "a", "tls_key": "b"})
+
+
+@pytest.mark.ray
+def test_a_server_with_haproxy_streams_over_tls_and_takes_over_a_new_certificate(authority, files, tmp_path):
+    flags = (*SLOW, "--tls-cert", os.path.relpath(files[0]), "--tls-key", os.path.relpath(files[1]))
+    with running(tmp_path / "log", *flags) as server:
+        assert f"Ready: https://localhost:{server.http}" in server.output()
+        long = {"prompt": "def f(x):", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        url = f"https://127.0.0.1:{server.http}"
+        with client(url, authority) as http, http.stream("POST", "/v1/completions", json=long) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            streams_over_grpc(server, authority)
+            refuses_plain_calls(server)
+            renewed(files, authority, "next")
+            since = time.monotonic()
+            ports = (server.http, server.grpc)
+            assert wait_for(lambda: {subject(port, authority.ca) for port in ports} == {"next"}, 10)
+            assert time.monotonic() - since < 10
+            with client(url, authority) as other:
+                page = other.get("/metrics").text
+            assert re.search(r"^attend_requests_running\S* 1", page, re.MULTILINE), "the stream goes on"
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        checks_itself(server, authority, url)
+        assert "new connections use the new certificate" in server.output()
+        server.stop()
+        assert wait_for(lambda: server.processes() == [])
+
+
+def streams_over_grpc(server: Server, authority: Authority) -> None:
+    request = pb.GenerateRequest(text="def f(x):", max_tokens=8, stopping=pb.StoppingCriteria(ignore_eos=True))
+    with channel(server.target, authority) as wire:
+        answers = list(rpc.GenerationServiceStub(wire).GenerateStream(request, timeout=30))
+    assert answers[-1].outputs[0].finish_info.num_output_tokens == 8
+
+
+def refuses_plain_calls(server: Server) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"{server.url}/healthz", timeout=5)
+    with grpc.insecure_channel(server.target) as wire, pytest.raises(grpc.RpcError) as caught:
+        rpc.GenerationServiceStub(wire).Generate(pb.GenerateRequest(text="a"), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def checks_itself(server: Server, authority: Authority, url: str) -> None:
+    command = [sys.executable, "-m", "service.commands.cli", "check", url, "--grpc", server.target]
+    done = subprocess.run(command, env={**os.environ, "SSL_CERT_FILE": str(authority.ca)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
