@@ -18,8 +18,9 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
 )
-"""A channel connects again within a second, since `Policy` says how long a call waits. It shares no connection with others."""
+"""A channel connects again within a second and tries no call twice, since that is for `Policy` to say. It shares no connection."""
 RETRY_AFTER = "retry-after"
 
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.client.errors import Broken, CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
@@ -50,6 +50,7 @@ def is_whole(world: World, deltas: list[Delta], call: Call) -> bool:
 
 
 @both
+@settings(deadline=None)
 @given(st.integers(1, 6), TRIES, st.integers(0, 99))
 def test_an_answer_is_the_uncut_one_wherever_its_streams_break(run, length, tries, chance):
     world = World(length, tries)
@@ -60,6 +61,7 @@ def test_an_answer_is_the_uncut_one_wherever_its_streams_break(run, length, trie
 
 
 @both
+@settings(deadline=None)
 @given(st.integers(1, 6), TRIES, st.integers(1, 4))
 def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(run, length, tries, most):
     world = World(length, tries)
@@ -74,6 +76,7 @@ def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(run, length, trie
 
 
 @both
+@settings(deadline=None)
 @given(st.integers(1, 6), TRIES, st.floats(0.1, 20))
 def test_the_deadline_is_kept_with_all_waits(run, length, tries, seconds):
     world = World(length, tries)
@@ -87,6 +90,7 @@ def test_the_deadline_is_kept_with_all_waits(run, length, tries, seconds):
 
 
 @both
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 99))
 def test_a_wait_is_what_the_server_asks_for_and_up_to_a_bound_that_doubles(run, failures, chance):
     world = World(1, [Try(end=FULL)] * failures)
@@ -153,6 +157,7 @@ def test_a_chat_is_tried_again_only_until_it_begins(run):
 
 
 @both
+@settings(deadline=None)
 @given(st.integers(0, 4))
 def test_tokens_of_an_earlier_call_are_gone_on_after_and_not_given_again(run, before):
     world = World(5, [Try((1,), CUT)])

@@ -85,7 +85,7 @@ def test_a_stream_goes_on_after_any_event_as_if_it_had_not_ended(fields, burst, 
         assert joined([*documents[:place], *(document for _, document in rest)]) == joined(documents), last
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 3000), st.booleans())
 def test_no_byte_at_which_a_stream_breaks_shows(first, second, drawn):
     """A client that knows server-sent events and nothing of this server, whose streams break twice. Without a seed of its own
