@@ -20,7 +20,7 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
-"""A channel connects again within a second and tries no call twice, since that is for `Policy` to say. It shares no connection."""
+"""A channel connects again within a second, and tries no call twice: `Policy` does. It shares no connection with others."""
 RETRY_AFTER = "retry-after"
 
 
