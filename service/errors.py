@@ -80,3 +80,8 @@ def field_of(error: BaseException) -> str | None:
     if isinstance(error, ModelNotFound):
         return "model"
     return error.field if isinstance(error, InvalidRequest) else None
+
+
+def retry_after(error: BaseException) -> int | None:
+    """Seconds after which to try the same call again; None where that would not help."""
+    return getattr(error, "retry_after", 1) if isinstance(error, (Overloaded, Unavailable)) else None

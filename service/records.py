@@ -95,6 +95,8 @@ class Command:
     """How answers are split into reasoning, content and tool calls; None where they are text alone."""
     resume_token_ids: tuple[int, ...] = ()
     """Tokens of the answer that the caller has already: the answer goes on after them."""
+    position: int = 0
+    """Tokens of the one answer that an earlier call showed, and that are made again: a chunk ends after them."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
 

@@ -315,6 +315,51 @@ def check(
     raise typer.Exit(0 if well else 1)
 
 
+@app.command()
+def replay(
+    answer: Annotated[
+        Path,
+        typer.Argument(
+            help='JSON: {"request": ..., "response": ...} of POST /v1/completions, or the response alone.',
+            metavar="ANSWER.json",
+            show_default=False,
+        ),
+    ],
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            help="Where a server listens for HTTP; without it, a model is loaded here.", metavar="URL", show_default=False
+        ),
+    ] = None,
+    request: Annotated[Path | None, typer.Option(help="The request, where ANSWER.json is the response alone.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Without URL: checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped."
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Without URL: as of `attend generate`.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="Without URL: as of `attend generate`.")] = None,
+) -> None:
+    """Ask for an answer again, with its seed, and tell whether its tokens are the same.
+
+    Ends with status 0 if they are, 1 if they differ, and 3, with the reason, if they need not be the same: other weights or
+    set-up, an answer without a seed, or one that time has cut.
+    """
+    from service.commands import replay as again
+
+    if url is not None and (model, dtype, quantize) != (None, None, None):
+        raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")
+    asked, response = again.read(answer, request)
+    settings = {"model": model, "dtype": dtype, "quantize": quantize}
+    verdict = again.replay(asked, response, *(again.online(url, key) if url else again.offline(read_settings(settings))))
+    print(f"{verdict.outcome}: {verdict.detail}")
+    raise typer.Exit(again.STATUS[verdict.outcome])
+
+
 def printer() -> Callable[[str, str, str, str], None]:
     """Prints the outcome, time, name and detail of a check as a line, in colours where the terminal has them."""
     from rich.console import Console

@@ -71,6 +71,19 @@ def serving(
 
 
 async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool, write: Callable[[Chunk], None]) -> None:
+    document = await completed(service, fields, (lambda chunk: None) if as_json else write)
+    if as_json:
+        json.dump(document, sys.stdout)
+    else:
+        for choice in document["choices"][1:]:
+            print(f"\n--- answer {choice['index']}\n{choice['text']}", end="")
+    print(flush=True)
+
+
+async def completed(
+    service: GenerationService, fields: Mapping[str, Any], write: Callable[[Chunk], None] = lambda chunk: None
+) -> dict[str, Any]:
+    """What POST /v1/completions would answer to these fields; `write` gets the chunks of the first answer as they are made."""
     body = read_completion(parse(json.dumps(dict(fields)).encode()))
     command = to_command(body, "offline", service.defaults)
     record = Metrics(service.engine, service.model_name).open("http", "/v1/completions")
@@ -78,10 +91,9 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
     adapter = service.adapter_of(command)
     async for batch in service.generate(command, record, adapter=adapter):
         chunks += batch
-        if not as_json:
-            for chunk in batch:
-                if chunk.index == 0:
-                    write(chunk)
+        for chunk in batch:
+            if chunk.index == 0:
+                write(chunk)
     writer = CompletionWriter(
         body,
         command.request_id,
@@ -91,13 +103,8 @@ async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json
         service.tokenizer,
     )
     writer.usage.add(chunks)
-    document = json.loads(b"".join(pieces(writer.whole(whole(chunks)))))
-    if as_json:
-        json.dump(document, sys.stdout)
-    else:
-        for choice in document["choices"][1:]:
-            print(f"\n--- answer {choice['index']}\n{choice['text']}", end="")
-    print(flush=True)
+    document: dict[str, Any] = json.loads(b"".join(pieces(writer.whole(whole(chunks)))))
+    return document
 
 
 def plain(chunk: Chunk) -> None:

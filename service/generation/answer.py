@@ -1,5 +1,6 @@
 """One answer while it is made: its text, its parts, its number of tokens and its end, from the engine's outputs."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from model.engine.request import FinishReason, Output, Request
@@ -139,3 +140,18 @@ class Answer:
         if self.parser is None or (parts and all(isinstance(part, Content) for part in parts)):
             return None
         return tuple(joined(parts))
+
+
+def parted(outputs: Iterable[Output], at: int, position: int) -> Iterator[Output]:
+    """The outputs of an answer that has `at` tokens, so that one of them ends with its token number `position`."""
+    for output in outputs:
+        first = position - at
+        at += len(output.token_ids)
+        if 0 < first < len(output.token_ids):
+            yield output._replace(
+                token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=None, times=None
+            )
+            output = output._replace(
+                token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
+            )
+        yield output

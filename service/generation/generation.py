@@ -17,7 +17,7 @@ from model.pooling import NO_EMBEDDINGS, EmbeddingRules
 from model.tokenizer import Tokenizer
 from service.access.quota import Key, Lease, name_of
 from service.generation.adapters import Shelf
-from service.generation.answer import Answer
+from service.generation.answer import Answer, parted
 from service.generation.aside import Places, aside
 from service.generation.prepare import Preparation
 from service.observe.metrics import RequestRecord
@@ -99,9 +99,12 @@ class GenerationService:
             try:
                 async with aclosing(self.engine.generate(requests)) as outputs:
                     async for batch in outputs:
+                        if command.position:
+                            (answer,) = answers.values()
+                            batch = [*parted(batch, answer.num_tokens, command.position)]
                         chunks = self._advance(answers, unfinished, batch, record)
                         if chunks:
-                            record.delivered(chunks, command.n)
+                            record.delivered(_shown(chunks, command.position), command.n)
                             if lease is not None:
                                 lease.use(sum(map(_taken, chunks)))
                             yield chunks
@@ -241,3 +244,10 @@ def admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractCont
 def _taken(chunk: Chunk) -> int:
     """Tokens that a chunk takes: each answer pays for its prompt too, with its first."""
     return len(chunk.token_ids) if chunk.prompt is None else chunk.num_prompt_tokens + chunk.num_tokens
+
+
+def _shown(chunks: list[Chunk], position: int) -> list[Chunk]:
+    """The chunks without those that an earlier call has delivered, and counted."""
+    if not position:
+        return chunks
+    return [chunk for chunk in chunks if chunk.num_tokens > position or chunk.finish_reason is not None]

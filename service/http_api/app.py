@@ -33,7 +33,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
             CORSMiddleware,
             allow_origins=cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["Authorization", "Content-Type", "Last-Event-ID", "X-Request-Id"],
             expose_headers=["X-Request-Id"],
         )
     return RequestIds(HeaderLimit(app), behind_serve=behind_serve)

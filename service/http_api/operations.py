@@ -19,7 +19,7 @@ from model.errors import (
 )
 from model.generation_config import NO_DEFAULTS
 from service.errors import TooLarge, WrongMediaType
-from service.http_api import chat_responses, responses
+from service.http_api import chat_responses, event_ids, responses
 from service.http_api.attention import Attention, AttentionRequest
 from service.http_api.chat import ChatRequest
 from service.http_api.embeddings import Embeddings, EmbeddingsRequest
@@ -162,6 +162,7 @@ _COMPLETIONS = Operation(
         "Token ids, in and out": {"prompt": [79, 110, 99, 101], "return_token_ids": True, "logit_bias": {"46": -100}},
         "One of two words": {"prompt": "Yes or no? ", "structured_outputs": {"choice": ["yes", "no"]}},
     },
+    parameters=(event_ids.PARAMETER,),
     errors=GENERATION,
 )
 _CHAT_COMPLETIONS = Operation(

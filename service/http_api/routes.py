@@ -18,9 +18,10 @@ from service.chat.forms import TEXT_ALONE, AnswerForm
 from service.generation.embed import embed
 from service.generation.explain import ExplainCommand, Explaining
 from service.generation.generation import GenerationService
-from service.http_api import attention, chat, embeddings
+from service.http_api import attention, chat, embeddings, event_ids
 from service.http_api.body import read_json
 from service.http_api.chat_writer import ChatWriter
+from service.http_api.event_ids import Numbering
 from service.http_api.openai import CompletionWriter, to_command
 from service.http_api.pieces import json_response
 from service.http_api.schemas import CompletionRequest, read_completion, validated
@@ -126,11 +127,15 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), Usage(command.n)
-            fingerprint = service.fingerprint(adapter)
+            fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
+            place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
+            if place is not None:
+                command = event_ids.going_on(command, place, fingerprint, stream=stream)
+            numbering = Numbering(fingerprint, place) if command.num_answers == 1 else None
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            return await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
+            return await _answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -147,6 +152,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             body, command = await read_json(request, read, name_of(request.state.key))
             command = adopt(command, request, record)
+            event_ids.refuse(request.headers.getlist(event_ids.HEADER))
             adapter, usage = service.adapter_of(command), Usage(command.n)
             fingerprint = service.fingerprint(adapter)
             writer = ChatWriter(
@@ -212,12 +218,13 @@ async def _answer(
     record: RequestRecord,
     *,
     stream: bool,
+    numbering: Numbering | None = None,
 ) -> Response:
     """The whole answer, or a stream that begins with the chunks of the first step: an early failure has its own status."""
     record.at_once = not stream
     if stream:
         batches = service.generate(command, record, adapter=adapter)
-        return EventStream(events(await anext(batches), batches, writer))
+        return EventStream(events(await anext(batches), batches, writer, numbering))
     gathered = Gathered()
     with ExitStack() as held:
         async for batch in service.generate(command, record, held, adapter=adapter):

@@ -18,6 +18,7 @@ from starlette.types import Send
 from model.errors import AttendError
 from service.errors import sentence
 from service.generation.turns import in_turns
+from service.http_api.event_ids import Numbering
 from service.http_api.pieces import PIECE, pieces
 from service.http_api.problems import error_body
 from service.http_api.schemas import StreamOptions
@@ -88,9 +89,14 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
-async def events(first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a stream: each batch of chunks is one write unless it is long, and `[DONE]` is always last."""
-    lines = EventLines(writer)
+async def events(
+    first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer, numbering: Numbering | None = None
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of a stream: each batch of chunks is one write unless it is long, and `[DONE]` is always last.
+
+    With `numbering`, for a writer that makes one event of a chunk, they have ids.
+    """
+    lines = EventLines(writer, numbering)
     async with aclosing(rest):
         async for piece in in_turns(lines.of(first)):
             yield piece
@@ -121,8 +127,11 @@ class EventLines:
     marks in those places, and the others are filled into what stands between the marks.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, numbering: Numbering | None = None) -> None:
         self._writer = writer
+        self._numbering = numbering
+        self._skips = numbering is not None and numbering.after is not None
+        """Whether the caller may have what comes next."""
         options = writer.stream_options
         self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._extra: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
@@ -134,7 +143,10 @@ class EventLines:
         `writer.usage` knows an answer's tokens when its last chunk is written.
         """
         held = bytearray()
-        for chunk in chunks:
+        for chunk in self._new(chunks) if self._skips else chunks:
+            if chunk is None:
+                yield KEEP_ALIVE
+                continue
             filled = self.filled((chunk,))
             for piece in self.written(chunk) if filled is None else (filled,):
                 held += piece
@@ -146,7 +158,7 @@ class EventLines:
 
     def filled(self, chunks: Sequence[Chunk]) -> bytes | None:
         """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
-        if self._continuous:
+        if self._continuous or self._skips:
             return None
         for chunk in chunks:
             if not chunk.is_plain:
@@ -155,6 +167,27 @@ class EventLines:
 
     def written(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk, each written out, in pieces."""
+        if self._numbering is not None:
+            yield self._numbering.line(chunk)
+        yield from self._bare(chunk)
+
+    def _new(self, chunks: list[Chunk]) -> Iterator[Chunk | None]:
+        """What the caller lacks of the chunks. The others are written too, so that what follows is right, and lost; after each
+        piece of their work comes None.
+        """
+        assert self._numbering is not None
+        for chunk in chunks:
+            left = self._numbering.new(chunk)
+            if left is not None:
+                self._skips = False
+                yield left
+                continue
+            for piece in self._bare(chunk):
+                if len(piece) >= PIECE:
+                    yield None
+
+    def _bare(self, chunk: Chunk) -> Iterator[bytes]:
+        """The events of any chunk without ids."""
         self._writer.usage.add((chunk,))
         extra = {"usage": self._writer.usage.counts()} if self._continuous else self._extra
         for event in self._writer.events(chunk):
@@ -165,10 +198,20 @@ class EventLines:
     def _filled(self, chunk: Chunk) -> bytes:
         form = self._forms.get(chunk.index)
         if form is None:
-            form = self._forms[chunk.index] = _form(b"".join(self.written(replace(chunk, text=_TEXT, token_ids=_TOKENS))))
+            form = self._forms[chunk.index] = self._form(chunk)
+        text = orjson.dumps(chunk.text)
         if form.middle:
-            return form.head + orjson.dumps(chunk.text) + form.middle + orjson.dumps(chunk.token_ids) + form.tail
-        return form.head + orjson.dumps(chunk.text) + form.tail
+            text = b"%s%s%s" % (text, form.middle, orjson.dumps(chunk.token_ids))
+        if form.start:
+            return b"%s%d\n%s%s%s" % (form.start, chunk.num_tokens, form.head, text, form.tail)
+        return form.head + text + form.tail
+
+    def _form(self, chunk: Chunk) -> "_Form":
+        """Cut the marks out of an event. They are the last of their kind: names chosen by callers come before the text."""
+        event = b"".join(self._bare(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
+        head, _, rest = event.rpartition(orjson.dumps(_TEXT))
+        middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
+        return _Form(b"" if self._numbering is None else self._numbering.start(chunk.seed), head, middle, tail)
 
 
 _TEXT, _TOKENS = "\0", (-1,)
@@ -178,17 +221,12 @@ _TEXT, _TOKENS = "\0", (-1,)
 class _Form(NamedTuple):
     """An event without its text and its token ids."""
 
+    start: bytes
+    """The line of its id, up to the number of tokens; empty where events have none."""
     head: bytes
     middle: bytes
     """Between the two; empty where no ids are asked for."""
     tail: bytes
-
-
-def _form(event: bytes) -> _Form:
-    """Cut the marks out of an event. They are the last of their kind: names chosen by callers come before the text."""
-    head, _, rest = event.rpartition(orjson.dumps(_TEXT))
-    middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
-    return _Form(head, middle, tail)
 
 
 def _event(document: dict[str, object]) -> bytes:

@@ -243,7 +243,7 @@ def _grpc_rules() -> list[str]:
         *IDS,
         CARRY_ID,
         FORWARDED_FOR,
-        *_sources(_grpc_status(8, "too many connections from your address")),
+        *_sources(_grpc_status(8, "too many connections from your address") + " hdr retry-after 1"),
         *GRPC_ERRORS,
         f"http-after-response set-header content-type application/grpc if {own}",
         f"http-after-response set-header grpc-status 14 if {own}",

@@ -14,6 +14,7 @@ from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.errors import INTERNAL, TABLE
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, seeded
+from tests.service.sse import events_of
 
 PLACES = {
     "sampling": ("n", "top_k", "top_p", "min_p", "seed"),
@@ -94,7 +95,7 @@ def over_http(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
     answer: httpx.Response = server.post(body | more)
     if answer.status_code != 200:
         return Outcome(status=answer.status_code, message=answer.json()["error"]["message"])
-    events = [answer.json()] if not stream else [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
+    events = [answer.json()] if not stream else events_of(answer.text)
     pieces = [
         (c["index"], c["text"], c["token_ids"], scores_of(c), c["finish_reason"], c["stop_reason"])
         for event in events

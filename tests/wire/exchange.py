@@ -32,8 +32,8 @@ MASKS = {
     r'^(version: )".*"$': r'\1"<version>"',
 }
 """What varies by its nature, and what stands in its place."""
-DRAWN_SEED = r'("?seed"?: ?)\d+'
-"""Varies too, where the caller chose none."""
+DRAWN_SEED = {r'("?seed"?: ?)\d+': r"\1<drawn>", r"^(id: )[0-9a-f]+": r"\1<drawn>"}
+"""Varies too, where the caller chose none; the id of an event holds it."""
 
 MakeEngine = Callable[[], FakeEngine]
 
@@ -147,7 +147,7 @@ def serve(engine: FakeEngine, limits: Limits | None, template: str | None, folde
 
 
 def _joined(request: str, response: str) -> str:
-    masks = MASKS if "seed" in request else MASKS | {DRAWN_SEED: r"\1<drawn>"}
+    masks = MASKS if "seed" in request else MASKS | DRAWN_SEED
     for pattern, shown in masks.items():
         response = re.sub(pattern, shown, response, flags=re.MULTILINE)
     return f"{request.rstrip()}\n\n{'-' * 40}\n{response}"

@@ -15,6 +15,7 @@ from service.chat.forms import form_of
 from service.http_api.pieces import pieces
 from service.http_api.routes import Site
 from tests.fakes import FakeEngine, Server, build_server
+from tests.service.sse import events_of
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
 LEAST: dict[str, dict[str, Any]] = {
@@ -72,10 +73,7 @@ def faults(schema: dict[str, Any], value: Any) -> list[str]:
 
 def events(response: httpx.Response) -> list[Any]:
     """The objects of a stream that ends as it should."""
-    lines = [line for line in response.text.split("\n") if line and not line.startswith(":")]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return events_of(response.text)
 
 
 def event_schema(media: dict[str, Any]) -> dict[str, Any]:

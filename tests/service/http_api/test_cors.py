@@ -25,7 +25,7 @@ def test_no_origin_is_let_in_by_default():
 
 @pytest.mark.parametrize("origins", [("https://page.example",), ("https://other.example", "https://page.example")])
 def test_an_origin_that_is_named_may_send_keys_and_read_the_request_id(origins):
-    asked = ASK | {"Access-Control-Request-Headers": "authorization, content-type"}
+    asked = ASK | {"Access-Control-Request-Headers": "authorization, content-type, last-event-id"}
     before = call(origins, "OPTIONS", asked)
     assert (200, "https://page.example") == (before.status_code, before.headers["access-control-allow-origin"])
     answer = call(origins, "POST", ASK)

@@ -1,6 +1,5 @@
 """Log probabilities over HTTP: four parallel lists, offsets into the text that is shown, and no number that JSON lacks."""
 
-import json
 import math
 
 import pytest
@@ -10,6 +9,7 @@ from service.http_api.logprobs import FLOOR, CompletionLogprobs, finite, prompt_
 from service.records import Chunk, PromptPart
 from tests.fakes import END, FakeEngine, build_server, byte_tokenizer, says
 from tests.service.http_api.described import as_read
+from tests.service.sse import events_of
 
 TEXTS = ["abc", "naïve café 日本語 😀", "a<|endoftext|>b", "x STOP y"]
 
@@ -65,7 +65,7 @@ def test_at_most_one_more_than_asked_for_stands_in_top_logprobs(count):
 def test_pieces_put_together_are_the_whole():
     body = {"prompt": "日本", "echo": True, "logprobs": 2, "max_tokens": 50, "prompt_logprobs": 2}
     streamed = build_server(FakeEngine(says("é STO😀 x"), burst=2)).post(body | {"stream": True}).text
-    choices = [json.loads(part[6:])["choices"][0] for part in streamed.split("\n\n")[:-2]]
+    choices = [event["choices"][0] for event in events_of(streamed)]
     told = choice(**body)
     for name, values in told["logprobs"].items():
         assert [value for each in choices for value in each["logprobs"][name]] == values

@@ -22,6 +22,7 @@ from service.http_api.pieces import PIECE, pieces
 from service.http_api.sse import EventStream
 from tests.fakes import FakeEngine, Server, build_server, info
 from tests.service.http_api.described import ask
+from tests.service.sse import events_of
 
 WORDS = st.text(max_size=8)
 LEAVES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | WORDS
@@ -139,7 +140,7 @@ def test_a_large_answer_is_written_in_small_pieces_with_a_turn_for_every_neighbo
     assert len(text) > 10 * PIECE
     assert max(len(body) for _, body in writes) < 2 * PIECE
     assert all(earlier < later for earlier, later in pairwise(rounds[1:-1]))
-    choice = json.loads(text.removeprefix("data: ").split("\n\n")[0])["choices"][0]
+    choice = (events_of(text) if stream else [json.loads(text)])[0]["choices"][0]
     rows = choice["prompt_logprobs"] if "prompt_logprobs" in asked else choice["logprobs"]["top_logprobs"]
     assert len(rows) >= TOKENS
     assert rows[0] is None

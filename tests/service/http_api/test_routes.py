@@ -1,6 +1,7 @@
 """The routes: whole answers and streams, errors in OpenAI's shape with a real status."""
 
 import asyncio
+import hashlib
 import json
 import re
 
@@ -9,15 +10,9 @@ import pytest
 from model.errors import EngineFailed, Overloaded, Unavailable
 from service.http_api.routes import STALE_SECONDS
 from tests.fakes import FakeEngine, Server, build_server, says, until
+from tests.service.sse import events_of
 
 ROUTE = ("http", "/v1/completions")
-
-
-def events(text: str) -> list[dict]:
-    """The objects of a stream that ends as it must."""
-    blocks = text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
 def get(server: Server, path: str, method: str = "GET", **more):
@@ -51,6 +46,7 @@ def test_the_bytes_of_a_stream_are_golden():
     body = {"prompt": "a", "max_tokens": 2, "stream": True, "seed": 7, "stream_options": {"include_usage": True}}
     answer = build_server().post(body, headers={"x-request-id": "r1"})
     created = re.search(r'"created":(\d+)', answer.text)[1]
+    weights = hashlib.sha256(b"fp_fake").hexdigest()[:6]
     head = (
         f'data: {{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"fake","system_fingerprint":"fp_fake",'
     )
@@ -58,7 +54,9 @@ def test_the_bytes_of_a_stream_are_golden():
     counts = '{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
     counts += '"completion_tokens_details":{"reasoning_tokens":0}}'
     assert answer.text == (
+        f"id: 7.{weights}.1\n"
         f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],{tail}\n\n'
+        f"id: 7.{weights}.2!\n"
         f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],{tail}\n\n'
         f'{head}"choices":[],"usage":{counts}}}\n\n'
         "data: [DONE]\n\n"
@@ -71,7 +69,7 @@ def test_the_bytes_of_a_stream_are_golden():
 def test_a_stream_put_together_is_the_whole_answer():
     body = {"prompt": ["a", "k"], "n": 2, "max_tokens": 5, "seed": 1, "stop": ["d"], "return_token_ids": True}
     whole = build_server().post(body).json()
-    streamed = events(build_server(FakeEngine(burst=2)).post(body | {"stream": True}).text)
+    streamed = events_of(build_server(FakeEngine(burst=2)).post(body | {"stream": True}).text)
     choices = [choice for event in streamed for choice in event["choices"]]
     for expected in whole["choices"]:
         mine = [choice for choice in choices if choice["index"] == expected["index"]]
@@ -82,21 +80,21 @@ def test_a_stream_put_together_is_the_whole_answer():
     assert {event["id"] for event in streamed} == {streamed[0]["id"]}
 
 
-def test_a_character_is_never_split_over_events():
-    streamed = events(build_server(FakeEngine(says("é😀日"))).post({"prompt": "a", "stream": True}).text)
+def test_a_character_is_never_split_over_events_of():
+    streamed = events_of(build_server(FakeEngine(says("é😀日"))).post({"prompt": "a", "stream": True}).text)
     assert [event["choices"][0]["text"] for event in streamed if event["choices"][0]["text"]] == ["é", "😀", "日"]
 
 
 def test_continuous_usage_stands_in_every_chunk_and_grows():
     options = {"continuous_usage_stats": True}
-    streamed = events(build_server().post({"prompt": "ab", "max_tokens": 3, "stream": True, "stream_options": options}).text)
+    streamed = events_of(build_server().post({"prompt": "ab", "max_tokens": 3, "stream": True, "stream_options": options}).text)
     assert [event["usage"]["completion_tokens"] for event in streamed] == [1, 2, 3]
     assert {event["usage"]["prompt_tokens"] for event in streamed} == {2}
 
 
 def test_usage_is_absent_unless_asked_for():
     for options in (None, {}, {"include_usage": False}):
-        streamed = events(build_server().post({"prompt": "a", "stream": True, "stream_options": options}).text)
+        streamed = events_of(build_server().post({"prompt": "a", "stream": True, "stream_options": options}).text)
         assert not any("usage" in event for event in streamed)
 
 
@@ -143,7 +141,7 @@ def test_a_failure_in_the_stream_is_an_error_event_and_then_done(how):
     engine.broken_after = 2 if how == "a request" else None
     server = build_server(engine)
     answer = server.post({"prompt": "a", "stream": True, "stream_options": {"include_usage": True}})
-    *chunks, last = events(answer.text)
+    *chunks, last = events_of(answer.text)
     assert (answer.status_code, len(chunks), set(last)) == (200, 2, {"error"})
     assert last["error"]["message"] == f"internal error; request id {answer.headers['x-request-id']}"
     assert "Secret" not in answer.text
@@ -163,7 +161,7 @@ def test_a_drain_ends_a_stream_with_its_reason():
             engine.drain()
             return (await call).text
 
-    assert [event["choices"][0]["finish_reason"] for event in events(asyncio.run(run()))] == [None, "abort"]
+    assert [event["choices"][0]["finish_reason"] for event in events_of(asyncio.run(run()))] == [None, "abort"]
     assert server.outcomes() == {(*ROUTE, "abort"): 1}
 
 

@@ -1,0 +1,64 @@
+"""What a call of the client can end with. Every error keeps the part of the answer that has come.
+
+CallFailed
+├── Refused             the server refused the request, and would again; or it failed in the middle
+├── GaveUp              too many tries in a row brought no new token
+├── DeadlinePassed      the call's total time is over, or the next try would come after it
+├── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
+└── Broken              the stream of a chat broke, which cannot go on
+"""
+
+from dataclasses import dataclass
+
+from model.errors import AttendError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, or the part of it that has come."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Those of `resume_token_ids` that the caller sent are not among them."""
+    seed: int
+    """Draws the same tokens again, with the same `fingerprint`."""
+    fingerprint: str | None
+    """The server's `system_fingerprint`; None before the first event."""
+    finish_reason: str | None
+    """None where the answer is not whole."""
+    stop_reason: str | int | None
+    """The stop string or stop token that ended it."""
+    tries: int
+    """Calls that were made for it."""
+
+
+class CallFailed(AttendError):
+    """A call that ended without its whole answer. `answer` is what came of it."""
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+class Refused(CallFailed):
+    """Another try would end the same. `code` is the error's name: OpenAI's over HTTP, the status over gRPC."""
+
+    def __init__(self, message: str, answer: Answer, code: str) -> None:
+        super().__init__(message, answer)
+        self.code = code
+
+
+class GaveUp(CallFailed):
+    """As many tries in a row as allowed brought no new token. The message has the last one's reason."""
+
+
+class DeadlinePassed(CallFailed):
+    """The call's total time is over, or the next try would come after it."""
+
+
+class OtherFingerprint(CallFailed):
+    """The server that would go on has another `system_fingerprint`: its tokens would belong to another answer."""
+
+
+class Broken(CallFailed):
+    """The stream of a chat broke after it began."""

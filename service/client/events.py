@@ -1,0 +1,133 @@
+"""What both HTTP clients know of the wire: the fields of a call, server-sent events, and answers that are errors."""
+
+import json
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from typing import Any, Required, TypedDict
+
+from model.errors import InvalidRequest
+from service.client.retry import Call, Delta, Failed
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SILENT_SECONDS = 45.0
+"""A stream that has begun and sends nothing for so long is broken: the server sends a comment every 15 s."""
+AGAIN = (429, 503)
+"""The statuses after which the same request may fare better."""
+MOST_ERROR_BYTES = 64 << 10
+
+
+class Sampled(TypedDict, total=False):
+    """Fields of both calls; service/README.md says what they mean."""
+
+    model: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | list[str]
+    stop_token_ids: list[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    min_tokens: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[str, float]
+    allowed_token_ids: list[int]
+    bad_words: list[str]
+    response_format: dict[str, Any]
+    structured_outputs: dict[str, Any]
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int
+    cache_salt: str
+    deadline_ms: int
+    request_id: str
+    user: str
+
+
+class Completion(Sampled, total=False):
+    """Fields of a completion."""
+
+    prompt: Required[str | list[int]]
+    resume_token_ids: list[int]
+    """Tokens that the caller has from an earlier call with the same seed."""
+
+
+class Chat(Sampled, total=False):
+    """Fields of a chat."""
+
+    messages: Required[list[dict[str, Any]]]
+    max_completion_tokens: int
+    chat_template_kwargs: dict[str, Any]
+    reasoning_effort: str
+
+
+def checked(fields: Mapping[str, Any], known: type) -> dict[str, Any]:
+    """The fields that are given. Raises InvalidRequest for one that this client does not send, such as `n`."""
+    for name in fields.keys() - known.__annotations__.keys():
+        raise InvalidRequest(f"{name} is not a field of this client, whose streams have one answer that can go on", name)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def body_of(fields: Mapping[str, Any], call: Call) -> bytes:
+    """The body of the next try: the same request, the same seed, and the tokens that have come."""
+    own: dict[str, Any] = {"stream": True, "return_token_ids": True, "seed": call.seed}
+    if "messages" not in fields and call.received:
+        own["resume_token_ids"] = call.received
+    return json.dumps({**fields, **own}).encode()
+
+
+def headers_of(key: str | None) -> dict[str, str]:
+    """The headers of each try."""
+    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+
+
+class Events:
+    """The deltas of a stream from its bytes, however they are cut."""
+
+    def __init__(self) -> None:
+        self.done = False
+        """Whether `[DONE]` has come."""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """The deltas that these bytes complete. Raises Failed for an event that is an error."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.rstrip() == b"data: [DONE]":
+                self.done = True
+            elif line.startswith(b"data:"):
+                yield from _deltas(json.loads(line[5:]))
+
+
+def _deltas(event: dict[str, Any]) -> Iterator[Delta]:
+    if "error" in event:
+        raise Failed(event["error"]["message"], again=False, code=event["error"]["code"])
+    for choice in event["choices"]:
+        text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        reason, stop = choice["finish_reason"], choice["stop_reason"]
+        yield Delta(text, tuple(choice.get("token_ids", ())), event["system_fingerprint"], reason, stop)
+
+
+def refusal(status: int, headers: Mapping[str, str] | Message, body: bytes) -> Failed:
+    """An answer other than 200. Some come from a proxy, in a shape of its own."""
+    try:
+        error = json.loads(body)["error"]
+        message, code = str(error["message"]), str(error["code"])
+    except (ValueError, LookupError, TypeError):
+        message, code = body[:200].decode(errors="replace"), str(status)
+    return Failed(f"HTTP {status}: {message}", again=status in AGAIN, after=retry_after(headers), code=code)
+
+
+def retry_after(headers: Mapping[str, str] | Message) -> float:
+    """Seconds that the server asks to wait: a number, or a date beside the answer's own; 0 where it names none."""
+    value = headers.get("Retry-After", "")
+    if value.isascii() and value.isdecimal():
+        return float(value[:9])
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,186 @@
+"""The clients over gRPC: `GenerateStream` that survives a broken stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
+from functools import partial
+from typing import Any
+
+import grpc
+
+from model.errors import InvalidRequest
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1 import generation_pb2_grpc as rpc
+from service.client.errors import Answer
+from service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
+
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+"""A channel connects again within a second, and tries no call twice: `Policy` does. It shares no connection with others."""
+RETRY_AFTER = "retry-after"
+
+
+class GrpcClient:
+    """A client of the server at `target`, HOST:PORT. Use it as a context manager, or call `close`. Threads may share it."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        key: str | None = None,
+        means: Means | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """With `credentials` the channel is encrypted."""
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, OPTIONS)
+        self._begin: Any = rpc.GenerationServiceStub(self._channel).GenerateStream  # type: ignore[no-untyped-call]
+        self._metadata = metadata_of(key)
+        self._means, self._sleep = means or Means(), sleep
+
+    def __enter__(self) -> "GrpcClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
+        """The answer as it is made, over as many tries as it takes. Raises CallFailed, InvalidRequest."""
+        call = call_of(self._means, request)
+        return resumed(call, partial(self._attempt, request), self._sleep)
+
+    def generate(self, request: pb.GenerateRequest) -> Answer:
+        """The whole answer. Raises as `stream` does."""
+        call = call_of(self._means, request)
+        return gathered(call, resumed(call, partial(self._attempt, request), self._sleep))
+
+    def _attempt(self, request: pb.GenerateRequest, call: Call) -> Generator[Delta, None, None]:
+        """One try, which ends at the call's deadline."""
+        messages = self._begin(next_request(request, call), timeout=call.remaining(), metadata=self._metadata)
+        try:
+            for message in messages:
+                yield from deltas_of(message)
+        except grpc.RpcError as error:
+            raise failure(messages, call) from error
+        finally:
+            messages.cancel()
+
+
+class AsyncGrpcClient:
+    """As GrpcClient, for asyncio. Make it inside an event loop."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        key: str | None = None,
+        means: Means | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """With `credentials` the channel is encrypted."""
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(target, credentials, OPTIONS)
+        self._begin: Any = rpc.GenerationServiceStub(self._channel).GenerateStream  # type: ignore[no-untyped-call]
+        self._metadata = metadata_of(key)
+        self._means, self._sleep = means or Means(), sleep
+
+    async def __aenter__(self) -> "AsyncGrpcClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close(None)
+
+    def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Delta]:
+        """As `GrpcClient.stream`."""
+        call = call_of(self._means, request)
+        return resumed_async(call, partial(self._attempt, request), self._sleep)
+
+    async def generate(self, request: pb.GenerateRequest) -> Answer:
+        """As `GrpcClient.generate`."""
+        call = call_of(self._means, request)
+        return await gathered_async(call, resumed_async(call, partial(self._attempt, request), self._sleep))
+
+    async def _attempt(self, request: pb.GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
+        """One try. Whoever asks for the next delta ends it at the call's deadline."""
+        messages = self._begin(next_request(request, call), metadata=self._metadata)
+        try:
+            async for message in messages:
+                for delta in deltas_of(message):
+                    yield delta
+        except grpc.aio.AioRpcError as error:
+            raise failure(error, call) from error
+        finally:
+            messages.cancel()
+
+
+def metadata_of(key: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata of each try."""
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def call_of(means: Means, request: pb.GenerateRequest) -> Call:
+    """A call for this request. Raises InvalidRequest where its stream could not go on."""
+    for name, asked in (
+        ("sampling.n", request.sampling.n > 1),
+        ("response.echo", request.response.echo),
+        ("response.prompt_logprobs", request.response.HasField("prompt_logprobs")),
+    ):
+        if asked:
+            raise InvalidRequest(f"{name} is not a field of this client, whose streams have one answer that can go on", name)
+    seed = request.sampling.seed if request.sampling.HasField("seed") else None
+    return Call(means, seed, request.resume_token_ids.ids)
+
+
+def next_request(request: pb.GenerateRequest, call: Call) -> pb.GenerateRequest:
+    """What the next try sends: the same request, the same seed, and the tokens that have come."""
+    asked = pb.GenerateRequest()
+    asked.CopyFrom(request)
+    asked.response.output_token_ids = True
+    asked.sampling.seed = call.seed
+    if call.received:
+        asked.resume_token_ids.ids[:] = call.received
+    return asked
+
+
+def deltas_of(message: pb.GenerateResponse) -> Iterator[Delta]:
+    """What a message adds to the answer."""
+    for output in message.outputs:
+        delta = Delta(output.text, tuple(output.token_ids), message.system_fingerprint)
+        if not output.HasField("finish_info"):
+            yield delta
+            continue
+        info = output.finish_info
+        kind = info.WhichOneof("stop")
+        reason = pb.FinishReason.Name(info.finish_reason).removeprefix("FINISH_REASON_").lower()
+        yield Delta(delta.text, delta.token_ids, delta.fingerprint, reason, None if kind is None else getattr(info, kind))
+
+
+def failure(error: Any, call: Call) -> Failed:
+    """The end of a try that was not OK. The caller's own end of a stream does not come here."""
+    code, after = error.code(), 0.0
+    for name, value in error.trailing_metadata() or ():
+        if name == RETRY_AFTER and value.isdecimal():
+            after = float(value)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        call.remaining()
+    again = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    full = code is grpc.StatusCode.RESOURCE_EXHAUSTED and after > 0
+    return Failed(f"{code.name}: {error.details()}", again=again or full, after=after, code=code.name)

@@ -1,0 +1,170 @@
+"""`attend replay`: asks for an answer again, with its seed, and compares the tokens.
+
+The file is one JSON object: `{"request": ..., "response": ...}` as POST /v1/completions took and gave them, or the response
+alone with its request in another file.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from model.errors import SettingError
+
+MOST_BYTES = 64 << 20
+"""Of a file: more than any answer has."""
+WHOLE = ("stop", "length")
+"""The finish reasons that the tokens alone decide. The others depend on when they came."""
+EXACT = "float32"
+
+Outcome = Literal["same", "different", "impossible"]
+STATUS: dict[Outcome, int] = {"same": 0, "different": 1, "impossible": 3}
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+"""The response to the body of a completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a replay has shown."""
+
+    outcome: Outcome
+    detail: str
+
+
+class Impossible(Exception):
+    """The answer cannot be asked for again. The sentence says why."""
+
+
+def read(answer: Path, request: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The request and the response. Raises SettingError for files that hold something else."""
+    document = _object(answer)
+    if request is None and not isinstance(document.get("request"), dict):
+        raise SettingError(f'{answer} has no "request": give it, or name the file of the request with --request')
+    asked = document["request"] if request is None else _object(request)
+    response = document.get("response", document)
+    kind = response.get("object") if isinstance(response, dict) else None
+    if kind != "text_completion" or not isinstance(response.get("choices"), list) or not response["choices"]:
+        raise SettingError(f"{answer} must hold what POST /v1/completions answered without stream; its object is {kind!r}")
+    return asked, response
+
+
+def replay(asked: Mapping[str, Any], response: Mapping[str, Any], ask: Ask, precise: Callable[[], bool]) -> Verdict:
+    """Ask again and compare. `precise` tells whether who answers computes the same bits in any batch."""
+    try:
+        body = _body(asked, response)
+        again = ask(body)
+        _check_weights(response, again)
+    except Impossible as why:
+        return Verdict("impossible", str(why))
+    differences = [text for old, new in _pairs(response, again) if (text := _difference(old, new))]
+    if not differences:
+        by_text = any("token_ids" not in choice for choice in response["choices"])
+        what = "the text is the same (the answer has no token_ids)" if by_text else "all tokens are the same"
+        return Verdict("same", f"{what}, with the seed {body['seed']}")
+    if not precise():
+        text = "matrices there have other bits in another batch, so a token that scores nearly the same may be drawn instead"
+        return Verdict("impossible", f"{text}; {differences[0]}")
+    return Verdict("different", differences[0])
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise SettingError(f"{path} must be at most {MOST_BYTES} bytes; it has {path.stat().st_size}")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise SettingError(f"{path} must hold a JSON object; it holds a {type(document).__name__}")
+    return document
+
+
+def _body(asked: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
+    """The request of the second answer. Raises Impossible."""
+    seed = response.get("seed")
+    if type(seed) is not int:
+        raise Impossible("the answer names no seed: with another one other tokens are drawn")
+    if asked.get("seed") not in (None, seed):
+        raise Impossible(f"the request has the seed {asked['seed']}, and the answer {seed}: they do not belong together")
+    reasons = [choice.get("finish_reason") for choice in response["choices"]]
+    for reason in reasons:
+        if reason not in WHOLE:
+            raise Impossible(f"the answer ended with {reason!r}, which depends on the time that it took")
+    left_out = ("stream", "stream_options", "deadline_ms", "request_id")
+    same = {name: value for name, value in asked.items() if name not in left_out}
+    return {**same, "seed": seed, "return_token_ids": True}
+
+
+def _check_weights(response: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+    old, new = response.get("system_fingerprint"), again["system_fingerprint"]
+    if old != new:
+        raise Impossible(
+            f"the answer has the system_fingerprint {old!r}, and who answers now has {new!r}: other weights or set-up"
+        )
+
+
+def _pairs(response: Mapping[str, Any], again: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    old, new = response["choices"], again["choices"]
+    if len(old) != len(new):
+        raise SettingError(
+            f"the answer has {len(old)} choices, and its request asks for {len(new)}: they do not belong together"
+        )
+    return list(zip(old, new, strict=True))
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Where two choices differ; empty where they do not. Without token ids their texts are compared."""
+    name, unit = ("token_ids", "token") if "token_ids" in old else ("text", "character")
+    before, after, where = old.get(name) or [], new[name], f"choice {new['index']}"
+    for place, (one, other) in enumerate(zip(before, after, strict=False)):
+        if one != other:
+            return f"{where}: {unit} {place} was {one!r} and is {other!r}"
+    if len(before) != len(after):
+        return f"{where}: there were {len(before)} {unit}s and are {len(after)}"
+    ends = [choice.get("finish_reason") for choice in (old, new)]
+    return "" if ends[0] == ends[1] else f"{where}: it ended with {ends[0]!r} and ends with {ends[1]!r}"
+
+
+def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
+    """Asks a running server. Raises SettingError for what is no URL."""
+    import http.client
+
+    from service.commands.check import Failed, target
+
+    probe = target(url, "none", key)
+
+    def ask(body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = probe.post("/v1/completions", body).json()
+        except Failed as error:
+            raise SettingError(f"{probe.url} refused the request: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise SettingError(f"no server answers at {probe.url}: {error}") from error
+        return document
+
+    return ask, lambda: is_precise(probe.get("/version").json())
+
+
+def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
+    """Asks a model in this process, loaded for it."""
+    from service.commands import generate
+
+    facts: dict[str, str] = {}
+
+    def ask(body: dict[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in body.items() if name != "model"}
+        with generate.serving(settings) as (engine, service):
+            facts.update(dtype=engine.info.dtype, backend=engine.info.backend)
+            engine.start()
+            return asyncio.run(generate.completed(service, own))
+
+    return ask, lambda: is_precise(facts)
+
+
+def is_precise(facts: Mapping[str, str]) -> bool:
+    """Whether answers have the same bits in any batch: in float32, and by the native decoder in any form."""
+    return facts["dtype"] == EXACT or facts["backend"] == "native"

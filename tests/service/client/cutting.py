@@ -1,0 +1,104 @@
+"""A real server in this process, over both transports, behind a proxy that cuts connections after so many bytes."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from model.chat import ChatTemplate
+from service.grpc_api.server import grpc_server
+from service.runtime import front
+from tests.fakes import FakeEngine, Rule, Server, build_server
+
+ALL = 1 << 40
+
+
+@dataclass
+class Proxy:
+    """Passes bytes on to a port. Each connection takes the next of `cuts`, and is reset after so many bytes of answer."""
+
+    target: int
+    cuts: list[int] = field(default_factory=list)
+    port: int = 0
+    passed: int = 0
+    """Bytes of the last connection's answer."""
+
+    async def start(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        cut = self.cuts.pop(0) if self.cuts else ALL
+        there, back = await asyncio.open_connection("127.0.0.1", self.target)
+        ways = [asyncio.create_task(way) for way in (self._forth(reader, back), self._back(there, writer, cut))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        for end in (writer, back):
+            end.transport.abort()
+
+    async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int) -> None:
+        self.passed = 0
+        with contextlib.suppress(OSError):
+            while left and (data := await reader.read(min(left, 1 << 16))):
+                left, self.passed = left - len(data), self.passed + len(data)
+                writer.write(data)
+
+
+@dataclass
+class Real:
+    """A replica without Ray on ports of its own, each behind a proxy."""
+
+    server: Server
+    http: Proxy
+    grpc: Proxy
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.port}"
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.grpc.port}"
+
+
+@contextlib.contextmanager
+def real(rule: Rule) -> Iterator[Real]:
+    """Such a replica, in a thread with an event loop of its own."""
+    ready, made = threading.Event(), []
+
+    async def serve() -> None:
+        server = build_server(FakeEngine(rule), template=ChatTemplate("{{ messages[0].content }}"))
+        http, sock = front.http_server(server.app, 64), front.bound("127.0.0.1", 0)
+        grpc = grpc_server(server.methods, "127.0.0.1", 0, 64)
+        port = grpc.add_insecure_port("127.0.0.1:0")
+        await grpc.start()
+        running = asyncio.create_task(http.serve([sock]))
+        proxies = Proxy(sock.getsockname()[1]), Proxy(port)
+        fronts = [await proxy.start() for proxy in proxies]
+        stop = asyncio.Event()
+        made.extend((Real(server, *proxies), asyncio.get_running_loop(), stop))
+        ready.set()
+        await stop.wait()
+        for each in fronts:
+            each.close()
+        http.should_exit = True
+        await running
+        await grpc.stop(None)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(30)
+    replica, loop, stop = made
+    try:
+        yield replica
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)

@@ -1,0 +1,253 @@
+"""The four clients against a real application in this process, whose connections break at every place."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from model.errors import InvalidRequest, QueueFull, RateLimited, Unavailable
+from protos.attend.v1 import generation_pb2 as pb
+from service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
+from service.client.events import Chat, Completion
+from service.client.grpc import AsyncGrpcClient, GrpcClient
+from service.client.http import AsyncHttpClient, HttpClient
+from service.client.retry import Delta, Means, Policy
+from service.http_api.chat import ChatRequest
+from service.http_api.schemas import CompletionRequest
+from tests.fakes import END, info
+from tests.service.client.cutting import Real, real
+
+TEXT = "aäß漢🎉é!" * 3
+TOKENS = (*TEXT.encode(), END)
+FAST = Means(Policy(seconds=20.0, first_wait=0.001, longest_wait=0.002))
+PATIENT = Means(Policy(seconds=60.0, tries=50, first_wait=0.05, longest_wait=0.1))
+"""A channel of gRPC takes a tenth of a second to connect again, and refuses calls until then."""
+
+
+def rule(request: Any) -> int:
+    """TEXT, each character by its bytes; with the seed 5 nothing but the letter z."""
+    return ord("z") if request.seed == 5 else TOKENS[min(len(request.output), len(TOKENS) - 1)]
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Real]:
+    with real(rule) as replica:
+        yield replica
+
+
+def whole(deltas: list[Delta]) -> tuple[str, tuple[int, ...], Any, Any]:
+    last = deltas[-1]
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
+    return "".join(delta.text for delta in deltas), tokens, last.finish_reason, last.stop_reason
+
+
+def message(prompt: str = "x", max_tokens: int = 100, stop: tuple[str, ...] = (), **sampling: int) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(text=prompt, max_tokens=max_tokens, sampling=pb.SamplingParameters(**sampling))
+    request.stopping.stop_strings.extend(stop)
+    return request
+
+
+def by_http(replica: Real, means: Means = FAST, **fields: Any) -> list[Delta]:
+    return list(HttpClient(replica.url, means=means).stream(**{"prompt": "x", "max_tokens": 100, **fields}))
+
+
+def by_http_async(replica: Real, means: Means = FAST, **fields: Any) -> list[Delta]:
+    async def run() -> list[Delta]:
+        async with AsyncHttpClient(replica.url, means=means) as client:
+            return [delta async for delta in client.stream(**{"prompt": "x", "max_tokens": 100, **fields})]
+
+    return asyncio.run(run())
+
+
+def by_grpc(replica: Real, means: Means = FAST, **fields: Any) -> list[Delta]:
+    with GrpcClient(replica.target, means=means) as client:
+        return list(client.stream(message(**fields)))
+
+
+def by_grpc_async(replica: Real, means: Means = FAST, **fields: Any) -> list[Delta]:
+    async def run() -> list[Delta]:
+        async with AsyncGrpcClient(replica.target, means=means) as client:
+            return [delta async for delta in client.stream(message(**fields))]
+
+    return asyncio.run(run())
+
+
+HTTP, GRPC = (by_http, by_http_async), (by_grpc, by_grpc_async)
+each = pytest.mark.parametrize("ask", [*HTTP, *GRPC])
+
+
+@each
+@pytest.mark.parametrize("fields", [{}, {"stop": ("é!a",)}], ids=str)
+def test_an_answer_is_the_uncut_one_wherever_its_connections_break(replica, ask, fields):
+    """Each case breaks the first connection, and every other one the second too."""
+    proxy = replica.http if ask in HTTP else replica.grpc
+    uncut = whole(ask(replica, **fields))
+    text, size = TEXT.partition("é!a")[0] if fields else TEXT, proxy.passed
+    assert (uncut[0], uncut[2]) == (text, "stop")
+    for place, at in enumerate([*range(1, size, size // (24 if ask in HTTP else 8)), size - 1]):
+        proxy.cuts = [at, at // 2] if place % 2 else [at]
+        assert whole(ask(replica, PATIENT, **fields)) == uncut, f"cut after {at} of {size} bytes"
+        assert len(proxy.cuts) < 1 + place % 2, "the connection was not cut"
+
+
+@each
+def test_a_refusal_for_now_is_tried_again_and_one_for_ever_is_not(replica, ask):
+    engine = replica.server.engine
+    try:
+        for error in (Unavailable("draining"), QueueFull("full", 1)):
+            engine.refusal = error
+            with pytest.raises(DeadlinePassed, match=str(error)):
+                ask(replica, Means(Policy(seconds=0.9)))
+            with pytest.raises(GaveUp, match=str(error)):
+                ask(replica, Means(Policy(tries=1)))
+        engine.refusal = RateLimited("the key's limit", 7)
+        with pytest.raises(DeadlinePassed, match="the next try would come after"):
+            ask(replica, Means(Policy(seconds=6.0)))
+    finally:
+        engine.refusal = None
+    with pytest.raises(Refused, match="max_tokens") as caught:
+        ask(replica, max_tokens=-1)
+    assert caught.value.code in ("invalid_value", "INVALID_ARGUMENT")
+
+
+@each
+def test_an_answer_does_not_go_on_with_another_fingerprint(replica, ask):
+    """The weights change where the first connection breaks."""
+    proxy, engine = replica.http if ask in HTTP else replica.grpc, replica.server.engine
+    ask(replica)
+    proxy.cuts, before = [proxy.passed * 2 // 3], engine.info
+    try:
+        with pytest.raises(OtherFingerprint, match="fp_other") as caught:
+            ask(replica, Means(Policy(seconds=20.0), draw=Changing(engine)), seed=1)
+    finally:
+        engine.info = before
+    got = caught.value.answer
+    assert got.token_ids and got.token_ids == TOKENS[: len(got.token_ids)]
+    assert TEXT.startswith(got.text)
+
+
+class Changing(random.Random):
+    """Chance that changes the server's weights as the second try is about to begin."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(1)
+        self.engine = engine
+
+    def uniform(self, low: float, high: float) -> float:
+        self.engine.info = info(fingerprint="fp_other")
+        return low
+
+
+@each
+def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica, ask):
+    engine = replica.server.engine
+    engine.held = True
+    try:
+        with pytest.raises(DeadlinePassed):
+            ask(replica, Means(Policy(seconds=0.3)))
+    finally:
+        engine.held = False
+
+
+@each
+def test_nobody_there_is_tried_again(replica, ask):
+    replica.http.port, replica.grpc.port, ports = 9, 9, (replica.http.port, replica.grpc.port)
+    try:
+        with pytest.raises(GaveUp):
+            ask(replica, Means(Policy(tries=2, first_wait=0.001)))
+    finally:
+        replica.http.port, replica.grpc.port = ports
+
+
+@each
+def test_the_same_seed_is_asked_for_with_every_try(replica, ask):
+    proxy, requests = replica.http if ask in HTTP else replica.grpc, replica.server.engine.requests
+    requests.clear()
+    ask(replica)
+    proxy.cuts = [proxy.passed * 2 // 3]
+    assert whole(ask(replica))[0] == TEXT
+    first, second, third = requests
+    assert first.seed != second.seed == third.seed
+    assert second.prompt == third.prompt
+    requests.clear()
+    assert whole(ask(replica, seed=5, max_tokens=3))[0] == "zzz"
+
+
+def test_whole_answers_are_the_streams_put_together(replica):
+    http = HttpClient(replica.url, means=FAST).generate(prompt="x", max_tokens=100, seed=1)
+    with GrpcClient(replica.target, means=FAST) as client:
+        assert http == client.generate(message(seed=1))
+    assert http == Answer(TEXT, TOKENS, 1, "fp_fake", "stop", None, 1)
+
+    async def law() -> None:
+        async with AsyncHttpClient(replica.url, means=FAST) as over_http, AsyncGrpcClient(replica.target) as over_grpc:
+            assert http == await over_http.generate(prompt="x", max_tokens=100, seed=1)
+            assert http == await over_grpc.generate(message(seed=1))
+
+    asyncio.run(law())
+
+
+def test_a_chat_is_answered_and_breaks_with_what_has_come(replica):
+    """It has no field for the tokens that have come."""
+    proxy = replica.http
+    asked: Any = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100, "seed": 1}
+    client = HttpClient(replica.url, means=FAST)
+    assert client.chat(**asked) == Answer(TEXT, TOKENS, 1, "fp_fake", "stop", None, 1)
+    size = proxy.passed
+    proxy.cuts = [60]
+    assert client.chat(**asked).tries == 2
+    proxy.cuts = [size * 2 // 3]
+    with pytest.raises(Broken) as caught:
+        client.chat(**asked)
+    assert TEXT.startswith(caught.value.answer.text) and len(caught.value.answer.text) > 3
+
+    async def law() -> None:
+        async with AsyncHttpClient(replica.url, means=FAST) as client:
+            assert (await client.chat(**asked)).text == TEXT
+            proxy.cuts = [size * 2 // 3]
+            with pytest.raises(Broken):
+                [delta async for delta in client.stream_chat(**asked)]
+
+    asyncio.run(law())
+
+
+def test_a_field_whose_stream_could_not_go_on_is_refused_by_name(replica):
+    for name, value in {"n": 2, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "stream": False}.items():
+        with pytest.raises(InvalidRequest, match=name) as caught:
+            HttpClient(replica.url).stream(prompt="x", **{name: value})
+        assert caught.value.field == name
+    for request in (
+        message(n=2),
+        pb.GenerateRequest(text="x", response=pb.ResponseOptions(echo=True)),
+        pb.GenerateRequest(text="x", response=pb.ResponseOptions(prompt_logprobs=0)),
+    ):
+        with GrpcClient(replica.target) as client, pytest.raises(InvalidRequest, match="one answer that can go on"):
+            client.stream(request)
+    with pytest.raises(InvalidRequest, match="url must be"):
+        HttpClient("localhost:8000")
+
+
+def test_the_clients_fields_are_those_of_the_bodies():
+    """Less those of which the client is the owner, and those whose stream could not go on."""
+    own = {"stream", "stream_options", "return_token_ids"}
+    cannot = {"n", "best_of", "echo", "logprobs", "prompt_logprobs", "timing"}
+    assert CompletionRequest.model_fields.keys() - own - cannot == Completion.__annotations__.keys()
+    parts = {"tools", "tool_choice", "parallel_tool_calls", "top_logprobs"}
+    assert ChatRequest.model_fields.keys() - own - cannot - parts >= Chat.__annotations__.keys()
+
+
+@pytest.mark.parametrize("room", ["http", "grpc"])
+def test_the_client_imports_nothing_of_the_server(room):
+    code = f"""
+import sys, service.client.{room}
+heavy = {{"torch", "ray", "fastapi", "uvicorn", "pydantic", "numpy", "tokenizers", "orjson", "prometheus_client"}}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+ours = {{name for name in sys.modules if name.startswith(("model", "service"))}}
+assert all(name in ("model", "model.errors", "service") or name.startswith("service.client") for name in ours), ours
+assert {room == "grpc"} == ("grpc" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

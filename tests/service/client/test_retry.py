@@ -1,0 +1,201 @@
+"""The laws of a call that takes several tries, for a transport that breaks at every place, sync and async."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.client.errors import Broken, CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
+from service.client.retry import Call, Delta, Failed, Means, Policy, resumed, resumed_async
+from tests.service.client.tries import CUT, SEED, Try, World
+
+FULL = Failed("queue full", again=True, after=3.0)
+EVENTS = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+ENDS = st.sampled_from([None, CUT, FULL])
+TRIES = st.lists(st.builds(Try, EVENTS, ENDS, st.floats(0, 5)), max_size=12)
+LOOP = asyncio.Runner()
+Run = Callable[[World, Call], list[Delta]]
+
+
+def run(world: World, call: Call) -> list[Delta]:
+    return list(resumed(call, world.attempt, world.sleep))
+
+
+def run_async(world: World, call: Call) -> list[Delta]:
+    async def collect() -> list[Delta]:
+        return [delta async for delta in resumed_async(call, world.attempt_async, world.sleep_async)]
+
+    return LOOP.run(collect())
+
+
+both = pytest.mark.parametrize("run", [run, run_async])
+
+
+def ended(run: Run, world: World, call: Call) -> list[Delta] | CallFailed:
+    """The deltas, or the error."""
+    try:
+        return run(world, call)
+    except CallFailed as error:
+        return error
+
+
+def is_whole(world: World, deltas: list[Delta], call: Call) -> bool:
+    """Whether the deltas, joined, are the uncut answer, and the call knows it."""
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
+    text = "".join(delta.text for delta in deltas)
+    return tokens == world.tokens(call.seed) == call.answer.token_ids and text == world.text(tokens) == call.answer.text
+
+
+@both
+@settings(deadline=None)
+@given(st.integers(1, 6), TRIES, st.integers(0, 99))
+def test_an_answer_is_the_uncut_one_wherever_its_streams_break(run, length, tries, chance):
+    world = World(length, tries)
+    call = Call(world.means(random.Random(chance), seconds=1e9, tries=20), SEED)
+    assert is_whole(world, run(world, call), call)
+    assert world.seeds == {SEED}
+    assert call.answer.tries == len(world.begun)
+
+
+@both
+@settings(deadline=None)
+@given(st.integers(1, 6), TRIES, st.integers(1, 4))
+def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(run, length, tries, most):
+    world = World(length, tries)
+    call = Call(world.means(seconds=1e9, tries=most), SEED)
+    end = ended(run, world, call)
+    if isinstance(end, GaveUp):
+        assert world.begun.count(call.received) == most
+        assert end.answer.token_ids == world.tokens(SEED)[: len(end.answer.token_ids)]
+    else:
+        assert is_whole(world, end, call)
+    assert max(world.begun.count(after) for after in world.begun) <= most
+
+
+@both
+@settings(deadline=None)
+@given(st.integers(1, 6), TRIES, st.floats(0.1, 20))
+def test_the_deadline_is_kept_with_all_waits(run, length, tries, seconds):
+    world = World(length, tries)
+    call = Call(world.means(seconds=seconds, tries=99), SEED)
+    end = ended(run, world, call)
+    if isinstance(end, DeadlinePassed):
+        assert end.answer.token_ids == world.tokens(SEED)[: len(end.answer.token_ids)]
+    else:
+        assert is_whole(world, end, call)
+    assert world.now <= 100.0 + seconds + 1e-6
+
+
+@both
+@settings(deadline=None)
+@given(st.integers(1, 9), st.integers(0, 99))
+def test_a_wait_is_what_the_server_asks_for_and_up_to_a_bound_that_doubles(run, failures, chance):
+    world = World(1, [Try(end=FULL)] * failures)
+    call = Call(world.means(random.Random(chance), seconds=1e9, tries=99, first_wait=0.5, longest_wait=4.0), SEED)
+    run(world, call)
+    assert [3.0 <= wait <= 3.0 + bound for wait, bound in zip(world.waits, [0.5, 1, 2, *[4] * 9], strict=False)] == [
+        True
+    ] * failures
+
+
+def test_waits_fill_their_range():
+    waits = [Policy(first_wait=1.0).wait(1, random.Random(chance)) for chance in range(200)]
+    assert min(waits) < 0.1 and max(waits) > 0.9 and 0.4 < sum(waits) / 200 < 0.6
+
+
+@both
+def test_a_try_that_brings_a_token_begins_the_count_anew(run):
+    world = World(5, [Try((), CUT), Try((1,), CUT)] * 4)
+    call = Call(world.means(tries=2), SEED)
+    assert is_whole(world, run(world, call), call)
+
+
+@both
+def test_what_may_not_be_tried_again_is_not(run):
+    world = World(5, [Try((2,), Failed("bad", again=False, code="invalid_value"))])
+    with pytest.raises(Refused, match="bad") as caught:
+        run(world, Call(world.means(), SEED))
+    assert (caught.value.code, len(world.begun)) == ("invalid_value", 1)
+    assert caught.value.answer.token_ids == world.tokens(SEED)[:2]
+
+
+@both
+def test_an_answer_never_goes_on_with_another_fingerprint(run):
+    world = World(5, [Try((1, 2), CUT), Try((1, 1), None, 0, "fp_other")])
+    call = Call(world.means(), SEED)
+    with pytest.raises(OtherFingerprint, match="fp_other") as caught:
+        run(world, call)
+    assert caught.value.answer.token_ids == world.tokens(SEED)[:3]
+    assert caught.value.answer.text == world.text(world.tokens(SEED)[:3])
+    assert caught.value.answer.fingerprint == "fp"
+
+
+@both
+def test_another_fingerprint_before_the_first_token_is_no_matter(run):
+    world = World(2, [Try((), CUT, 0, "fp_other")])
+    call = Call(world.means(), SEED)
+    assert is_whole(world, run(world, call), call)
+
+
+@both
+def test_a_failure_after_the_last_token_changes_nothing(run):
+    world = World(2, [Try((1, 1, 1), CUT)])
+    call = Call(world.means(), SEED)
+    assert is_whole(world, run(world, call), call)
+    assert len(world.begun) == 1
+
+
+@both
+def test_a_chat_is_tried_again_only_until_it_begins(run):
+    world = World(3, [Try((), CUT), Try((1,), CUT)])
+    with pytest.raises(Broken) as caught:
+        run(world, Call(world.means(), SEED, resumable=False))
+    assert len(caught.value.answer.token_ids) == 1
+
+
+@both
+@settings(deadline=None)
+@given(st.integers(0, 4))
+def test_tokens_of_an_earlier_call_are_gone_on_after_and_not_given_again(run, before):
+    world = World(5, [Try((1,), CUT)])
+    call = Call(world.means(), SEED, world.tokens(SEED)[:before])
+    run(world, call)
+    assert call.answer.token_ids == world.tokens(SEED)[before:]
+
+
+def test_a_call_without_a_seed_draws_one_and_keeps_it():
+    world = World(3, [Try((1,), CUT), Try((), CUT)])
+    call = Call(world.means(random.Random(5)), None)
+    assert is_whole(world, run(world, call), call)
+    assert world.seeds == {call.seed} == {call.answer.seed}
+    assert 0 <= call.seed < 1 << 48
+    assert Call(Means(), None).seed != Call(Means(), None).seed
+
+
+@both
+def test_a_caller_who_stops_reading_ends_the_try(run):
+    world, ended = World(5), []
+
+    def attempt(call: Call):
+        try:
+            yield from world.attempt(call)
+        finally:
+            ended.append(True)
+
+    deltas = resumed(Call(world.means(), SEED), attempt, world.sleep)
+    next(deltas)
+    deltas.close()
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("wrong", [{"tries": 0}, {"seconds": 0}, {"first_wait": -1}, {"longest_wait": float("nan")}])
+def test_a_policy_that_cannot_be_followed_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Policy(**wrong)
+
+
+def test_every_error_keeps_what_has_come():
+    assert {Refused, GaveUp, DeadlinePassed, OtherFingerprint, Broken} == set(CallFailed.__subclasses__())
