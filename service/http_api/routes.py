@@ -268,8 +268,7 @@ def _add_capacity(router: APIRouter, site: Site) -> None:
     async def capacity(request: Request) -> Response:
         """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
         question = read_question(request.query_params.multi_items())
-        engine = site.service.engine
-        own = Load(engine.info, engine.stats(), site.metrics.meter.pace())
+        own = site.metrics.load()
         expected, loads = (1, [own]) if site.loads is None else await site.loads()
         return Json(estimate(loads, expected, question))
 

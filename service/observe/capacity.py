@@ -14,6 +14,7 @@ starts, and they end at (requests that run) / (steps that a request takes * seco
 None means: not known yet, or the call does not fit the context.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from model.params import describe, integer
 SLOTS, SLOT_SECONDS = 20, 0.5
 """Tokens a second are a mean over the last 20 half seconds, and the one under way."""
 MAX_TOKENS = 2**31 - 1
+MOST_RETRY_SECONDS = 60
 STEP_MEMORY, PROMPT_MEMORY, REQUEST_MEMORY = 64, 16, 64
 """A mean over steps, steps with prompts, or requests is mostly one over the last so many of them."""
 
@@ -158,6 +160,14 @@ def wait_seconds(load: Load, question: Question) -> float | None:
         return None
     at_once = load.stats.num_running or load.info.max_batch_requests  # none runs just before the first step
     return ended * pace.steps_per_request * pace.step_seconds / at_once
+
+
+def retry_seconds(load: Load) -> int:
+    """Whole seconds after which a call that a full queue refused may be tried again: those that a call which comes now would
+    wait, or 1 while that is not known.
+    """
+    wait = wait_seconds(load, Question())
+    return 1 if wait is None else min(MOST_RETRY_SECONDS, max(1, math.ceil(wait)))
 
 
 def _must_end(load: Load, question: Question) -> float:

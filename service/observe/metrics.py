@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 from prometheus_client import Histogram as SharedHistogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from model.engine.request import FinishReason, StepReport, Times, TokenEngine
 from model.errors import (
@@ -20,13 +19,15 @@ from model.errors import (
     InvalidRequest,
     ModelNotFound,
     Overloaded,
+    QueueFull,
     Unauthenticated,
     Unavailable,
 )
 from service.access.keys import KeyRing
 from service.errors import ClientGone, wire
 from service.observe import logs
-from service.observe.capacity import LoadMeter
+from service.observe.capacity import Load, LoadMeter, retry_seconds
+from service.observe.collectors import EngineCollector, KeysCollector
 from service.observe.compat import VllmNames
 from service.observe.tallies import Count, Histogram, Reading
 from service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
@@ -77,11 +78,12 @@ class Metrics:
         self.clock = clock
         self.tracer = tracer
         self._behind_edge = behind_edge
+        self.engine = engine
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(engine, model))
+        self.registry.register(EngineCollector(engine, model))
         if keys is not None:
-            self.registry.register(_KeysCollector(keys, model))
+            self.registry.register(KeysCollector(keys, model))
         self._read(GaugeMetricFamily, "requests_preparing", "Calls that are being tokenized and checked", preparing)
         self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that nobody took in time", logs.lines_dropped)
         self._twins = VllmNames(self.registry) if vllm_names else None
@@ -114,6 +116,10 @@ class Metrics:
         self.step_seconds = self._shared("step_seconds", "One step of the engine", STEP_SECONDS)
         self.step_batch = self._shared("step_batch_size", "Requests in a step", BATCH)
         engine.on_step(self._stepped)
+
+    def load(self) -> Load:
+        """The load of the replica, and how fast it is."""
+        return Load(self.engine.info, self.engine.stats(), self.meter.pace())
 
     def open(
         self, transport: str, route: str, request_id: str = "", headers: Headers = tuple, client: str | None = None
@@ -170,70 +176,6 @@ class Metrics:
         )
 
 
-class _EngineCollector(Collector):
-    """What lives in the engine, read at each scrape."""
-
-    def __init__(self, engine: TokenEngine, model: str) -> None:
-        self._engine = engine
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        stats, info = self._engine.stats(), self._engine.info
-        gauges = (
-            ("requests_running", "Requests that hold KV blocks", stats.num_running),
-            ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
-            (
-                "kv_cache_usage",
-                "Share of the KV blocks that requests hold, 0 to 1, in the group of layers where it is highest",
-                1 - stats.num_free_blocks / info.num_blocks,
-            ),
-            ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
-        )
-        for name, text, value in gauges:
-            gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        about = "The KV cache: tokens in a block, and the blocks of the first group of layers"
-        facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
-        facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
-        yield facts
-        counters = (
-            ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
-            ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),
-            ("prefix_cache_hits", "Tokens that were found in the prefix cache", stats.num_prefix_hits),
-            ("draft_tokens", "Tokens of answers that were guessed", stats.num_drafted),
-            ("draft_tokens_accepted", "Guessed tokens that were drawn", stats.num_accepted),
-        )
-        for name, text, value in counters:
-            counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
-            counter.add_metric([self._model], value)
-            yield counter
-
-
-class _KeysCollector(Collector):
-    """The state of the API key file, looked at in each scrape."""
-
-    def __init__(self, keys: KeyRing, model: str) -> None:
-        self._keys = keys
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
-        gauges = (
-            ("attend_api_keys_file_ok", text, self._keys.file_ok),
-            ("attend_api_keys", "API keys that are in force", self._keys.number),
-            (
-                "attend_api_keys_file_age_seconds",
-                "Since the API key file that the keys in force were read from was changed",
-                time.time() - self._keys.file_time,
-            ),
-        )
-        for name, about, value in gauges:
-            gauge = GaugeMetricFamily(name, about, labels=["model"])
-            gauge.add_metric([self._model], float(value))
-            yield gauge
-
-
 class RequestRecord:
     """The life of one call, from its arrival at a transport to its one outcome."""
 
@@ -270,6 +212,8 @@ class RequestRecord:
         try:
             yield
         except AttendError as error:
+            if isinstance(error, QueueFull):
+                error.retry_after = retry_seconds(self._metrics.load())
             if isinstance(error, (Overloaded, Unavailable)) and not self._closed:
                 self._metrics.count_rejection(error.reason)
             self._close(outcome_of(error), error)

@@ -37,7 +37,7 @@ class Attend(Replica):
 
     async def load_local(self) -> Load:
         """The load of this replica alone; for `scrape.loads`."""
-        return Load(self.engine.info, self.engine.stats(), self.metrics.meter.pace())
+        return self.metrics.load()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller gives to `autoscaling.policy`; Serve calls it where it autoscales."""

@@ -26,6 +26,7 @@ from service.observe.capacity import (
     estimate,
     fits,
     read_question,
+    retry_seconds,
     wait_seconds,
 )
 from tests.fakes import info
@@ -271,3 +272,12 @@ def test_a_query_with_an_unknown_or_repeated_name_is_refused(pairs):
     with pytest.raises(InvalidRequest) as caught:
         read_question(pairs)
     assert caught.value.field == pairs[0][0]
+
+
+def test_a_refused_call_is_told_to_come_back_when_the_queue_has_moved_on():
+    """After as long as a call would wait now; 1 to 60 s, and 1 while nothing is known."""
+    pace = Pace(step_seconds=0.05, steps_per_request=40)
+    assert retry_seconds(load(8, 8, 60, pace)) == math.ceil(9 * 40 * 0.05 / 8)
+    assert retry_seconds(load(8, 0, 60, pace)) == 1
+    assert retry_seconds(load(8, 8, 60, Pace())) == 1
+    assert retry_seconds(load(8, 8, 60, Pace(step_seconds=9.0, steps_per_request=400))) == 60

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import pytest
 from grpc import StatusCode
 
-from model.engine.request import EngineStats
+from model.engine.request import EngineStats, StepReport
 from model.errors import QueueFull, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from service.access.keys import Entry, KeyRing, digest_of, write_keys
 from service.access.quota import Limits
+from service.observe.capacity import retry_seconds
 from service.observe.metrics import REASONS
 from tests.fakes import CallContext, Server, build_server
 
@@ -124,3 +125,24 @@ def test_a_call_that_is_served_is_no_refusal(tmp_path, call):
     server = keyed(tmp_path, requests_per_minute=1, tokens_per_minute=6, concurrent=1)
     assert asyncio.run(call(server)) in (200, None)
     assert counted(server) == {}
+
+
+def test_a_full_queue_tells_when_to_come_back(monkeypatch):
+    """As long as a call waits now, as the steps so far tell."""
+    server, told = build_server(), []
+    server.engine.refusal = QueueFull("full")
+    busy = EngineStats(server.engine.info.max_batch_requests, 0, 10, 0)
+    monkeypatch.setattr(server.engine, "stats", lambda: busy)
+    server.metrics.meter.stepped(StepReport(seconds=7.5, num_requests=busy.num_running, num_tokens=1, num_drawn=1, num_ended=1))
+    wait = retry_seconds(server.metrics.load())
+    assert wait == 8
+
+    async def run() -> None:
+        async with server.http() as client:
+            told.append((await client.post("/v1/completions", json=ASK)).headers["retry-after"])
+        context = CallContext()
+        await server.methods.Generate(pb.GenerateRequest(text="a").SerializeToString(), context)
+        told.append(dict(context.trailing)["retry-after"])
+
+    asyncio.run(run())
+    assert told == [str(wait)] * 2

@@ -1,0 +1,76 @@
+"""Metrics that are read when the page is asked for: what the engine holds, and the API keys."""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from model.engine.request import TokenEngine
+from service.access.keys import KeyRing
+
+
+class EngineCollector(Collector):
+    """What lives in the engine, read at each scrape."""
+
+    def __init__(self, engine: TokenEngine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """Each metric, as it is now."""
+        stats, info = self._engine.stats(), self._engine.info
+        gauges = (
+            ("requests_running", "Requests that hold KV blocks", stats.num_running),
+            ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
+            (
+                "kv_cache_usage",
+                "Share of the KV blocks that requests hold, 0 to 1, in the group of layers where it is highest",
+                1 - stats.num_free_blocks / info.num_blocks,
+            ),
+            ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        about = "The KV cache: tokens in a block, and the blocks of the first group of layers"
+        facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
+        facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
+        yield facts
+        counters = (
+            ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
+            ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),
+            ("prefix_cache_hits", "Tokens that were found in the prefix cache", stats.num_prefix_hits),
+            ("draft_tokens", "Tokens of answers that were guessed", stats.num_drafted),
+            ("draft_tokens_accepted", "Guessed tokens that were drawn", stats.num_accepted),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
+            counter.add_metric([self._model], value)
+            yield counter
+
+
+class KeysCollector(Collector):
+    """The state of the API key file, looked at in each scrape."""
+
+    def __init__(self, keys: KeyRing, model: str) -> None:
+        self._keys = keys
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """Each metric, as it is now."""
+        text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
+        gauges = (
+            ("attend_api_keys_file_ok", text, self._keys.file_ok),
+            ("attend_api_keys", "API keys that are in force", self._keys.number),
+            (
+                "attend_api_keys_file_age_seconds",
+                "Since the API key file that the keys in force were read from was changed",
+                time.time() - self._keys.file_time,
+            ),
+        )
+        for name, about, value in gauges:
+            gauge = GaugeMetricFamily(name, about, labels=["model"])
+            gauge.add_metric([self._model], float(value))
+            yield gauge
