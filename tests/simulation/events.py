@@ -115,7 +115,7 @@ def setting_of(seed: int) -> Setting:
         queued=dice.choice([0, 8, 32, 32]),
         asynchronous=dice.random() < 0.4,
         timeout=dice.choice([0.7, 20.0, 20.0, 20.0]),
-        inline=dice.choice([0, 100, 1024]),
+        inline=dice.choice([0, 0, 100, 1024]),
         large=dice.choice([20, 200, 64 << 10]),
         most_large=dice.choice([1, 3, 64]),
         keys=dice.choice([(), (), (limits, Limits()), (limits, Limits(), Limits(concurrent=4))]),
@@ -234,7 +234,13 @@ def _text(dice: random.Random, number: int, setting: Setting, stems: list[str]) 
     if command.computes_prompts and dice.random() < 0.3 and not formed:
         return replace(command, stops=StopRules(max_tokens=0))
     seed = command.sampling.seed
-    if dice.random() < 0.12 and command.num_answers == 1 and seed is not None:
+    if seed is None or command.num_answers > 1:
+        return command
+    if seed % 3 == 2 and dice.random() < 0.5:  # a prompt in the answer's own words, which can be guessed
+        rules = StopRules(max_tokens=dice.randint(1, setting.config.max_model_len // 2), ignore_eos=True)
+        own = replace(command, prompts=((dice.randrange(VOCAB),),), stops=rules, grammar=None)
+        command = replace(command, prompts=((*own.prompts[0], *expected(own, 0, seed, setting.config.max_model_len).tokens),))
+    if dice.random() < 0.2:
         tokens = expected(command, 0, seed, setting.config.max_model_len).tokens
         kept = dice.randint(0, len(tokens)) if dice.random() < 0.1 else dice.randint(0, max(0, len(tokens) - 1))
         return replace(command, resume_token_ids=tuple(tokens[:kept]))

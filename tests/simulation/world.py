@@ -129,7 +129,7 @@ class Forms:
 def one_thread(world: World, seed: int, *, inline: int, large: int, most_large: int) -> Iterator[None]:
     """While this lasts, all that is made for the service runs in `world`, and nothing depends on the machine."""
     threads = SimpleNamespace(Condition=lambda: Bell(world), Thread=StepThread)
-    longest = world.dice.choice([0.01, 0.3])
+    longest = world.dice.choice([0.01, 0.3, 0.6])
     with ExitStack() as stack:
         for pool in POOLS:
             stack.enter_context(patch.object(pool, "_threads", LateThreads(world, longest)))
