@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,6 +145,7 @@ class Caller:
         self.life, self.call = life, call
         self.key: Key | None = None if call.key is None else life.keys[call.key]
         self.command = replace(call.command, key=self.key)
+        self.adapter = SimpleNamespace(digest=call.adapter) if call.adapter else None
         self.deadline = float("inf")
         self.answers: dict[int, Answered] = {}
         self.outcome = ""
@@ -175,7 +177,7 @@ class Caller:
         """What an answer must come to."""
         broken = self.call.broken
         at = broken[1] if broken is not None and broken[0] == index else None
-        return expected(self.call.command, index, seed, self.life.setting.config.max_model_len, at)
+        return expected(self.call.command, index, seed, self.life.setting.config.max_model_len, at, self.call.adapter)
 
     async def live(self) -> None:
         """Call, and read to the end, or not so far."""
@@ -227,7 +229,7 @@ class Caller:
             if not self.call.stream:
                 with ExitStack() as held:
                     return await self._whole(record, held)
-            batches = life.service.generate(self.command, record, adapter=None)
+            batches = life.service.generate(self.command, record, adapter=self.adapter)
             first = await anext(batches)
         async with aclosing(batches):
             self.take(first)
@@ -243,7 +245,7 @@ class Caller:
             if not self.call.stream:
                 with ExitStack() as held:
                     return await self._whole(record, held)
-            async with aclosing(self.life.service.generate(self.command, record, adapter=None)) as batches:
+            async with aclosing(self.life.service.generate(self.command, record, adapter=self.adapter)) as batches:
                 return await self._read(batches, 0)
 
     def _arrive(self) -> None:
@@ -268,11 +270,11 @@ class Caller:
     async def _whole(self, record, held: ExitStack) -> bool:
         service = self.life.service
         if self.command.embedding is not None:
-            embedded = await embed(service, self.command, self.call.dimensions, record, held, adapter=None)
+            embedded = await embed(service, self.command, self.call.dimensions, record, held, adapter=self.adapter)
             self.check_vectors(embedded)
             return True
         gathered = Gathered()
-        async for batch in service.generate(self.command, record, held, adapter=None):
+        async for batch in service.generate(self.command, record, held, adapter=self.adapter):
             gathered.add(batch)
             self.take(batch)
         for chunk in gathered.answers():
@@ -335,6 +337,18 @@ class Caller:
             return {"invalid", "poison"} if self.command.decoding.allowed_token_ids or self.command.grammar else set()
         return {str(self.expected(index, seed).error) for index in range(self.command.num_answers)}
 
+    @property
+    def sizes(self) -> list[int]:
+        """The most tokens that an answer to each prompt may have, with the prompt."""
+        most, context = self.command.stops.max_tokens, self.life.setting.config.max_model_len
+        prompts = [len(tokens_of(self.command, place)) for place in range(len(self.command.prompts))]
+        return [size + (max(1, context - size) if most is None else most) for size in prompts]
+
+    @property
+    def asked(self) -> int:
+        """Tokens that it reserves at most."""
+        return max(self.command.n * sum(self.sizes), self.command.num_answers * self.life.setting.config.max_model_len)
+
     def can_never_work(self) -> bool:
         """Whether the call asks for more than the server, or its key, ever gives."""
         command, config = self.command, self.life.setting.config
@@ -342,8 +356,7 @@ class Caller:
         whole = [len(prompt) for prompt in command.prompts if isinstance(prompt, tuple)]
         if command.truncate_prompt_tokens is None and any(size > config.max_model_len for size in whole):
             return True
-        most = command.stops.max_tokens
-        sizes = [len(prompt) + (max(1, config.max_model_len - len(prompt)) if most is None else most) for prompt in prompts]
+        sizes = self.sizes
         limits = None if self.key is None else self.key.limits
         rules = command.embedding
         return (

@@ -38,6 +38,7 @@ class Setting:
     keys: tuple[Limits, ...]
     """No keys: nobody asks for one."""
     embedding: EmbeddingRules
+    adapters: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Call:
     breaks_step: bool = False
     """It fails all of its step."""
     dimensions: int | None = None
+    adapter: str = ""
+    """The digest of its adapter; "" for none."""
 
     def __str__(self) -> str:
         asked = _changed(self.command, PLAIN) | _changed(self.command.stops, PLAIN.stops)
@@ -107,7 +110,7 @@ def setting_of(seed: int) -> Setting:
         chunk_size=dice.choice([1, 2, 4]),
         step_goal=0.0,
         prefix_caching=dice.random() < 0.7,
-        draft_tokens=dice.choice([0, 0, 3, 15]),
+        draft_tokens=dice.choice([0, 3, 15]),
     )
     limits = Limits(dice.choice([None, 8, 100]), dice.choice([None, 100, 1000]), dice.choice([None, 2, 8]))
     return Setting(
@@ -120,6 +123,7 @@ def setting_of(seed: int) -> Setting:
         most_large=dice.choice([1, 3, 64]),
         keys=dice.choice([(), (), (limits, Limits()), (limits, Limits(), Limits(concurrent=4))]),
         embedding=EmbeddingRules(dice.choice([Pooling.LAST, Pooling.MEAN]), dice.choice([None, 6]), ""),
+        adapters=dice.random() < 0.3,
     )
 
 
@@ -180,6 +184,7 @@ def _drawn(dice: random.Random, at: float, number: int, setting: Setting, stems:
         broken=broken,
         breaks_step=broken is not None and dice.random() < 0.4,
         dimensions=dice.choice([None, 2]) if kind == "embed" else None,
+        adapter=dice.choice(["", "", "", "one", "two"]) if setting.adapters else "",
     )
 
 

@@ -39,8 +39,8 @@ class TimedRunner(SlotRunner):
 
     def submit(self, step: StepInput) -> Pending:
         life = self._life
-        assert step.num_tokens <= life.setting.config.max_batch_tokens, "a step over its budget"
         life.num_steps += 1
+        life.world.lawful(life.check_submitted, step)
         try:
             return super().submit(step)
         finally:
@@ -67,7 +67,7 @@ class SteppedEngine(AsyncEngine):
             if not self.life.died:
                 self.life.world.note(error)
             raise
-        self.life.check_step()
+        self.life.world.lawful(self.life.check_step)
 
 
 class Life:
@@ -91,6 +91,8 @@ class Life:
         self.callers: list[Caller] = []
         self.owners: dict[str, Caller] = {}
         """Of the engine's requests."""
+        self.kinds: dict[int, tuple[str, str | None]] = {}
+        """Salt and adapter of the text in each block."""
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.closing = self.died = False
         self.drained_at = float("inf")
@@ -205,6 +207,18 @@ class Life:
             caller.places[request.request_id] = index
             self.most_steps += 4 * (len(request.prompt) + request.max_tokens) + 8
 
+    def check_submitted(self, step: StepInput) -> None:
+        """Before a step is computed: its size, and that a prefix from the cache is of the same salt and adapter."""
+        config = self.setting.config
+        assert step.num_tokens <= config.max_batch_tokens, "a step over its budget"
+        known: list[tuple[int, object]] = []
+        for request in self.scheduler._running:
+            kind = request.cache_salt, request.adapter and request.adapter.digest
+            first = -(-request.num_computed // config.block_size)
+            known += [(block, kind) for block in request.tables[0][:first]]
+            self.kinds |= dict.fromkeys(request.tables[0][first:], kind)
+        assert all(self.kinds[block] == kind for block, kind in known), "a prefix of another salt, or another adapter"
+
     def note_failed(self) -> None:
         """Requests of a step that failed may end with an error."""
         for name in self.engine.engine.runner.failed:
@@ -235,19 +249,13 @@ class Life:
         arrived = sum(caller.arrived for caller in mine)
         full = limits.concurrent is not None and running + but.command.num_answers > limits.concurrent
         often = limits.requests_per_minute is not None and arrived + 1 > limits.requests_per_minute
-        return full or often or limits.tokens_per_minute is not None
+        tokens = sum(caller.asked if caller.is_open else caller.taken()[1] for caller in mine) + but.asked
+        return full or often or (limits.tokens_per_minute is not None and tokens > limits.tokens_per_minute)
 
     # The laws.
 
     def check_step(self) -> None:
         """After each round of the step thread."""
-        try:
-            self._check_step()
-        except AssertionError as error:
-            self.world.note(error)
-            raise
-
-    def _check_step(self) -> None:
         scheduler, config = self.scheduler, self.setting.config
         scheduler.check_integrity()
         held = {block for request in scheduler._running for block in request.tables[0]}

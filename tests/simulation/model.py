@@ -62,13 +62,13 @@ def compiled(spec: GrammarSpec) -> CompiledGrammar:
         return compiler().compile(spec)
 
 
-def best_token(plan: SamplingPlan, context: Sequence[int], banned: Collection[int] = ()) -> int | None:
-    """The token after `context`: a hash, moved on past banned ones; None where all are.
+def best_token(plan: SamplingPlan, context: Sequence[int], banned: Collection[int] = (), adapter: str = "") -> int | None:
+    """The token after `context` with an adapter: a hash, moved on past banned ones; None where all are.
 
     Under every third seed only the last token and a slow count matter, so that the answer soon repeats itself, for a while.
     """
-    seen = (context[-1] % 8, len(context) // 9) if plan.seed % 3 == 2 else context
-    first = crc32(bytes(seen), crc32(b"%d %d" % (plan.seed, plan.answer_index)))
+    seen = (context[-1] % 8, len(context) // 20) if plan.seed % 3 == 2 else context
+    first = crc32(bytes(seen), crc32(f"{plan.seed} {plan.answer_index} {adapter}".encode()))
     allowed = plan.decoding.allowed_token_ids
     for step in range(VOCAB):
         token = (first + step) % VOCAB
@@ -155,8 +155,9 @@ class Pending:
         """The token of a row; -1 where its scores are not finite, -2 where none is left."""
         if draw.position >= self.runner.machine.rows.get((draw.plan.seed, draw.plan.answer_index), 1 << 30):
             return -1
+        adapter = self.step.adapters.get(self.step.draw_ids[row], "")
         masked = () if draw.mask is None else [token for token in range(VOCAB) if not draw.mask[token]]
-        token = best_token(draw.plan, self.contexts[row], {*draw.banned, *refused, *masked})
+        token = best_token(draw.plan, self.contexts[row], {*draw.banned, *refused, *masked}, adapter)
         return -2 if token is None else token
 
     def tokens(self) -> list[int]:

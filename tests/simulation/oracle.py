@@ -87,18 +87,20 @@ def grammar_of(command: Command, *, is_open: bool) -> GrammarSpec | None:
     return enforced(FORM, command.chat.calling, command.grammar, special, reasoning_open=is_open)
 
 
-def drawn(plan: SamplingPlan, context: Sequence[int], banned: tuple[int, ...], grammar: Grammar | None) -> int | None:
+def drawn(
+    plan: SamplingPlan, context: Sequence[int], banned: tuple[int, ...], grammar: Grammar | None, adapter: str
+) -> int | None:
     """The next token: as in a step, some guesses before the mask, which may say less than it allows."""
     refused: list[int] = []
     for _ in range(0 if grammar is None else NEXT_BEST + 1):
-        token = best_token(plan, context, (*banned, *refused))
+        token = best_token(plan, context, (*banned, *refused), adapter)
         if token is None or grammar.allows(token):
             return token
         refused.append(token)
     if grammar is None:
-        return best_token(plan, context, banned)
+        return best_token(plan, context, banned, adapter)
     mask = grammar.mask()
-    return best_token(plan, context, {*banned, *(token for token in range(VOCAB) if not mask[token])})
+    return best_token(plan, context, {*banned, *(token for token in range(VOCAB) if not mask[token])}, adapter)
 
 
 class Text:
@@ -125,7 +127,9 @@ class Text:
         return self.text[: at + len(stop) if self.stops.include_stop else at]
 
 
-def expected(command: Command, index: int, seed: int, context: int, broken_at: int | None = None) -> Expected:
+def expected(
+    command: Command, index: int, seed: int, context: int, broken_at: int | None = None, adapter: str = ""
+) -> Expected:
     """Answer `index` of a call with this seed, under a model of `context` tokens. `broken_at`: at this position it fails."""
     prompt = tokens_of(command, index // command.n)
     answer, stops = Expected(prompt), command.stops
@@ -151,7 +155,7 @@ def expected(command: Command, index: int, seed: int, context: int, broken_at: i
             answer.error = "poison"
             return answer
         banned = tuple(ends) if len(output) < stops.min_tokens else ()
-        token = drawn(plan, before, banned + completing(words, output), grammar)
+        token = drawn(plan, before, banned + completing(words, output), grammar, adapter)
         if token is None:
             answer.error = "invalid"
             return answer

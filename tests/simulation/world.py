@@ -35,6 +35,14 @@ class World(VirtualLoop):
         self.broken = self.broken or error
         self.stop()
 
+    def lawful(self, check: Callable[..., None], *given: object) -> None:
+        """Check a law where the step thread is: it would survive the error."""
+        try:
+            check(*given)
+        except AssertionError as error:
+            self.note(error)
+            raise
+
     def elapse(self, seconds: float) -> None:
         """Let the event loop run for so long. For the step thread."""
         timer = self.call_later(seconds, self.stop)
