@@ -18,7 +18,8 @@ from service.generation import aside
 from service.generation.generation import GenerationService
 from service.observe.metrics import Metrics
 from tests.model.engine.machines import info
-from tests.simulation.callers import CLOSE, Caller
+from tests.simulation.answered import CLOSE
+from tests.simulation.callers import Caller
 from tests.simulation.events import Call, Event, Fault, events_of, setting_of
 from tests.simulation.model import END, VOCAB, WIDTH, Machine, Pending, SlotRunner, tokenizer
 from tests.simulation.world import World, one_thread, work_waits
