@@ -44,6 +44,9 @@ class TimedRunner(SlotRunner):
         life.world.lawful(life.check_submitted, step)
         try:
             return super().submit(step)
+        except RuntimeError:
+            life.num_failed += 1
+            raise
         finally:
             life.note_failed()
             life.world.elapse(life.step_seconds())
@@ -97,6 +100,8 @@ class Life:
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.closing = self.died = False
         self.drained_at = float("inf")
+        self.num_failed = 0
+        """Steps that failed as a whole; each may be computed again in two parts."""
         self.num_steps = self.open_calls = self.most_steps = self.round = 0
 
     @property
@@ -231,7 +236,7 @@ class Life:
         self.outcomes[transport, route, caller.outcome] += 1
         self.trace.append((self.now, caller.call.number, caller.outcome))
         caller.last_round = self.round
-        slow = 2 * LONGEST_STEP + 8 * caller.call.pause
+        slow = 2 * (1 + self.num_failed) * LONGEST_STEP + 8 * caller.call.pause
         due = min(caller.deadline, self.drained_at) + slow if caller.places else caller.deadline + CLOSE
         late = self.now - max(due, caller.call.at)
         assert late <= 0 or caller.left, f"call {caller.call.number} ends {late} s too late"
