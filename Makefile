@@ -54,8 +54,8 @@ check: setup  ## format, lint, types, imports, the proto
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.check_protos
 
-simulate: setup  ## more random lives of the scheduler than the tests have time for (minutes)
-	$(BIN)/python -m tests.model.engine.simulate $(ARGS)
+simulate: setup  ## more random lives of the scheduler and of the whole service than the tests have time for (minutes)
+	$(BIN)/python -m tests.simulation.simulate $(ARGS)
 
 faults: setup  ## attacks and deaths on a server of its own, beside other callers (half an hour; ARGS=--resume goes on)
 	$(BIN)/python -m loadtest.faults $(ARGS)

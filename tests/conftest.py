@@ -13,6 +13,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 FIRST = [
     "model/net/triton/test_triton.py",
     "model/net/laws/test_attention_laws.py",
+    "simulation/test_scheduler_lives.py",
+    "simulation/test_service_lives.py",
     "service/test_fuzz.py",
     "loadtest/test_locustfile.py",
     "model/net/laws/test_engine_laws.py",

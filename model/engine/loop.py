@@ -246,7 +246,7 @@ class AsyncEngine:
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, outputs: list[Output], failure: str | None) -> None:
         if failure is not None:
-            for stream in {stream for stream in self._streams.values() if stream.loop is loop}:
+            for stream in dict.fromkeys(stream for stream in self._streams.values() if stream.loop is loop):  # in order
                 stream.failure = failure
                 stream.wake()
         for output in outputs:

@@ -108,7 +108,8 @@ class Answer:
         self.finish_reason = reason
         request, prompt = self.request, None
         if not self.begun:
-            prompt = PromptPart(tuple(request.prompt), output.prompt_logprobs, self.echo, request.num_cached, output.hidden)
+            cached = min(request.num_cached, len(request.prompt))  # of a resumed answer, tokens of it may be known too
+            prompt = PromptPart(tuple(request.prompt), output.prompt_logprobs, self.echo, cached, output.hidden)
             self.begun = True
         parts = self._allowed(parts)
         return Chunk(

@@ -120,3 +120,10 @@ def test_the_first_chunk_tells_how_much_of_the_prompt_was_known():
     one = answer()
     one.request.num_cached = 2
     assert one.take(output("a")).prompt.num_cached == 2
+
+
+def test_no_more_of_a_prompt_is_known_than_it_has_tokens():
+    """Of a resumed answer the cache may know tokens too."""
+    one = answer()
+    one.request.num_cached = 5
+    assert one.take(output("a")).prompt.num_cached == 3

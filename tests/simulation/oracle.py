@@ -1,0 +1,191 @@
+"""What a call must come to, worked out from its command alone: no engine, no batch, no stream."""
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from model.engine.grammars import NEXT_BEST
+from model.engine.request import FinishReason, TokenLogprob
+from model.errors import EngineFailed
+from model.grammar import GrammarSpec
+from model.mask import Grammar
+from model.params import SamplingParams
+from model.sampling_plan import SamplingPlan, completing
+from service.chat.grammars import enforced
+from service.chat.parser import AnswerParser
+from service.chat.parts import Part, joined
+from service.records import ChatPrompt, Command
+from tests.simulation.model import END, FORM, LETTERS, SPECIAL, VOCAB, WORDS, best_token, compiled, scored, tokenizer
+
+SHOWN = {VOCAB - len(SPECIAL) + at: text for at, text in enumerate(SPECIAL) if text in FORM.markers}
+"""Special tokens that are text in a chat."""
+THINK = len(WORDS)
+"""Opens reasoning, where a prompt ends with it."""
+
+
+@dataclass
+class Expected:
+    """One answer."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    """Those that the caller sent along too."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the tokens that are drawn."""
+    reason: FinishReason | None = None
+    """None: it fails after its tokens, for the reason in `error`."""
+    error: type[Exception] | str = ""
+    stop: str | int | None = None
+    hidden_end: bool = False
+    """Whether its last token is a stop token, which has no text."""
+    text: str = ""
+    """All of it, without what a stop string cuts off."""
+
+
+def tokens_of(command: Command, place: int) -> list[int]:
+    """A prompt as tokens."""
+    prompt = command.prompts[place]
+    if isinstance(prompt, tuple):
+        tokens = list(prompt)
+    else:
+        tokens = list(encoded(prompt.write() if isinstance(prompt, ChatPrompt) else prompt)) or [END]
+    return tokens[-command.truncate_prompt_tokens :] if command.truncate_prompt_tokens else tokens
+
+
+def encoded(text: str) -> Iterator[int]:
+    """Letters are tokens; so is the marker at the end of a chat's prompt."""
+    marker = SPECIAL[0]
+    for letter in text.removesuffix(marker):
+        assert letter in LETTERS
+        yield WORDS.index(letter.encode())
+    if text.endswith(marker):
+        yield THINK
+
+
+def shown(text: str, stops: Sequence[str]) -> str:
+    """What of a text may be shown before its end: not the beginning of a stop string."""
+    sizes = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return text[: len(text) - max(sizes, default=0)]
+
+
+def first_stop(text: str, before: int, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Where a stop string begins that ends after the first `before` characters, and which."""
+    found = [
+        (end - len(stop), stop)
+        for stop in stops
+        for end in [next((at for at in range(before + 1, len(text) + 1) if text[:at].endswith(stop)), 0)]
+        if end
+    ]
+    return min(found, default=None)
+
+
+def grammar_of(command: Command, *, is_open: bool) -> GrammarSpec | None:
+    """The form of the answers."""
+    if command.chat is None or not command.is_formed:
+        return command.grammar
+    special = tokenizer().special_ids(FORM.markers)
+    return enforced(FORM, command.chat.calling, command.grammar, special, reasoning_open=is_open)
+
+
+def drawn(
+    plan: SamplingPlan, context: Sequence[int], banned: tuple[int, ...], grammar: Grammar | None, adapter: str
+) -> int | None:
+    """The next token: as in a step, some guesses before the mask, which may say less than it allows."""
+    refused: list[int] = []
+    for _ in range(0 if grammar is None else NEXT_BEST + 1):
+        token = best_token(plan, context, (*banned, *refused), adapter)
+        if token is None or grammar.allows(token):
+            return token
+        refused.append(token)
+    if grammar is None:
+        return best_token(plan, context, banned, adapter)
+    mask = grammar.mask()
+    return best_token(plan, context, {*banned, *(token for token in range(VOCAB) if not mask[token])}, adapter)
+
+
+class Text:
+    """The text of an answer as its tokens come, up to the first stop string that counts."""
+
+    def __init__(self, command: Command) -> None:
+        self.command, self.stops = command, command.stops
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.text, self.count = "", 0
+
+    def push(self, token: int) -> tuple[int, str] | None:
+        self.count += 1
+        before = len(self.text)
+        if self.command.chat is not None and token in SHOWN:
+            self.text += self.utf8.decode(b"", True) + SHOWN[token]
+        elif token < len(WORDS):
+            self.text += self.utf8.decode(WORDS[token])
+        elif not self.command.skip_special_tokens:
+            self.text += self.utf8.decode(SPECIAL[token - len(WORDS)].encode())
+        return first_stop(self.text, before, self.stops.stop) if self.count > self.stops.min_tokens else None
+
+    def cut(self, hit: tuple[int, str]) -> str:
+        at, stop = hit
+        return self.text[: at + len(stop) if self.stops.include_stop else at]
+
+
+def expected(
+    command: Command, index: int, seed: int, context: int, broken_at: int | None = None, adapter: str = ""
+) -> Expected:
+    """Answer `index` of a call with this seed, under a model of `context` tokens. `broken_at`: at this position it fails."""
+    prompt = tokens_of(command, index // command.n)
+    answer, stops = Expected(prompt), command.stops
+    ends = {*stops.stop_token_ids, *(() if stops.ignore_eos and not command.is_formed else (END,))}
+    spec = grammar_of(command, is_open=prompt[-1] == THINK)
+    grammar = None if spec is None else compiled(spec).start()
+    most = max(1, context - len(prompt)) if stops.max_tokens is None else stops.max_tokens
+    plan = SamplingPlan(SamplingParams(temperature=0), seed, index, command.decoding)
+    words = [list(encoded(word)) for word in command.decoding.bad_words for word in (word, " " + word)]
+    text, output = Text(command), answer.tokens
+    for token in command.resume_token_ids:
+        output.append(token)
+        try:
+            fits = grammar is None or grammar.advance(token) is None
+        except EngineFailed:
+            fits = False
+        if text.push(token) or token in ends or not fits or len(output) >= most:
+            answer.error = "invalid"
+            return answer
+    while len(output) < most:
+        before = [*prompt, *output]
+        if broken_at is not None and len(before) >= broken_at:
+            answer.error = "poison"
+            return answer
+        banned = tuple(ends) if len(output) < stops.min_tokens else ()
+        token = drawn(plan, before, banned + completing(words, output), grammar, adapter)
+        if token is None:
+            answer.error = "invalid"
+            return answer
+        output.append(token)
+        if command.logprobs is not None:
+            answer.logprobs.append(scored(token, before[-1], command.logprobs))
+        stopped = token in ends and len(output) > stops.min_tokens
+        if grammar is not None and not stopped:
+            grammar.advance(token)
+        answer.hidden_end = stopped and not stops.include_stop
+        hit = None if answer.hidden_end else text.push(token)
+        if hit is not None:
+            answer.reason, answer.stop, answer.text, answer.hidden_end = FinishReason.STOP, hit[1], text.cut(hit), False
+            return answer
+        if stopped or (grammar is not None and grammar.finished):
+            answer.reason, answer.stop = FinishReason.STOP, token if stopped and token != END else None
+            break
+    answer.reason = answer.reason or FinishReason.LENGTH
+    answer.text = text.text + text.utf8.decode(b"", True)
+    return answer
+
+
+def parts_of(command: Command, prompt: Sequence[int], text: str, reason: FinishReason, stop: str | int | None) -> list[Part]:
+    """The parts of a chat's answer, read at once."""
+    assert command.chat is not None
+    parser = AnswerParser(
+        FORM,
+        command.chat.calling.tools,
+        reasoning_open=prompt[-1] == THINK,
+        content_formed=command.grammar is not None,
+    )
+    cut = stop if isinstance(stop, str) and not command.stops.include_stop else ""
+    return joined([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, cut=cut)])
