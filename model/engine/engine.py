@@ -88,7 +88,10 @@ class Engine:
         step, plan = self._next, self._next.plan
         following = self.scheduler.schedule_async(plan) if self.async_scheduling else None
         self._next = None if following is None else self._submitted(following)
-        outputs = self.scheduler.commit(plan, self._result(step))
+        result = self._result(step)
+        if (result.errors or result.put_off) and not self.scheduler.tables.has_states:
+            self._drop_next()  # a request that shared blocks with a failed one begins again; models with states share none
+        outputs = self.scheduler.commit(plan, result)
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))

@@ -46,7 +46,9 @@ OUTCOME: dict[type[AttendError], str] = {
     Unavailable: "rejected",
 }
 WORST = ("error", "abort", "deadline", "length", "stop")
-REASON = {QueueFull: "queue", Overloaded: "preparation", RateLimited: "key", Unavailable: "draining"}
+REASON = {QueueFull: "queue", Overloaded: "preparation", Unavailable: "draining"}
+LIMIT = {"requests_per_minute": "key_requests", "tokens_per_minute": "key_tokens", "concurrent": "key_concurrent"}
+"""Why calls are refused, as the metrics name it: by the error, and by the limit that the sentence of RateLimited names."""
 
 
 class Caller:
@@ -115,6 +117,8 @@ class Caller:
         except AttendError as error:
             self.check_error(error)
             self.rejection = REASON.get(type(error))
+            if isinstance(error, RateLimited):
+                [self.rejection] = {LIMIT[word] for word in str(error).split() if word in LIMIT}
             return OUTCOME[type(error)]
         if not done:
             self.left = True

@@ -195,6 +195,7 @@ def _common(dice: random.Random, number: int) -> dict:
         "request_id": f"call-{number}",
         "deadline_ms": dice.choice([1, 30, 200, dice.randint(1, 3000)]) if dice.random() < 0.25 else None,
         "cache_salt": dice.choice(["", "", "salt"]),
+        "priority": dice.choice([5, 5, dice.randint(0, 9)]),
         "truncate_prompt_tokens": dice.choice([1, 3, 8]) if dice.random() < 0.1 else None,
     }
 

@@ -172,7 +172,7 @@ class Simulation:
             self.num_early += 1
         if isinstance(result, Exception):  # the step after it is dropped
             result = self.repeated(plan, result)
-        elif following is not None:
+        elif following is not None and (not result.errors or self.scheduler.tables.has_states):
             self.next = self.computed(following, faults)
         for output in self.scheduler.commit(plan, result):
             self.take(output)
