@@ -42,6 +42,7 @@ class Sampled(TypedDict, total=False):
     structured_outputs: dict[str, Any]
     skip_special_tokens: bool
     truncate_prompt_tokens: int
+    priority: int
     cache_salt: str
     deadline_ms: int
     request_id: str

@@ -100,7 +100,7 @@ def test_the_profile_names_the_functions_of_each_way(capsys):
     per_token.profile(TOKENS)
     shown = capsys.readouterr().out
     assert shown.count("us a token") == len(per_token.streams())
-    assert "generation.py" in shown and "convert.py" in shown
+    assert "service/generation/" in shown and "service/grpc_api/" in shown
 
 
 def test_streams_under_a_grammar_are_as_long_as_those_without():

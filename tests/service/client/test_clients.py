@@ -104,7 +104,7 @@ def test_a_refusal_for_now_is_tried_again_and_one_for_ever_is_not(replica, ask):
                 ask(replica, Means(Policy(seconds=0.9)))
             with pytest.raises(GaveUp, match=str(error)):
                 ask(replica, Means(Policy(tries=1)))
-        engine.refusal = RateLimited("the key's limit", 7)
+        engine.refusal = RateLimited("the key's limit", 7, "key_tokens")
         with pytest.raises(DeadlinePassed, match="the next try would come after"):
             ask(replica, Means(Policy(seconds=6.0)))
     finally:
