@@ -14,7 +14,7 @@ from typing import Protocol
 from model.engine.grammars import Drawn, keep_to_grammars, unmasked
 from model.engine.inputs import step_input
 from model.engine.plan import Plan, StepInput, StepResult
-from model.engine.repeat import by_halves, failed
+from model.engine.repeat import by_halves, failed, released
 from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from model.engine.scheduler import Scheduler
 from model.errors import DeviceFailed, OutOfMemory
@@ -136,14 +136,22 @@ class Engine:
             return self._computed(step)
         except DeviceFailed:
             raise
-        except Exception as error:
+        except Exception as raised:
             log.exception("a step of %d requests failed", len(step.plan.scheduled))
-            self._drop_next()
-            if isinstance(error, OutOfMemory):
-                self.scheduler.shrink()
-            if self.scheduler.tables.has_states:
-                return failed(step.plan.scheduled, error)
-            return by_halves(step.plan, error, lambda part: self._computed(self._submitted(part)), self.scheduler.least_budget)
+            error = released(raised)
+        self._drop_next()
+        if isinstance(error, OutOfMemory):
+            self.scheduler.shrink()
+        if self.scheduler.tables.has_states:
+            return failed(step.plan.scheduled, error)
+        return by_halves(step.plan, error, self._again, self.scheduler.least_budget)
+
+    def _again(self, part: Plan) -> StepResult:
+        """Compute a part of a step that failed. Its tokens take their time on top of those before: see `overdue`."""
+        before = self.num_tokens_under_way
+        step = self._submitted(part)
+        self.num_tokens_under_way += before
+        return self._computed(step)
 
     def _computed(self, step: "_Step") -> StepResult:
         """The result of a step, its tokens within their grammars. Raises what the step raised."""

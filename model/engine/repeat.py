@@ -4,6 +4,7 @@ A step may be computed again because it writes keys and values to the same place
 state, which a step changes: a model that has states cannot repeat one.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
@@ -27,6 +28,16 @@ def by_halves(plan: Plan, error: Exception, compute: Compute, least: int) -> Ste
     return _joined([StepResult(put_off=gone), _repeated(known, compute, least) if known else StepResult()])
 
 
+def released(error: Exception) -> Exception:
+    """The error without what its frames hold, such as the tensors of the step that raised it: others need their memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
 def failed(items: Sequence[Scheduled], error: Exception) -> StepResult:
     """The result of a step in which all of these fail."""
     reason = f"the step failed: {type(error).__name__}"
@@ -47,8 +58,9 @@ def _repeated(items: Sequence[Scheduled], compute: Compute, least: int) -> StepR
         return compute(Plan(tuple(items), num_drafted=sum(len(item.draft) for item in items)))
     except DeviceFailed:
         raise
-    except Exception as error:
-        return _halved(items, error, compute, least)
+    except Exception as raised:
+        error = released(raised)
+    return _halved(items, error, compute, least)
 
 
 def _joined(results: Sequence[StepResult]) -> StepResult:

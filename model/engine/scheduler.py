@@ -170,6 +170,7 @@ class Scheduler:
         if plan.scheduled and not (result.errors or result.put_off or plan.num_drafted):
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
+        self.tables.begin_step()
         return outputs
 
     def _distrust(self, blocks: Sequence[set[int]], plan: Plan, result: StepResult) -> set[str]:

@@ -70,6 +70,9 @@ def checked(fields: Mapping[str, Any], known: type) -> dict[str, Any]:
     """The fields that are given. Raises InvalidRequest for one that this client does not send, such as `n`."""
     for name in fields.keys() - known.__annotations__.keys():
         raise InvalidRequest(f"{name} is not a field of this client, whose streams have one answer that can go on", name)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):
+        raise InvalidRequest("prompt must be one text, or the token ids of one: a stream of several cannot go on", "prompt")
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -83,7 +86,8 @@ def body_of(fields: Mapping[str, Any], call: Call) -> bytes:
 
 def headers_of(key: str | None) -> dict[str, str]:
     """The headers of each try."""
-    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    own = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    return own | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
 class Events:
@@ -101,16 +105,22 @@ class Events:
             if line.rstrip() == b"data: [DONE]":
                 self.done = True
             elif line.startswith(b"data:"):
-                yield from _deltas(json.loads(line[5:]))
+                yield from _deltas(line[5:])
 
 
-def _deltas(event: dict[str, Any]) -> Iterator[Delta]:
-    if "error" in event:
-        raise Failed(event["error"]["message"], again=False, code=event["error"]["code"])
-    for choice in event["choices"]:
-        text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
-        reason, stop = choice["finish_reason"], choice["stop_reason"]
-        yield Delta(text, tuple(choice.get("token_ids", ())), event["system_fingerprint"], reason, stop)
+def _deltas(data: bytes) -> list[Delta]:
+    try:
+        event = json.loads(data)
+        if "error" in event:
+            raise Failed(event["error"]["message"], again=False, code=event["error"]["code"])
+        return [_delta(choice, event["system_fingerprint"]) for choice in event["choices"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise Failed(f"an event of another shape: {data[:200]!r}", again=True) from error
+
+
+def _delta(choice: dict[str, Any], fingerprint: str) -> Delta:
+    text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+    return Delta(text, tuple(choice.get("token_ids", ())), fingerprint, choice["finish_reason"], choice["stop_reason"])
 
 
 def refusal(status: int, headers: Mapping[str, str] | Message, body: bytes) -> Failed:

@@ -18,7 +18,9 @@ class Stall:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._since: float | None = None
+        self._writers = 0
+        self._since = 0.0
+        """When a write began or ended last, while any waits."""
         self.over = False
         """Whether it has cancelled the task."""
 
@@ -30,15 +32,18 @@ class Stall:
         self._timer.cancel()
 
     def writing(self) -> None:
-        """A write begins."""
-        self._since = self._loop.time()
+        """A write begins. There may be several at a time: the answer's, and that which keeps an idle stream alive."""
+        if not self._writers:
+            self._since = self._loop.time()
+        self._writers += 1
 
     def written(self) -> None:
         """It has ended."""
-        self._since = None
+        self._writers -= 1
+        self._since = self._loop.time()
 
     def _check(self) -> None:
-        if self._since is not None and self._loop.time() - self._since >= STALL_SECONDS:
+        if self._writers and self._loop.time() - self._since >= STALL_SECONDS:
             self.over = True
             if self._task is not None:
                 self._task.cancel()

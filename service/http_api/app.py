@@ -39,6 +39,10 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
     return RequestIds(HeaderLimit(app), behind_serve=behind_serve)
 
 
+ABORT = "attend.abort"
+"""Where a server's scope has a function that ends the connection with all that was not sent."""
+
+
 class RequestIds:
     """Gives each request an id: the caller's own where it is plain, or a new one, sent back as X-Request-Id.
 
@@ -65,8 +69,10 @@ class RequestIds:
             if stamps and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             stall.writing()
-            await send(message)
-            stall.written()
+            try:
+                await send(message)
+            finally:
+                stall.written()
 
         with Stall() as stall:
             try:
@@ -75,3 +81,4 @@ class RequestIds:
                 task = asyncio.current_task()
                 if not stall.over or task is None or task.uncancel():
                     raise
+                scope.get("extensions", {}).get(ABORT, lambda: None)()

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from model.errors import Overloaded
-from service.http_api.app import RequestIds
+from service.http_api.app import ABORT, RequestIds
 from service.http_api.problems import error_response
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 10, 10
@@ -61,6 +61,7 @@ class Connection(HttpToolsProtocol):
         """A whole head."""
         self._head_read()
         super().on_headers_complete()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # a function of our own
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""

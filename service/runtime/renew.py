@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SECONDS = 1.0
@@ -104,16 +104,16 @@ def write(path: Path, whole: bytes) -> None:
 
 def hand_over(path: str, pem: Path, whole: bytes) -> None:
     """Have a running HAProxy use `whole` for new connections. Raises OSError."""
-    _command(path, f"set ssl cert {pem} <<\n{whole.decode()}\n", "Transaction ")
-    _command(path, f"commit ssl cert {pem}\n", "Success!")
+    _command(path, b"set ssl cert %s <<\n%s\n" % (bytes(pem), whole), "Transaction ")
+    _command(path, b"commit ssl cert %s\n" % bytes(pem), "Success!")
 
 
-def _command(path: str, text: str, wanted: str) -> None:
+def _command(path: str, text: bytes, wanted: str) -> None:
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(TIMEOUT_SECONDS)
         wire.connect(path)
-        wire.sendall(text.encode())
-        answer = b"".join(iter(lambda: wire.recv(4096), b"")).decode()
+        wire.sendall(text)
+        answer = b"".join(iter(lambda: wire.recv(4096), b"")).decode(errors="replace")
     if wanted not in answer:
         raise OSError(f"HAProxy does not take the new certificate: {answer.strip()[:200]}")
 
@@ -141,7 +141,7 @@ def say(level: str, message: str, log: str, style: str) -> None:
     if style == "json":
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
         line = json.dumps({"time": stamp, "level": level, "logger": "attend.tls", "message": message})
-    with open(log or STANDARD_ERROR, "a", encoding="utf-8") as file:
+    with suppress(OSError), open(log or STANDARD_ERROR, "a", encoding="utf-8") as file:  # a full disk stops no certificate
         file.write(line + "\n")
 
 

@@ -29,7 +29,7 @@ class Certificate:
                 self._loaded = fresh
                 log.info("new connections use the new certificate")
             self._told = ""
-        except BadPair as error:
+        except (BadPair, OSError) as error:
             if str(error) != self._told:
                 self._told = str(error)
                 log.error("the certificate that was read before stays in use: %s", error)

@@ -238,6 +238,64 @@ def test_a_step_without_memory_is_computed_in_smaller_parts(net, alone, error):
         assert engine.scheduler.budget == 4
 
 
+class Tensors:
+    """What a step holds while it is computed; `alive` counts them."""
+
+    alive = 0
+
+    def __init__(self):
+        Tensors.alive += 1
+
+    def __del__(self):
+        Tensors.alive -= 1
+
+
+def test_a_failed_step_holds_nothing_while_it_is_computed_again():
+    """Its tensors would take the memory for want of which it failed, and those of each failed part too."""
+    engine, alive = fake_engine(max_batch_requests=4, max_batch_tokens=64), []
+    submit = engine.runner.submit
+
+    def failing(step):
+        held = Tensors()
+        alive.append(Tensors.alive)
+        if step.num_tokens > 4:
+            raise OutOfMemory(f"no room beside {held}") from RuntimeError("out of memory")
+        return submit(step)
+
+    engine.runner.submit = failing
+    requests = [ask(name, [1, 2, 3]) for name in "abcd"]
+    assert answers(engine, requests) == {request.request_id: fake_answer(request) for request in requests}
+    assert set(alive) == {1}
+
+
+def test_parts_of_a_repeated_step_count_with_those_before_them():
+    """By its tokens a step is told from one that hangs."""
+    engine, under_way = fake_engine(), []
+    computed = engine._computed
+
+    def watching(step):
+        under_way.append(engine.num_tokens_under_way)
+        return computed(step)
+
+    engine._computed = watching
+    raising(engine, lambda step: "bad" in step.request_ids)
+    run(engine, [ask(name, [1, 2, 3]) for name in ("a", "b", "bad", "c")])
+    assert under_way[:6] == [12, 12 + 6, 12 + 6 + 6, 12 + 6 + 6 + 3, 12 + 6 + 6 + 3 + 3, 3]
+
+
+def test_a_request_that_fails_among_early_steps_sends_nobody_back_to_its_first_token(net):
+    engine = tiny_engine(net, prefix_caching=True, block_size=2, async_scheduling=True)
+    requests = [ask(name, [at + 1, 2, 3], 12) for at, name in enumerate("abc")]
+    for request in [*requests, ask("bad", [7, 8], 12)]:
+        engine.add(request)
+    for _ in range(6):
+        engine.step()
+    raising(engine, lambda step: "bad" in step.request_ids)
+    while engine.has_work:
+        engine.step()
+    assert [request.num_preemptions for request in requests] == [0, 0, 0]
+
+
 def test_a_request_that_fits_into_no_step_ends_with_an_error():
     engine = fake_engine(max_batch_requests=2, max_batch_tokens=64)
     raising(engine, lambda step: "bad" in step.request_ids, OutOfMemory)

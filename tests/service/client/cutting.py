@@ -24,20 +24,34 @@ class Proxy:
     passed: int = 0
     """Bytes of the last connection's answer."""
 
+    connections: set[asyncio.Task] = field(default_factory=set)
+
     async def start(self) -> asyncio.Server:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         return server
 
+    async def stop(self) -> None:
+        """End the connections that are left, before their event loop ends."""
+        for task in self.connections:
+            task.cancel()
+        await asyncio.gather(*self.connections, return_exceptions=True)
+        await asyncio.sleep(0.01)  # an aborted transport closes in the next rounds of the loop
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         cut = self.cuts.pop(0) if self.cuts else ALL
+        task = asyncio.current_task()
+        self.connections.add(task)
+        task.add_done_callback(self.connections.discard)
         there, back = await asyncio.open_connection("127.0.0.1", self.target)
         ways = [asyncio.create_task(way) for way in (self._forth(reader, back), self._back(there, writer, cut))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        for end in (writer, back):
-            end.transport.abort()
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in (writer, back):
+                end.transport.abort()
 
     async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -89,6 +103,8 @@ def real(rule: Rule) -> Iterator[Real]:
         await stop.wait()
         for each in fronts:
             each.close()
+        for proxy in proxies:
+            await proxy.stop()
         http.should_exit = True
         await running
         await grpc.stop(None)

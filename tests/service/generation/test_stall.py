@@ -128,3 +128,21 @@ def test_a_caller_who_reads_slowly_keeps_its_call(transport, monkeypatch):
             assert endless.ends == []
 
     asyncio.run(law())
+
+
+def test_a_write_that_ends_does_not_hide_another_that_waits(monkeypatch):
+    """Two tasks write to one caller: the answer, and what keeps an idle stream alive."""
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.2)
+
+    async def call() -> None:
+        with stall.Stall() as watched:
+            watched.writing()
+            watched.writing()
+            watched.written()
+            await asyncio.sleep(5)
+
+    async def law() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(call())
+
+    asyncio.run(law())
