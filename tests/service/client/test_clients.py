@@ -12,10 +12,10 @@ import pytest
 from model.errors import InvalidRequest, QueueFull, RateLimited, Unavailable
 from protos.attend.v1 import generation_pb2 as pb
 from service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
-from service.client.events import Chat, Completion
+from service.client.events import Chat, Completion, Events
 from service.client.grpc import AsyncGrpcClient, GrpcClient
 from service.client.http import AsyncHttpClient, HttpClient
-from service.client.retry import Delta, Means, Policy
+from service.client.retry import Delta, Failed, Means, Policy
 from service.http_api.chat import ChatRequest
 from service.http_api.schemas import CompletionRequest
 from tests.fakes import END, info
@@ -220,6 +220,8 @@ def test_a_field_whose_stream_could_not_go_on_is_refused_by_name(replica):
         with pytest.raises(InvalidRequest, match=name) as caught:
             HttpClient(replica.url).stream(prompt="x", **{name: value})
         assert caught.value.field == name
+    with pytest.raises(InvalidRequest, match="prompt must be one text"):
+        HttpClient(replica.url).stream(prompt=["x", "y"])
     for request in (
         message(n=2),
         pb.GenerateRequest(text="x", response=pb.ResponseOptions(echo=True)),
@@ -251,3 +253,10 @@ assert all(name in ("model", "model.errors", "service") or name.startswith("serv
 assert {room == "grpc"} == ("grpc" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("data", [b"half a", b'{"choices": [{}]}', b'{"choices": 3}', b'{"error": "words"}', b"[]"])
+def test_an_event_of_another_shape_breaks_the_try_and_not_the_caller(data):
+    with pytest.raises(Failed) as caught:
+        list(Events().feed(b"data: " + data + b"\n\n"))
+    assert caught.value.again

@@ -26,6 +26,8 @@ class Endless(GrpcMethods):
 
     def __init__(self) -> None:
         self.num_pieces, self.ends, self.over = 0, [], False
+        self.connections: set[Any] = set()
+        """That the server has open; over HTTP alone."""
 
     def is_draining(self) -> bool:
         return False
@@ -59,6 +61,7 @@ async def over_http(endless: Endless) -> AsyncIterator[Read]:
     with front.bound("127.0.0.1", 0) as sock, socket.socket() as caller:
         task = asyncio.create_task(server.serve([sock]))
         await until(lambda: server.started)
+        endless.connections = server.server_state.connections
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
         caller.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -108,6 +111,7 @@ def test_a_call_ends_whose_caller_stops_reading(transport, monkeypatch):
             await until(lambda: endless.ends)
             assert endless.ends[0] in (asyncio.CancelledError, GeneratorExit)
             assert 1 < endless.num_pieces < 2000
+            await until(lambda: not endless.connections)  # with all that was not sent: nobody waits for who does not read
 
     asyncio.run(law())
 

@@ -271,6 +271,18 @@ def test_a_new_certificate_is_for_new_connections_and_cuts_no_stream(secure, aut
     assert texts["grpc"] == "bcdefghi"
 
 
+def test_a_lack_of_descriptors_ends_no_server(secure, caplog, monkeypatch):
+    """The files are looked at again and again, also while there are as many connections as there can be."""
+
+    def lacking(*given):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(renew.os, "memfd_create", lacking)
+    secure.certificate.renew()
+    [line] = [record.getMessage() for record in caplog.records if record.name == "attend.tls"]
+    assert "stays in use" in line and "Too many open files" in line
+
+
 def test_a_bad_pair_leaves_the_last_good_one_in_use_and_is_told_once(secure, authority, caplog):
     secure.files[0].write_text("half a fi")
     for _ in range(3):
@@ -307,7 +319,7 @@ def commanded(tmp_path) -> Iterator[tuple[Path, list[str]]]:
             while True:
                 wire, _ = listening.accept()
                 with wire:
-                    got.append(wire.recv(1 << 16).decode())
+                    got.append(wire.recv(1 << 16).decode("latin-1"))
                     wire.sendall(b"Transaction created\n" if got[-1].startswith("set") else b"Success!\n")
 
     threading.Thread(target=serve, daemon=True).start()
@@ -344,6 +356,21 @@ def test_haproxy_is_told_of_a_new_pair_once_and_never_of_a_bad_one(files, author
     bad, good = log.read_text().splitlines()
     assert "ERROR attend.tls" in bad and "holds no private key" in bad
     assert "INFO attend.tls: new connections use the new certificate" in good
+
+
+def test_a_certificate_with_a_note_in_another_encoding_is_handed_over_too(files, authority, tmp_path, commanded, monkeypatch):
+    """Text outside of the PEM blocks is allowed, and need not be UTF-8. A log that cannot be written stops nothing."""
+    path, got = commanded
+    pem = tmp_path / "tls.pem"
+    renew.write(pem, pair(*map(str, files)))
+
+    def change() -> None:
+        renewed(files, authority, "next")
+        files[0].write_bytes("# Schlüssel\n".encode("latin-1") + files[0].read_bytes())
+
+    follow(files, pem, path, tmp_path / "no folder" / "log", monkeypatch, change, lambda: None)
+    assert [line.split()[0] for line in got] == ["set", "commit"]
+    assert b"Schl\xfcssel" in pem.read_bytes()
 
 
 def test_a_haproxy_that_does_not_answer_is_told_again(files, authority, tmp_path, commanded, monkeypatch):
