@@ -80,12 +80,14 @@ class Streams:
                 self.ends.append(one())
             except (httpx.HTTPError, grpc.RpcError) as error:
                 self.ends.append(f"{type(error).__name__}: {error}"[:120])
+            if self.ends[-1] != "ok":
+                time.sleep(1)  # as a client does
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Two of each transport at a time."""
-        with ThreadPoolExecutor(4) as pool:
-            for one in (self.over_http, self.over_grpc) * 2:
+        """One of each transport at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            for one in (self.over_http, self.over_grpc):
                 pool.submit(self.run, one)
             try:
                 yield
@@ -134,8 +136,10 @@ def update(nodes: Cluster, address: Address, number: int) -> tuple[list[str], st
         time.sleep(2)
     broken = [end for end in streams.ends if end != "ok"]
     failed = [f"{call.transport}: {call.result}" for call in calls.done if call.result != "ok"]
+    when = sorted(call.began - began for call in calls.done if call.result != "ok")
+    span = f", from {when[0]:.1f} to {when[-1]:.1f} s after it began" if when else ""
     slow = max(call.seconds for call in calls.done)
-    of_calls = f"{len(calls.done)} calls, {len(failed)} failed, the slowest {slow:.2f} s"
+    of_calls = f"{len(calls.done)} calls, {len(failed)} failed{span}, the slowest {slow:.2f} s"
     return failed + broken, f"update {number}: {seconds:.0f} s; {of_calls}; {len(streams.ends)} streams, {len(broken)} broken"
 
 
@@ -147,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder)) as nodes:
         address = Address(f"http://127.0.0.1:{nodes.worker_http}", f"127.0.0.1:{nodes.worker_grpc}")
         deployed(nodes, 0)
-        wait_for(lambda: httpx.get(f"{address.http}/readyz", timeout=10).status_code == 200, 60)
+        wait_for(lambda: Calls(Application(address)).over_http() == Calls(Application(address)).over_grpc() == "ok", 60)
         for number in itertools.islice(itertools.count(1), options.times):
             bad, line = update(nodes, address, number)
             wrong += len(bad)
