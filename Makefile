@@ -11,7 +11,7 @@ ALONE    = $(sort $(shell grep -rl --include="*.py" "mark\.alone" tests))
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity soak bench-gate screenshots protos train clean
+.PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos train clean
 
 # --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
@@ -71,6 +71,9 @@ capacity: setup  ## the highest rate of requests that keeps the objectives
 
 soak: setup  ## half an hour of load on a server of its own, with callers who leave: does anything grow? (ARGS="--rate 40")
 	$(BIN)/python -m loadtest.soak $(ARGS)
+
+overload: setup  ## three times the calls that a server of our own can answer; then a thousand streams that end at once
+	$(BIN)/python -m loadtest.overload $(ARGS)
 
 bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; default HEAD~1); fails where the engine became slower
 	$(BIN)/python -m loadtest.bench.gate $(ARGS)

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -116,7 +115,8 @@ def soak(target: Target, rate: int, minutes: float) -> tuple[list[Sample], int]:
     leaver.start()
     reader.start()
     load = ["--loop", "open", "-u", str(rate), "-r", str(rate), "-t", f"{round(minutes * 60)}s", "--stop-timeout", "30"]
-    code = locust(target.address, OUT, load, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with (OUT / "locust.log").open("w", encoding="utf-8") as log:  # at its end are the errors of calls that failed
+        code = locust(target.address, OUT, load, stdout=log, stderr=log)
     over.set()
     leaver.join()
     reader.join()

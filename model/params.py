@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from model.errors import InvalidRequest
@@ -134,9 +135,9 @@ class DecodingParams:
                 limits = f"strings of 1 to {MAX_STOP_CHARACTERS} characters"
                 raise InvalidRequest(f"bad_words must hold {limits}; got {describe(text)}", "bad_words")
 
-    def __getstate__(self) -> list[Any]:
-        """What is pickled: the parameters alone."""
-        return [getattr(self, each.name) if each.init else {} for each in fields(self)]
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled: the parameters alone. (Python before 3.11.4 replaces `__getstate__` of a class with slots.)"""
+        return partial(DecodingParams, **{each.name: getattr(self, each.name) for each in fields(self) if each.init}), ()
 
     @property
     def penalizes(self) -> bool:

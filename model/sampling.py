@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model.params import DecodingParams, SamplingParams
 from model.sampling_plan import Draw, mix
-from model.transfer import column, integers
+from model.transfer import column, integers, to_device
 
 LARGEST = 1e9
 """A penalty makes no score larger: a division by next to nothing would make it infinite."""
@@ -92,12 +92,14 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
     if decoding.allowed_token_ids:
         scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
-        scores_V[list(decoding.logit_bias)] += torch.tensor(list(decoding.logit_bias.values()), device=device)
+        biases = torch.tensor(list(decoding.logit_bias.values()), dtype=scores_V.dtype)
+        scores_V[integers(decoding.logit_bias, device)] += to_device(biases, device)
     if draw.plan.penalizes:
         _penalize(scores_V, draw)
     if draw.banned:
         known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
-        scores_V[known] = -math.inf
+        if known:
+            scores_V.index_fill_(0, integers(known, device), -math.inf)
 
 
 def _penalize(scores_V: Tensor, draw: Draw) -> None:
@@ -120,7 +122,7 @@ def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tenso
     if known is None:
         known = torch.ones(size, dtype=torch.bool)
         known[torch.tensor(decoding.allowed_token_ids)] = False
-        decoding.remembered[size, device] = known = known.to(device)
+        decoding.remembered[size, device] = known = to_device(known, device)
     return known
 
 
@@ -130,7 +132,7 @@ def apply_masks(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
         return scores_RV
     every = np.ones(scores_RV.shape[1], dtype=np.bool_)
     refused_RV = np.logical_not(np.stack([every if draw.mask is None else draw.mask for draw in draws]))
-    return scores_RV.masked_fill(torch.from_numpy(refused_RV).to(scores_RV.device), -math.inf)
+    return scores_RV.masked_fill(to_device(torch.from_numpy(refused_RV), scores_RV.device), -math.inf)
 
 
 def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:

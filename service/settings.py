@@ -90,6 +90,9 @@ class Settings(BaseModel):
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         256, description="requests that may wait; more are refused with 429"
     )
+    max_queued_tokens: Annotated[int, Field(ge=1)] = Field(
+        1 << 19, description="tokens of the prompts that wait; beyond them calls are refused with 429, unless none waits"
+    )
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(
         None, description="bytes; default: a share of the available memory"

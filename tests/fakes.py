@@ -144,6 +144,9 @@ class FakeEngine:
     def heartbeat_age(self) -> float:
         return self.age
 
+    def check_room(self, count: int) -> None:
+        """There is always room."""
+
     def overdue(self) -> float:
         return self.age
 

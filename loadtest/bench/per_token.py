@@ -57,6 +57,9 @@ class IdleEngine:
         """Always alive."""
         return 0.0
 
+    def check_room(self, count: int) -> None:
+        """There is always room."""
+
     def overdue(self) -> float:
         """Never."""
         return 0.0

@@ -18,9 +18,10 @@ SHAPES: dict[str, dict[str, int]] = {
     "L": dict(zip(NAMES, (151936, 896, 4864, 24, 14, 2), strict=True)),
     "Q": dict(zip(NAMES, (151936, 1024, 3072, 28, 16, 8), strict=True), head_dim=128),
     "1B": dict(zip(NAMES, (128256, 2048, 8192, 16, 32, 8), strict=True)),
+    "8B": dict(zip(NAMES, (128256, 4096, 14336, 32, 32, 8), strict=True)),
 }
 """S: 12.5M parameters; M: 134.5M, the sizes of SmolLM2-135M; L: 494M, those of Qwen2-0.5B; Q: 596M, those of Qwen3-0.6B;
-1B: 1236M, those of Llama-3.2-1B. All Llama, tied.
+1B: 1236M, those of Llama-3.2-1B; 8B: 7505M, those of Llama-3.1-8B, but tied. All Llama, tied.
 """
 
 

@@ -7,17 +7,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from model.config import EngineConfig, ModelConfig
-from model.engine.cache import free_memory, most_requests, size_groups
-from model.engine.choice import choose_backend, open_adapters, record_steps, serving_form
+from model.engine.adapters import Adapters
+from model.engine.cache import free_device_memory, free_memory, give_back, most_requests, size_groups
+from model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
 from model.engine.loop import AsyncEngine
+from model.engine.memory import memory_left
 from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
@@ -32,8 +35,8 @@ from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
 from model.net.quantised import names_of_kinds
+from model.net.transformer import Decoder
 from model.params import SamplingParams
-from model.sampling import best_tokens, sample, sample_by_row
 
 log = logging.getLogger("attend.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,6 +58,7 @@ class EngineOptions:
     max_batch_requests: int = 64
     max_batch_tokens: int = 1024
     max_queued_requests: int = 256
+    max_queued_tokens: int = 1 << 19
     block_size: int = 32
     kv_cache_memory: int | None = None
     """Bytes."""
@@ -83,11 +87,11 @@ def build_engine(
     dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
     backend = choose_backend(options.backend, config, dtype, device, options.block_size)
     natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
-    kind = quantised_kind(options.quantize, device, natively=natively)
+    kind = quantised_kind(options.quantize, config, device, backend.name)
     held = choose_kv_dtype(options, dtype, device, backend.name)
     net = load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
     weights = names_of_kinds(net) or name_of(dtype)
-    engine_config = size_engine(config, held, device, options)
+    engine_config = size_engine(config, held, device, options, measured_memory(net, backend, options, held, device))
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
     counts = [group.num_blocks for group in engine_config.groups]
@@ -96,8 +100,7 @@ def build_engine(
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     graphs = record_steps(form, backend, cache, engine_config)
-    best = native.best_tokens if isinstance(form, native.NativeDecoder) else best_tokens
-    draw = partial(sample_by_row if options.deterministic else sample, best=best)
+    draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     runner = ModelRunner(form, backend, cache, device, graphs, draw, adapters)
     if options.deterministic:
@@ -123,13 +126,27 @@ def build_engine(
     )
     engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, async_scheduling=device == "cuda")
 
+    return _with_thread(engine, info, options, adapters, explainer)
+
+
+def _with_thread(
+    engine: Engine, info: EngineInfo, options: EngineOptions, adapters: Adapters | None, explainer: Explainer
+) -> AsyncEngine:
+    """The engine with its step thread, which prepares itself first."""
+
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         _use_threads(options)
         warm_up(engine)  # libraries keep handles and memory for each thread
 
     return AsyncEngine(
-        engine, info, max_queued_requests=options.max_queued_requests, prepare=prepare, adapters=adapters, explainer=explainer
+        engine,
+        info,
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
+        prepare=prepare,
+        adapters=adapters,
+        explainer=explainer,
     )
 
 
@@ -177,13 +194,16 @@ def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
 
 
-def quantised_kind(wanted: str, device: str, *, natively: bool) -> Kind | None:
+def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) -> Kind | None:
     """The kind of codes in matrices that are kept in whole numbers; None for plain ones. Raises SettingError."""
     if wanted == "none":
         return None
-    if device != "cpu":
-        raise SettingError(f"quantize is {wanted}, but {device} does not multiply whole numbers: it needs device = cpu")
-    if not natively:
+    if config.num_experts and (device != "cpu" or backend == "triton"):
+        who = f"{device} does not multiply experts in whole numbers"
+        raise SettingError(f"quantize is {wanted}, but {who}: it needs device = cpu and another backend than triton")
+    if device != "cpu" and backend != "triton":
+        raise SettingError(f"quantize is {wanted}, but the {backend} backend does not multiply whole numbers on {device}")
+    if backend not in ("native", "triton"):
         log.warning(
             "quantize is %s without the native backend: each product first makes its matrix plain, which is slow", wanted
         )
@@ -219,22 +239,52 @@ def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -
     return asked and native.NativeBackend.supports(config, torch.bfloat16, device, options.block_size)
 
 
-def size_engine(config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions) -> EngineConfig:
-    """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold."""
+def wanted_engine(config: ModelConfig, options: EngineOptions) -> EngineConfig:
+    """The sizes that are asked for, whatever the memory. Raises SettingError."""
     asked = options.max_model_len
     if asked is not None and asked > config.max_positions:
         raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
     context = asked or config.default_context
-    memory = free_memory(device) if options.kv_cache_memory is None else options.kv_cache_memory
-    wanted = EngineConfig(
+    return EngineConfig(
         max_model_len=context,
         num_blocks=-(-context // options.block_size),
         block_size=options.block_size,
-        max_batch_requests=most_requests(config, memory, options.max_batch_requests),
+        max_batch_requests=options.max_batch_requests,
         max_batch_tokens=options.max_batch_tokens,
         prefix_caching=options.prefix_caching and not any(group.has_state for group in config.memory_groups),
         draft_tokens=options.draft_tokens,
     )
+
+
+def measured_memory(
+    net: Decoder, backend: AttentionBackend, options: EngineOptions, held: torch.dtype, device: str
+) -> int | None:
+    """Bytes of the GPU for the cache, beside what steps take; None on a CPU, or where it is set. The engine's own cache is
+    not there yet.
+    """
+    if device != "cuda" or options.kv_cache_memory is not None:
+        return None
+    config = wanted_engine(net.config, options)
+    net.reach(config.max_model_len)
+    form = serving_form(net, backend)
+
+    def runner(cache: KVCache) -> ModelRunner:
+        return ModelRunner(form, backend, cache, "cuda", record_steps(form, backend, cache, config))
+
+    memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)
+    give_back()
+    return memory
+
+
+def size_engine(
+    config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None = None
+) -> EngineConfig:
+    """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold."""
+    wanted, asked = wanted_engine(config, options), options.max_model_len
+    context = wanted.max_model_len
+    if memory is None:
+        memory = free_memory() if options.kv_cache_memory is None else options.kv_cache_memory
+    wanted = replace(wanted, max_batch_requests=most_requests(config, memory, options.max_batch_requests))
     groups = size_groups(config, wanted, held, memory, asked or 1)
     if not asked:
         room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
@@ -252,10 +302,15 @@ def tell_states(options: EngineOptions, config: EngineConfig) -> None:
 
 
 def processor(device: str) -> str:
-    """The GPU and the CUDA version, or the CPU's vector instructions: kernels for others may sum in another order."""
+    """The GPU and the versions of CUDA and Triton, or the CPU's vector instructions: others may sum in another order."""
     if device == "cuda":
-        return f"{torch.cuda.get_device_name()} CUDA {torch.version.cuda}"
+        return f"{torch.cuda.get_device_name()} CUDA {torch.version.cuda} Triton {_triton()}"
     return f"{device} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _triton() -> str:
+    """Its version; it comes with the wheels of torch for CUDA."""
+    return version("triton") if find_spec("triton") is not None else "none"
 
 
 def fingerprint(folder: Path, setup: str) -> str:

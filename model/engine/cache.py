@@ -1,5 +1,6 @@
 """How large the KV cache is: as many blocks as the memory given to it holds, and no more than could be used."""
 
+import gc
 from collections.abc import Sequence
 
 import torch
@@ -10,15 +11,22 @@ from model.machine import available_memory
 
 CPU_SHARE = 0.25
 """Of the memory that is available, where nothing is set: other replicas and processes live there too."""
-CUDA_SHARE = 0.90
-"""Of the device's free memory after the weights are loaded."""
 
 
-def free_memory(device: str) -> int:
-    """Bytes that the KV cache may take by default."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
+def free_memory() -> int:
+    """Bytes that the KV cache may take by default on a CPU. On a GPU they are measured, see `memory.py`."""
     return int(available_memory() * CPU_SHARE)
+
+
+def free_device_memory() -> int:
+    """Free bytes of the GPU. What torch's allocator keeps for later is not free."""
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def give_back() -> None:
+    """Give the GPU's memory that nobody holds any more back to it."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:

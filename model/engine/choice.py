@@ -1,5 +1,6 @@
 """What computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import torch
 from model.config import EngineConfig, ModelConfig
 from model.engine.adapters import Adapters
 from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.engine.runner import DrawTokens
 from model.errors import SettingError
 from model.net.adapters import AdaptedDecoder, targets_of
 from model.net.backends import BACKENDS, AttentionBackend, BackendKind
@@ -16,9 +18,11 @@ from model.net.features import ALL, NATIVE, TRITON, features
 from model.net.kv_cache import KVCache
 from model.net.native.adapters import NativeAdapters
 from model.net.native.decoder import NativeBackend, NativeDecoder
+from model.net.native.decoder import best_tokens as native_best_tokens
 from model.net.native.library import load as load_native
 from model.net.packed import pack
 from model.net.transformer import Decoder
+from model.sampling import best_tokens, sample, sample_by_row
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -75,6 +79,18 @@ def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDe
         return TritonDecoder(net)
     pack(net)
     return net
+
+
+def choose_draw(form: "Decoder | NativeDecoder | TritonDecoder", dtype: torch.dtype, device: str, *, exact: bool) -> DrawTokens:
+    """How tokens are drawn from scores of this type: by Triton beside its decoder on a GPU. `exact`: see `sample_by_row`."""
+    if isinstance(form, (Decoder, NativeDecoder)) or device != "cuda":
+        best = native_best_tokens if isinstance(form, NativeDecoder) else best_tokens
+        return partial(sample_by_row if exact else sample, best=best)
+    from model.engine.sampler import TokenSampler
+
+    sampler = TokenSampler(form.config.vocab_size, device)
+    sampler.warm_up(dtype)
+    return sampler
 
 
 def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path, device: str, *, exact: bool) -> Adapters:

@@ -65,6 +65,7 @@ class AsyncEngine:
         info: EngineInfo,
         *,
         max_queued_requests: int = 256,
+        max_queued_tokens: int = 1 << 19,
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
@@ -77,6 +78,9 @@ class AsyncEngine:
         self._pace = Pace()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
+        self._max_queued_tokens = max_queued_tokens
+        self._prompts: dict[str, int] = {}  # tokens, by request id, of the prompts without an output; as _streams
+        self._queued_tokens = 0  # their sum
         self._prepare = prepare  # called first by the step thread
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, read by any thread
@@ -128,6 +132,11 @@ class AsyncEngine:
         """See `TokenEngine.on_step`."""
         self._engine.observer = observer
 
+    def check_room(self, count: int) -> None:
+        """See `TokenEngine.check_room`."""
+        if len(self._streams) + count > self._capacity:
+            raise QueueFull(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
+
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
         """See `TokenEngine.generate`."""
         stream = self._open(requests)
@@ -137,6 +146,7 @@ class AsyncEngine:
         finally:
             for request_id in tuple(stream.open_ids):
                 self._streams.pop(request_id, None)
+                self._leave_queue(request_id)
                 self.abort(request_id, FinishReason.ABORT)
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
@@ -170,16 +180,24 @@ class AsyncEngine:
         if len(requests) > self._capacity:
             limit = f"n times the number of prompts must be at most {self._capacity} on this server"
             raise InvalidRequest(f"{limit}; got {len(requests)}", "n")
-        if len(self._streams) + len(requests) > self._capacity:
-            raise QueueFull(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
+        self.check_room(len(requests))
+        tokens = sum(len(request.prompt) for request in requests)
+        if self._prompts and self._queued_tokens + tokens > self._max_queued_tokens:
+            raise QueueFull(f"the queue is full: its prompts have {self._queued_tokens} of {self._max_queued_tokens} tokens")
         stream = _Stream({request.request_id for request in requests}, asyncio.get_running_loop())
         for request in requests:
             self._streams[request.request_id] = stream
+            self._prompts[request.request_id] = len(request.prompt)
+        self._queued_tokens += tokens
         if not self._command(*(self._adder(request) for request in requests)):
             for request in requests:
                 del self._streams[request.request_id]
+                self._leave_queue(request.request_id)
             raise Unavailable(STOPPED)
         return stream
+
+    def _leave_queue(self, request_id: str) -> None:
+        self._queued_tokens -= self._prompts.pop(request_id, 0)
 
     def _adder(self, request: Request) -> Callable[[], None]:
         return lambda: self._engine.add(request)
@@ -253,6 +271,7 @@ class AsyncEngine:
             owner = self._streams.get(output.request_id)
             if owner is None or owner.loop is not loop:
                 continue  # closed by its reader
+            self._leave_queue(output.request_id)
             owner.outputs.append(output)
             owner.wake()
             if output.finish_reason is not None:

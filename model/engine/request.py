@@ -312,6 +312,10 @@ class TokenEngine(Protocol):
         """Have `observer` called after each step, on the step thread."""
         ...
 
+    def check_room(self, count: int) -> None:
+        """Raise Overloaded where so many more requests would be refused now, whatever they ask."""
+        ...
+
     def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
         """The outputs of all `requests`, as they come; ends when each has its finish reason.
 

@@ -120,7 +120,12 @@ class PendingStep:
         if not rows:
             return {}
         assert self.logits_RV is not None
-        scored = _scored(self.logits_RV[rows], [tokens[row] for row in rows], [tops[row] or 0 for row in rows])
+        some_RV = self.logits_RV.index_select(0, integers(rows, self.logits_RV.device))
+        scored = _scored(
+            some_RV,
+            [tokens[row] for row in rows],
+            [tops[row] or 0 for row in rows],
+        )
         return {self.step.draw_ids[row]: each for row, each in zip(rows, scored, strict=True)}
 
 
@@ -236,7 +241,7 @@ def _added(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
 
 
 def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:
-    tokens_R = torch.tensor(tokens, device=logits_RV.device)
+    tokens_R = integers(tokens, logits_RV.device)
     rows = zip(tokens, logprobs(logits_RV, tokens_R, top), strict=True)
     return [TokenLogprob(token, value, tuple(best)) for token, (value, best) in rows]
 

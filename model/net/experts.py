@@ -8,6 +8,8 @@ batch, and a path that computes expert after expert adds in place.
 Shapes: T tokens · E model width · X experts · C experts that a token goes to · F width of one expert's MLP.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +51,10 @@ class Mixture(nn.Module):
         self.mixture = mixture
         self.router = Linear(config.hidden_size, [mixture.num_experts], bias=config.mlp_bias)
         self.experts = Experts(config, mixture)
+        self.mine = range(mixture.num_experts)
+        """The experts that are here."""
+        self.summed: Callable[[Tensor], Tensor] = lambda x: x
+        """Adds what experts elsewhere make."""
         self.shared, self.shared_gate = None, None
         if mixture.shared_expert_size is not None:
             self.shared = GatedMLP(config, mixture.shared_expert_size)
@@ -62,11 +68,12 @@ class Mixture(nn.Module):
         out_TE = torch.zeros_like(x_TE, dtype=torch.float32)
         begin = 0
         for expert, count in enumerate(counts):
-            if count:
+            if count and expert in self.mine:
                 mine = tokens[begin : begin + count]
                 update = self.experts(x_TE.index_select(0, mine), expert) * weights[begin : begin + count]
                 out_TE.index_add_(0, mine, update)  # no token is twice among them: the order is that of the experts
-                begin += count
+            begin += count
+        out_TE = self.summed(out_TE)
         if self.shared is not None and self.shared_gate is not None:
             out_TE = out_TE + self.shared_gate(x_TE).sigmoid() * self.shared(x_TE)
         return out_TE.to(x_TE.dtype)

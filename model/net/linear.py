@@ -27,7 +27,7 @@ class Linear(nn.Linear):
     W [O, I] is made of parts that lie under each other, such as the rows of queries, of keys, and of values.
     """
 
-    ATTRIBUTES = SHAPE
+    ATTRIBUTES: tuple[str, ...] = SHAPE
     """What `of` takes over from another matrix: forms may add theirs."""
 
     def __init__(self, size_in: int, parts: Sequence[int], *, bias: bool, cut: Cut | None = None, unit: int = 1) -> None:
@@ -57,21 +57,28 @@ class Linear(nn.Linear):
         return form
 
     def shard(self, rank: int, ranks: int) -> "Linear":
-        """The part of this matrix that shard `rank` of `ranks` has, without numbers. Only the first adds the bias to a sum."""
+        """The part of this matrix that shard `rank` of `ranks` has, without numbers. Only the first adds the bias to a sum.
+
+        Where a part has fewer units than there are shards, such as heads of keys, several shards have the same unit.
+        """
         if self.cut is None:
             return self
         sizes = self.parts if self.cut == "rows" else (self.in_features,)
-        if any(size % (ranks * self.unit) for size in sizes):
+        alone = self.cut == "columns" or self.unit == 1  # a unit that two shards have would be added twice
+        if any(size % (ranks * self.unit) and (alone or ranks * self.unit % size) for size in sizes):
             raise ValueError(f"{sizes} {self.cut} in units of {self.unit} cannot be shared by {ranks}")
         begins = [sum(sizes[:n]) for n in range(len(sizes))]
         mine = [
-            range(begin + rank * size // ranks, begin + (rank + 1) * size // ranks)
-            for begin, size in zip(begins, sizes, strict=True)
+            range(begin + low, begin + low + max(self.unit, size // ranks))
+            for begin, low, size in zip(begins, (self._begin(size, rank, ranks) for size in sizes), sizes, strict=True)
         ]
         if self.cut == "rows":
             return self.of(self, rows=mine, parts=tuple(map(len, mine)), out_features=sum(map(len, mine)))
         biases = "elsewhere" if self.biases == "here" and rank > 0 else self.biases
         return self.of(self, columns=mine[0], in_features=len(mine[0]), biases=biases)
+
+    def _begin(self, size: int, rank: int, ranks: int) -> int:
+        return rank * (size // self.unit) // ranks * self.unit
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the whole matrix and, where there is one, of its bias: what is to be filled in."""
@@ -79,7 +86,8 @@ class Linear(nn.Linear):
 
     def make_room(self, kind: str, dtype: torch.dtype, device: str | torch.device) -> None:
         """Take the memory of a weight or a bias that is here, before anything is filled in."""
-        shape = (*self.whole[:-2], self.out_features, self.in_features)
+        several = (sum(map(len, self.rows)) // self.out_features,) if len(self.whole) > 2 else ()
+        shape = (*several, self.out_features, self.in_features)
         if kind == "weight" or self.biases == "here":
             room = torch.empty(shape if kind == "weight" else shape[:-1], dtype=dtype, device=device)
             setattr(self, kind, nn.Parameter(room, requires_grad=False))
@@ -142,7 +150,11 @@ class Linear(nn.Linear):
 
 
 class ExpertLinear(Linear):
-    """One projection of all experts: the weights are one tensor [X, O, I], the biases one [X, O]. Shards have them whole."""
+    """One projection of all experts, or of `some`: the weights are one tensor [X, O, I], the biases one [X, O]."""
+
+    ATTRIBUTES = (*SHAPE, "first")
+    first = 0
+    """The number of the first expert that is here."""
 
     def __init__(self, experts: int, size_in: int, size_out: int, *, bias: bool) -> None:
         nn.Module.__init__(self)
@@ -151,8 +163,14 @@ class ExpertLinear(Linear):
         self.register_parameter("bias", nn.Parameter(torch.empty(experts, size_out)) if bias else None)
         self._describe((experts, size_out, size_in), [size_out], None, 1)
 
+    def some(self, mine: range) -> "ExpertLinear":
+        """Some of the experts, without numbers."""
+        rows = range(mine.start * self.out_features, mine.stop * self.out_features)
+        return self.of(self, rows=[rows], first=mine.start)
+
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """What one expert makes of [T, I]."""
+        expert -= self.first
         return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
 
 

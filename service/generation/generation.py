@@ -81,6 +81,7 @@ class GenerationService:
         with record.outcome(), ExitStack() as stack:
             deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
             lease = stack.enter_context(admitted(command.key, command.num_answers, self._least(command)))
+            self.engine.check_room(command.num_answers)  # a refusal must not cost the running streams a tokenization
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
             for request in requests:

@@ -44,6 +44,12 @@ TOKEN: Schema = {"type": "integer", "minimum": 0}
 _TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
 _STOP_TEXT: Schema = TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES_TIMES_PROMPTS}
+_IDS = listed(TOKEN, minItems=1)
+_TEXTS = (TEXT, listed(TEXT, **_PROMPTS), _IDS, listed(_IDS, **_PROMPTS))
+_MODEL = "The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."
+_DEADLINE = Note(
+    "Milliseconds in which to answer; then the status is 504. Default: the server's own limit.", between(1, MAX_DEADLINE_MS)
+)
 
 _JSON_SCHEMA: Schema = {
     "anyOf": [{"type": "object"}, TEXT | {"minLength": 1}],
@@ -94,16 +100,11 @@ KINDS: Schema = {
 }
 
 NOTES: dict[str, Note] = {
-    "model": Note("The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."),
+    "model": Note(_MODEL),
     "prompt": Note(
         f"What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the start-of-text "
         f"token. {_TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
-        shapes=(
-            TEXT,
-            listed(TEXT, **_PROMPTS),
-            listed(TOKEN, minItems=1),
-            listed(listed(TOKEN, minItems=1), **_PROMPTS),
-        ),
+        shapes=_TEXTS,
         required=True,
     ),
     "max_tokens": Note(
@@ -182,7 +183,7 @@ NOTES: dict[str, Note] = {
         f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none.",
         shapes=(listed(_STOP_TEXT, maxItems=MAX_BAD_WORDS),),
     ),
-    "allowed_token_ids": Note(f"Only these tokens may be drawn. {_TOKENS} Default: all.", shapes=(listed(TOKEN, minItems=1),)),
+    "allowed_token_ids": Note(f"Only these tokens may be drawn. {_TOKENS} Default: all.", shapes=(_IDS,)),
     "logprobs": Note(
         "Report the log probability of each token, and so many of the likeliest in its place. Default: report none.",
         between(0, MAX_COMPLETION_LOGPROBS),
@@ -234,15 +235,13 @@ NOTES: dict[str, Note] = {
         shapes=(KINDS,),
     ),
     **chat_fields.NOTES,
-    "ChatRequest.model": Note(
-        "The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404.", {"minLength": 1}
-    ),
+    "ChatRequest.model": Note(_MODEL, {"minLength": 1}),
     "TokenizeRequest.prompt": Note("The text.", required=True),
     "AttentionRequest.model": Note("The name of the served model; absent means it. An adapter is refused."),
     "AttentionRequest.prompt": Note(
         f"A text, or token ids, to look at; an empty text is the start-of-text token. {_TOKENS} With `answer` at most "
         f"{MOST_TOKENS} tokens.",
-        shapes=(TEXT, listed(TOKEN, minItems=1)),
+        shapes=(TEXT, _IDS),
         required=True,
     ),
     "answer": Note(f"What follows the prompt: a text, tokenized by itself, or token ids. {_TOKENS} Default: nothing."),
@@ -259,18 +258,10 @@ NOTES: dict[str, Note] = {
         "How many of the likeliest tokens to report in each place.", between(0, MAX_LOGPROBS), DEFAULT_TOP
     ),
     "logit_lens": Note("So many guesses of each layer in each place, as if it were the last.", between(0, MOST_LENS), 0),
-    "AttentionRequest.deadline_ms": Note(
-        "Milliseconds in which to answer; then the status is 504. Default: the server's own limit.",
-        between(1, MAX_DEADLINE_MS),
-    ),
+    "AttentionRequest.deadline_ms": _DEADLINE,
     "input": Note(
         f"What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. {_TOKENS}",
-        shapes=(
-            TEXT,
-            listed(TEXT, **_PROMPTS),
-            listed(TOKEN, minItems=1),
-            listed(listed(TOKEN, minItems=1), **_PROMPTS),
-        ),
+        shapes=_TEXTS,
         required=True,
     ),
     "encoding_format": Note("How the answer has a vector: as numbers, or as the bytes of float32 in base64.", default="float"),
@@ -278,10 +269,7 @@ NOTES: dict[str, Note] = {
         "So many numbers of each vector, from the first on, again with length 1; at most as many as there are. Default: all.",
         {"minimum": 1},
     ),
-    "EmbeddingsRequest.deadline_ms": Note(
-        "Milliseconds in which to answer; then the status is 504. Default: the server's own limit.",
-        between(1, MAX_DEADLINE_MS),
-    ),
+    "EmbeddingsRequest.deadline_ms": _DEADLINE,
     "add_special_tokens": Note("With the special tokens that the checkpoint puts around a text.", default=True),
     "return_token_strs": Note("Report each token as the vocabulary spells it, too.", default=False),
     "tokens": Note(f"Token ids. {_TOKENS}", shapes=(listed(TOKEN),), required=True),

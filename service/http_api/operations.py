@@ -72,8 +72,8 @@ class Operation:
 
     tag: str
     summary: str
-    answers: dict[int, tuple[str, Any]]
-    """By status: what it means, and an example; a str is plain text."""
+    success: tuple[str, Any]
+    """What status 200 means, and an example; a str is plain text."""
     answer: type[BaseModel] | None = None
     """The shape of the answer with status 200, where it is JSON."""
     stream: Stream | None = None
@@ -84,6 +84,13 @@ class Operation:
     """Of the path and of the query, as OpenAPI writes them."""
     errors: tuple[Exception, ...] = (BUG,)
     """One example of each way to fail."""
+    unwell: tuple[str, str] | None = None
+    """What status 503 means where it is plain text, and that text."""
+
+    @property
+    def answers(self) -> dict[int, tuple[str, Any]]:
+        """By status: what it means, and an example."""
+        return {200: self.success} | ({} if self.unwell is None else {503: self.unwell})
 
     @property
     def guarded(self) -> bool:
@@ -141,12 +148,10 @@ _CHAT_EVENTS = {
 _COMPLETIONS = Operation(
     "generation",
     "Continue a prompt",
-    {
-        200: (
-            "The answers.",
-            _COMPLETION | {"choices": [_CHOICE | {"text": " there was"}], "seed": _SEED, "usage": _USAGE},
-        )
-    },
+    (
+        "The answers.",
+        _COMPLETION | {"choices": [_CHOICE | {"text": " there was"}], "seed": _SEED, "usage": _USAGE},
+    ),
     responses.Completion,
     Stream(responses.CompletionChunk, _COMPLETION_EVENTS),
     CompletionRequest,
@@ -168,17 +173,15 @@ _COMPLETIONS = Operation(
 _CHAT_COMPLETIONS = Operation(
     "generation",
     "Continue a conversation",
-    {
-        200: (
-            "The answers.",
-            _CHAT
-            | {
-                "choices": [_CHOICE | {"message": {"role": "assistant", "content": "Hi there", "refusal": None}}],
-                "seed": _SEED,
-                "usage": _USAGE,
-            },
-        )
-    },
+    (
+        "The answers.",
+        _CHAT
+        | {
+            "choices": [_CHOICE | {"message": {"role": "assistant", "content": "Hi there", "refusal": None}}],
+            "seed": _SEED,
+            "usage": _USAGE,
+        },
+    ),
     chat_responses.ChatCompletion,
     Stream(chat_responses.ChatCompletionChunk, _CHAT_EVENTS),
     ChatRequest,
@@ -232,14 +235,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/models"): Operation(
         "models",
         "The served models",
-        {200: ("The models.", {"object": "list", "data": [_MODEL_OBJECT]})},
+        ("The models.", {"object": "list", "data": [_MODEL_OBJECT]}),
         responses.ModelList,
         errors=(_KEY, BUG),
     ),
     ("get", "/v1/models/{model_id}"): Operation(
         "models",
         "One served model",
-        {200: ("The model.", _MODEL_OBJECT)},
+        ("The model.", _MODEL_OBJECT),
         responses.Model,
         parameters=(_MODEL_ID,),
         errors=(_KEY, _MODEL, BUG),
@@ -247,7 +250,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/attention"): Operation(
         "attention",
         "What the model does with a text",
-        {200: ("What it does.", _ATTENTION)},
+        ("What it does.", _ATTENTION),
         Attention,
         body=AttentionRequest,
         requests={
@@ -269,7 +272,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/embeddings"): Operation(
         "embeddings",
         "Texts as vectors",
-        {200: ("The vectors.", _EMBEDDINGS)},
+        ("The vectors.", _EMBEDDINGS),
         Embeddings,
         body=EmbeddingsRequest,
         requests={
@@ -288,7 +291,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/tokenize"): Operation(
         "tokens",
         "Text to token ids",
-        {200: ("The tokens.", {"count": 2, "max_model_len": 1024, "tokens": [72, 105], "token_strs": ["H", "i"]})},
+        ("The tokens.", {"count": 2, "max_model_len": 1024, "tokens": [72, 105], "token_strs": ["H", "i"]}),
         responses.Tokens,
         body=TokenizeRequest,
         requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
@@ -297,7 +300,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/detokenize"): Operation(
         "tokens",
         "Token ids to text",
-        {200: ("The text.", {"prompt": "Hi"})},
+        ("The text.", {"prompt": "Hi"}),
         responses.Text,
         body=DetokenizeRequest,
         requests={"Two tokens": {"tokens": [72, 105]}},
@@ -306,67 +309,61 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/tokenizer_info"): Operation(
         "tokens",
         "The tokenizer",
-        {
-            200: (
-                "What the checkpoint says of it.",
-                {"eos_token": "<|endoftext|>", "vocab_size": 4096, "model_max_length": 1024},
-            )
-        },
+        (
+            "What the checkpoint says of it.",
+            {"eos_token": "<|endoftext|>", "vocab_size": 4096, "model_max_length": 1024},
+        ),
         responses.TokenizerInfo,
         errors=(_KEY, BUG),
     ),
     ("get", "/healthz"): Operation(
-        "operations", "Liveness", {200: ("Alive.", "ok\n"), 503: ("To be restarted.", "the engine is stuck\n")}
+        "operations", "Liveness", ("Alive.", "ok\n"), unwell=("To be restarted.", "the engine is stuck\n")
     ),
     ("get", "/readyz"): Operation(
-        "operations", "Readiness", {200: ("Ready for requests.", "ready\n"), 503: ("Shutting down.", "draining\n")}
+        "operations", "Readiness", ("Ready for requests.", "ready\n"), unwell=("Shutting down.", "draining\n")
     ),
     ("get", "/version"): Operation(
         "operations",
         "Version",
-        {
-            200: (
-                "What is running.",
-                {
-                    "version": "0.1.0",
-                    "model": "attend",
-                    "family": "llama",
-                    "device": "cpu",
-                    "dtype": "bfloat16",
-                    "weights": "bfloat16",
-                    "backend": "cpu",
-                    "system_fingerprint": _FINGERPRINT,
-                },
-            )
-        },
+        (
+            "What is running.",
+            {
+                "version": "0.1.0",
+                "model": "attend",
+                "family": "llama",
+                "device": "cpu",
+                "dtype": "bfloat16",
+                "weights": "bfloat16",
+                "backend": "cpu",
+                "system_fingerprint": _FINGERPRINT,
+            },
+        ),
         responses.Version,
     ),
     ("get", "/v1/capacity"): Operation(
         "operations",
         "Capacity",
-        {
-            200: (
-                "What there is room for.",
-                {
-                    "replicas": {"expected": 1, "answered": 1},
-                    "free_blocks": 900,
-                    "num_blocks": 1024,
-                    "block_size": 16,
-                    "running": 3,
-                    "waiting": 0,
-                    "max_batch_requests": 64,
-                    "max_queued_requests": 256,
-                    "max_model_len": 1024,
-                    "tokens_per_second": 211.4,
-                    "computed_tokens_per_second": 498.0,
-                    "prompt_tokens": 100,
-                    "max_tokens": 200,
-                    "fits": True,
-                    "estimated_wait_seconds": 0.0,
-                    "estimated_seconds": 2.9,
-                },
-            )
-        },
+        (
+            "What there is room for.",
+            {
+                "replicas": {"expected": 1, "answered": 1},
+                "free_blocks": 900,
+                "num_blocks": 1024,
+                "block_size": 16,
+                "running": 3,
+                "waiting": 0,
+                "max_batch_requests": 64,
+                "max_queued_requests": 256,
+                "max_model_len": 1024,
+                "tokens_per_second": 211.4,
+                "computed_tokens_per_second": 498.0,
+                "prompt_tokens": 100,
+                "max_tokens": 200,
+                "fits": True,
+                "estimated_wait_seconds": 0.0,
+                "estimated_seconds": 2.9,
+            },
+        ),
         responses.Capacity,
         parameters=_QUESTION,
         errors=(
@@ -378,12 +375,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/metrics"): Operation(
         "operations",
         "Metrics",
-        {
-            200: (
-                "Prometheus text.",
-                '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n',
-            )
-        },
+        (
+            "Prometheus text.",
+            '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n',
+        ),
     ),
 }
 """A new route needs its row here, and its answer's shape in `responses.py`."""

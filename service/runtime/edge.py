@@ -45,6 +45,9 @@ LOST_MS = 3500
 """A connection to a replica ends when that machine has acknowledged nothing for so long, idle or not. Health checks notice
 that sooner, but a HAProxy that was replaced after a change of the replicas makes no more checks. It is more than the three
 seconds for which an event loop may be busy: a busy one takes no more bytes than its kernel can hold, which looks the same."""
+LAST_CALL_MS = 300
+"""Milliseconds for which a HAProxy that is replaced waits for a call on a gRPC connection that it has told to go away. A client
+that had only just connected makes its call elsewhere once that connection has ended: it waited for ten seconds without this."""
 NONE = "no replica can take the request now"
 RENEW = Path(__file__).with_name("renew.py")
 CRASH_SECONDS = 60
@@ -74,13 +77,17 @@ fi
 
 case " $* " in *" -sf "*) ;; *)
     # A new manager of Ray's. A HAProxy of one that died, or one that stands in, gives up the ports and ends with its streams.
-    # The manager knows no replicas for a moment: meanwhile calls go where they went before.
     for old in $(cat "$state/current" "$state/stand-in" 2>/dev/null); do
         grep -qF "$state/" "/proc/$old/cmdline" && set -- "$@" -sf "$old" # the id may be another process's by now
-    done
-    case " $* " in *" -sf "*) grep -q '^backend http-' "$file" || cp "$state/last.cfg" "$file" ;; esac ;;
+    done ;;
 esac
-if grep -q '^backend http-' "$file"; then cp "$file" "$state/last.cfg"; fi
+# Ray names no replica while such a manager starts, and while it builds the application's next configuration (Ray 2.60).
+# Meanwhile calls go where they went before. A replica that is gone fails its checks.
+if grep -q '^ *server SERVE_REPLICA' "$file"; then
+    cp "$file" "$state/last.cfg"
+elif [ -f "$state/last.cfg" ]; then
+    cp "$state/last.cfg" "$file"
+fi
 rm -f "$state/stand-in"
 echo $$ >"$state/current"
 # In a session of its own: Ray ends all of a manager's group with it.
@@ -170,7 +177,7 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
             f"timeout http-request {HEADER_SECONDS}s", f"timeout check {CHECK_TIMEOUT_MS}ms", *PROBES, *_pages()
         ),
         "http.cfg": _section(f"maxconn {MOST_HTTP}", *idle, *_http_rules()),
-        "grpc.cfg": _section(f"maxconn {MOST_GRPC}", *idle, *_grpc_rules()),
+        "grpc.cfg": _section(f"maxconn {MOST_GRPC}", f"timeout client-fin {LAST_CALL_MS}ms", *idle, *_grpc_rules()),
         # Before the model has loaded there is no application yet, which to Ray is a wrong path.
         "none.cfg": _section(f"http-request return {_unavailable()}"),
         "none-grpc.cfg": _section(f"http-request return {_grpc_status(14, NONE)}"),

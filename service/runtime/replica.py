@@ -182,6 +182,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_batch_requests=settings.max_batch_requests,
         max_batch_tokens=settings.max_batch_tokens,
         max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
         block_size=settings.block_size,
         kv_cache_memory=settings.kv_cache_memory,
         kv_dtype=settings.kv_dtype,

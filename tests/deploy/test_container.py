@@ -64,6 +64,7 @@ def test_the_gpu_image_holds_what_triton_compiles_with(compiled_with):
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.skipif(sys.base_prefix == "/usr", reason="the folder of this Python holds the machine's own compiler")
 @pytest.mark.parametrize(("without", "words"), [("gcc", "Failed to find C compiler"), ("libc6-dev", "non-zero exit status")])
 def test_triton_needs_each_package_that_the_gpu_image_adds(compiled_with, without, words):
     output = compiled_with(packages_of("gpu") - {without})

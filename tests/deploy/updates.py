@@ -138,8 +138,9 @@ def update(nodes: Cluster, address: Address, number: int) -> tuple[list[str], st
     failed = [f"{call.transport}: {call.result}" for call in calls.done if call.result != "ok"]
     when = sorted(call.began - began for call in calls.done if call.result != "ok")
     span = f", from {when[0]:.1f} to {when[-1]:.1f} s after it began" if when else ""
-    slow = max(call.seconds for call in calls.done)
-    of_calls = f"{len(calls.done)} calls, {len(failed)} failed{span}, the slowest {slow:.2f} s"
+    slow = max(calls.done, key=lambda call: call.seconds)
+    slowest = f"the slowest {slow.seconds:.2f} s ({slow.transport}, begun at {slow.began - began:.1f} s)"
+    of_calls = f"{len(calls.done)} calls, {len(failed)} failed{span}, {slowest}"
     return failed + broken, f"update {number}: {seconds:.0f} s; {of_calls}; {len(streams.ends)} streams, {len(broken)} broken"
 
 

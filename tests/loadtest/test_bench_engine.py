@@ -194,6 +194,7 @@ def test_the_shapes_have_the_parameters_that_they_are_named_after():
         "L": 494.0,
         "Q": 596.0,
         "1B": 1235.7,
+        "8B": 7504.7,
     }
 
 

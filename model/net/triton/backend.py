@@ -24,6 +24,16 @@ from model.transfer import integers
 
 SPLIT = 256
 """Keys of one item of decoding. A number of tokens, not of splits: a row's result does not depend on the batch."""
+DECODE_STAGES = 3
+"""A tile is multiplied while the next one is on its way."""
+PREFILL_SPLIT = 1024
+"""Keys of a split of a prefill row at least."""
+PROCESSORS = 132
+"""Of an H200. A row of few tokens would leave some idle on a long past: its keys are cut, for twice as many programs."""
+MOST_PARTS = 8192
+"""Parts, of a token and a split, that one launch leaves behind: 128 MiB at 32 heads of 128."""
+MOST_SPLITS = 64
+"""Of a row: the splits of a longer one than that many have are longer, so that what they leave to combine stays small."""
 PROGRAMS = 1024
 """Programs that a decode starts at most; more items than that are taken in turns."""
 MIN_LANES = 16
@@ -43,6 +53,9 @@ class Tiles(NamedTuple):
     """How much a program takes at once. Larger ones spill registers when compiled for an H200; none was timed."""
 
     keys: int
+    """Of prefill."""
+    decode_keys: int
+    """Of decode, which holds DECODE_STAGES - 1 tiles of keys and of values: smaller tiles leave room for more programs."""
     lanes: int
     """Queries times heads of a prefill tile."""
     warps: int
@@ -56,8 +69,8 @@ class Tiles(NamedTuple):
         """
         if itemsize == 4:
             lanes = max(16, next_power_of_2(group))
-            return cls(32 if size_p <= 128 else 16, lanes, lanes // 4)
-        return cls(64, 128 if size_p <= 128 else 64, 8)
+            return cls(16, 32 if size_p <= 128 else 16, lanes, lanes // 4)
+        return cls(64, 32, 128 if size_p <= 128 else 64, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +83,53 @@ class Shares:
     """int64. May be longer than the items are; `first_R[-1]` is their number."""
 
     @classmethod
-    def cut(cls, last_R: Tensor, size: int, limit: int, at_most: int) -> "Shares":
-        """Cut each row's `last + 1` units, or `limit` of them (0: no limit), into items of `size`, `at_most` in all."""
+    def cut(cls, last_R: Tensor, size: int, limit: int, at_most: int, most: int = 0) -> "Shares":
+        """Cut each row's `last + 1` units, or `limit` of them (0: no limit), into items of `size`, `at_most` in all.
+
+        A row gets at most `most` items, if that is not 0: a multiple of `size` each.
+        """
         num_rows = len(last_R)
         shares = cls(last_R.new_empty(num_rows + 1), last_R.new_empty(at_most))
-        kernels.share_kernel[(num_rows,)](last_R, shares.first_R, shares.rows_I, num_rows, size, limit, ROWS=COUNTED)
+        kernels.share_kernel[(num_rows,)](last_R, shares.first_R, shares.rows_I, num_rows, size, limit, most, ROWS=COUNTED)
         return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Longer:
+    """Rows of several tokens that one launch computes: R of them, in I tiles."""
+
+    places_R7: Tensor
+    """int64: their starts, their tokens less one, where these lie in T, the lines of the table, how many splits their keys
+    have, of how many tiles, and where their parts begin.
+    """
+    shares: Shares
+    splits: int
+    """Those of a row at most."""
+    first: Tensor
+    """int64: where the parts of each token begin that has several, and where those of the last one end."""
+    tokens: Tensor
+    """int64: where these tokens lie in T. `num_parts` 0: nobody reads both."""
+    num_parts: int
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, ...]], queries: int, device: torch.device) -> "Longer":
+        """`rows`: the columns of `places`."""
+        first, tokens = [], []
+        for _, last, begin, _, splits, _, parts in rows:
+            if splits > 1:
+                first += range(parts, parts + (last + 1) * splits, splits)
+                tokens += range(begin, begin + last + 1)
+        num_parts = max((parts + (last + 1) * splits for _, last, _, _, splits, _, parts in rows if splits > 1), default=0)
+        numbers = integers([*(number for row in rows for number in row), *first, num_parts, *tokens], device)
+        places_R7, first_, tokens_ = numbers.split([7 * len(rows), len(first) + 1, len(tokens)])
+        places_R7 = places_R7.view(-1, 7)
+        shares = Shares.cut(places_R7[:, 1].contiguous(), queries, 0, sum(cdiv(row[1] + 1, queries) for row in rows))
+        return cls(places_R7, shares, max(row[4] for row in rows), first_, tokens_, num_parts)
+
+
+def splits_of(programs: int, keys: int) -> int:
+    """How many splits the keys of a prefill row have that starts so many programs without: it depends on the row alone."""
+    return max(1, min(cdiv(2 * PROCESSORS, programs), keys // PREFILL_SPLIT)) if programs < PROCESSORS else 1
 
 
 @dataclass(frozen=True)
@@ -85,8 +139,8 @@ class StepPlan:
     layout: BatchLayout
     decodes: dict[int, Shares] = field(default_factory=dict)
     """By window, 0 for none."""
-    prefills: dict[int, Shares] = field(default_factory=dict)
-    """By queries in a tile."""
+    prefills: dict[tuple[int, ...], list[Longer]] = field(default_factory=dict)
+    """By window, queries in a tile, keys in a tile, and key/value heads."""
 
     @cached_property
     def longer(self) -> Tensor:
@@ -99,21 +153,39 @@ class StepPlan:
             begin += row.count
         return integers(places, self.layout.positions_T.device).view(-1, 3).T.contiguous()
 
+    @cached_property
+    def own(self) -> Tensor:
+        """Where the rows of one token lie in T: at their own numbers."""
+        return torch.arange(self.layout.num_single, device=self.layout.positions_T.device)
+
     def decode(self, window: int) -> Shares:
         """The splits of the rows of one token. Their number on the host is that of `rows`, which may be more than there are."""
         if window not in self.decodes:
             layout = self.layout
             single = layout.rows[: layout.num_single]
-            at_most = sum(cdiv(min(row.start + 1, window or row.start + 1), SPLIT) for row in single)
-            self.decodes[window] = Shares.cut(layout.positions_T[: len(single)], SPLIT, window, at_most)
+            at_most = sum(min(MOST_SPLITS, cdiv(min(row.start + 1, window or row.start + 1), SPLIT)) for row in single)
+            self.decodes[window] = Shares.cut(layout.positions_T[: len(single)], SPLIT, window, at_most, MOST_SPLITS)
         return self.decodes[window]
 
-    def prefill(self, queries: int) -> Shares:
-        """The longer rows in tiles of so many queries."""
-        if queries not in self.prefills:
-            at_most = sum(cdiv(row.count, queries) for row in self.layout.rows[self.layout.num_single :])
-            self.prefills[queries] = Shares.cut(self.longer[1], queries, 0, at_most)
-        return self.prefills[queries]
+    def prefill(self, window: int, tiles: Tiles, queries: int, kv_heads: int) -> list[Longer]:
+        """The longer rows, in tiles of so many queries; one launch for each group."""
+        key = (window, queries, tiles.keys, kv_heads)
+        if key not in self.prefills:
+            layout, begin = self.layout, self.layout.num_single
+            groups, parts = [[]], 0
+            for line, row in enumerate(layout.rows[begin:], start=layout.num_single):
+                keys = min(row.start + row.count, window + queries + tiles.keys) if window else row.start + row.count
+                splits = splits_of(cdiv(row.count, queries) * kv_heads, keys)
+                size = cdiv(keys, splits * tiles.keys)
+                needed = row.count * splits if splits > 1 else 0
+                if needed and parts + needed > MOST_PARTS and parts:
+                    groups.append([])
+                    parts = 0
+                groups[-1].append((row.start, row.count - 1, begin, line, splits, size, parts))
+                parts, begin = parts + needed, begin + row.count
+            device = layout.positions_T.device
+            self.prefills[key] = [Longer.of(group, queries, device) for group in groups]
+        return self.prefills[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +220,6 @@ class _Layer:
             "D": size,
             "D_P": size_p,
             "BLOCK": block_size,
-            "TILE": tiles.keys,
             "WINDOW": variant.window or 0,
             "CAPPED": variant.softcap is not None,
             "UPCAST": INTERPRETED and keys.dtype == torch.bfloat16,
@@ -157,8 +228,9 @@ class _Layer:
             return cls(keys, values, sinks, scale * LOG2_E, 0.0, tiles, sizes)
         return cls(keys, values, sinks, scale / variant.softcap, variant.softcap * LOG2_E, tiles, sizes)
 
-    def decode(self, q_RHD: Tensor, table_RB: Tensor, positions_R: Tensor, shares: Shares, out_RHD: Tensor) -> None:
+    def decode(self, q_RHD: Tensor, table_RB: Tensor, positions_R: Tensor, plan: StepPlan, out_RHD: Tensor) -> None:
         """Attention of one token a row, into `out`."""
+        shares, own_R = plan.decode(self.sizes["WINDOW"]), plan.own
         num_rows, heads, size = q_RHD.shape
         at_most, num_kv_heads = len(shares.rows_I), self.sizes["K"]
         parts_IHD = torch.empty(at_most, heads, size, dtype=torch.float32, device=q_RHD.device)
@@ -180,35 +252,36 @@ class _Layer:
             self.scale,
             self.cap,
             **self.sizes,
+            TILE=self.tiles.decode_keys,
             GROUP_P=group_p,
             SPLIT=SPLIT,
-            num_stages=2,
+            MOST=MOST_SPLITS,
+            num_stages=DECODE_STAGES,
         )
-        kernels.combine_kernel[(num_rows, heads)](
-            parts_IHD,
-            weights_IH,
-            out_RHD,
-            out_RHD if self.sinks is None else self.sinks,
-            shares.first_R,
-            H=heads,
-            D=size,
+        self._combine(parts_IHD, weights_IH, out_RHD, shares.first_R, own_R)
+
+    def _combine(self, parts_IHD: Tensor, weights_IH: Tensor, out_THD: Tensor, first_R: Tensor, tokens_R: Tensor) -> None:
+        """Write the mean of each row's parts to its token's place in `out`."""
+        kernels.combine_kernel[(len(tokens_R), parts_IHD.shape[1])](
+            *(parts_IHD, weights_IH, out_THD, out_THD if self.sinks is None else self.sinks, first_R, tokens_R),
+            H=parts_IHD.shape[1],
+            D=self.sizes["D"],
             D_P=self.sizes["D_P"],
             TILE=COMBINED,
             SINKS=self.sinks is not None,
         )
 
-    def prefill(self, q_THD: Tensor, table_RB: Tensor, places_3R: Tensor, shares: Shares, out_THD: Tensor) -> None:
-        """Causal attention of rows of several tokens, into `out`. `table_RB` has these rows only, `q` and `out` all tokens."""
-        kernels.prefill_kernel[(len(shares.rows_I), self.sizes["K"])](
-            q_THD,
-            self.keys,
-            self.values,
-            out_THD,
+    def prefill(self, q_THD: Tensor, table_RB: Tensor, longer: Longer, out_THD: Tensor) -> None:
+        """Causal attention of rows of several tokens, into `out`."""
+        parts_IHD = q_THD.new_empty(longer.num_parts, *q_THD.shape[1:], dtype=torch.float32)
+        weights_IH = parts_IHD.new_empty(parts_IHD.shape[:2])
+        kernels.prefill_kernel[(len(longer.shares.rows_I), self.sizes["K"], longer.splits)](
+            *(q_THD, self.keys, self.values, out_THD, parts_IHD, weights_IH),
             out_THD if self.sinks is None else self.sinks,
             table_RB,
-            *places_3R,
-            shares.first_R,
-            shares.rows_I,
+            longer.places_R7,
+            longer.shares.first_R,
+            longer.shares.rows_I,
             q_THD.stride(0),
             table_RB.stride(0),
             self.scale,
@@ -217,9 +290,12 @@ class _Layer:
             SINKS=self.sinks is not None,
             QUERIES=self.queries,
             LANES=self.tiles.lanes,
+            TILE=self.tiles.keys,
             num_warps=self.tiles.warps,
             num_stages=2,
         )
+        if longer.num_parts:
+            self._combine(parts_IHD, weights_IH, out_THD, longer.first, longer.tokens)
 
     @property
     def queries(self) -> int:
@@ -266,10 +342,10 @@ class TritonBackend:
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         single, table_RB = layout.num_single, layout.block_table_RB
         if single:
-            shares = plan.decode(variant.window or 0)
-            at.decode(q_THD[:single], table_RB[:single], layout.positions_T[:single], shares, out_THD[:single])
+            at.decode(q_THD[:single], table_RB[:single], layout.positions_T[:single], plan, out_THD[:single])
         if single < len(layout.rows):
-            at.prefill(q_THD, table_RB[single:], plan.longer, plan.prefill(at.queries), out_THD)
+            for longer in plan.prefill(variant.window or 0, at.tiles, at.queries, at.sizes["K"]):
+                at.prefill(q_THD, table_RB, longer, out_THD)
         return out_THD
 
     def plan(self, layout: BatchLayout) -> StepPlan:

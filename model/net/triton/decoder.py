@@ -12,9 +12,11 @@ from triton import cdiv, next_power_of_2
 from model.net.attention import MultiHeadAttention
 from model.net.backends import Paged
 from model.net.delta import GatedDelta
+from model.net.linear import reform
 from model.net.transformer import Decoder
 from model.net.triton import delta, fused
 from model.net.triton.backend import TritonBackend
+from model.net.triton.codes import multiply_codes
 from model.net.triton.mlp import AT_ONCE, feed_forward
 
 WIDE = 4096
@@ -29,6 +31,7 @@ class TritonDecoder:
     """
 
     def __init__(self, net: Decoder) -> None:
+        reform(net, multiply_codes)
         self.net = net
         self.config = net.config
         self.logits = net.logits

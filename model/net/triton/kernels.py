@@ -20,12 +20,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 PLACES = ["slots_ptr", "positions_ptr", "table_ptr", "starts_ptr", "last_ptr", "tokens_ptr", "first_ptr", "rows_ptr"]
+PLACES += ["places_ptr"]
 """Numbers of a step, which stand anywhere in a larger tensor: whether they are aligned depends on the step's tokens and rows.
 A kernel that was compiled for either case would be compiled anew, and stop a step for seconds, when the other comes first.
 """
 
 
-@triton.jit(do_not_specialize=["num_rows", "size", "limit"], do_not_specialize_on_alignment=PLACES)
+@triton.jit(do_not_specialize=["num_rows", "size", "limit", "most"], do_not_specialize_on_alignment=PLACES)
 def share_kernel(
     last_ptr: tl.tensor,  # int64 [R]
     first_ptr: tl.tensor,  # int64 [R + 1]
@@ -33,10 +34,12 @@ def share_kernel(
     num_rows: tl.tensor,
     size: tl.tensor,
     limit: tl.tensor,
+    most: tl.tensor,
     ROWS: tl.constexpr,
 ) -> None:
     """Cut each row's `last + 1` units, or `limit` of them if that is not 0 and fewer, into items of `size`. Grid (R,).
 
+    If `most` is not 0, no row gets more items: a long row's are of as many times `size` as that takes.
     Row r gets the items `first[r] .. first[r + 1] - 1`; `rows` says of each item whose it is. ROWS rows are counted at once.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -45,7 +48,9 @@ def share_kernel(
         others = tile + tl.arange(0, ROWS)
         units = tl.load(last_ptr + others, mask=others < num_rows, other=-1) + 1
         units = tl.where(limit > 0, tl.minimum(units, limit), units)
-        items = (units + size - 1) // size
+        span = size * tl.where(most > 0, most, tl.maximum(units, 1))
+        each = size * tl.maximum((units + span - 1) // span, 1)
+        items = (units + each - 1) // each
         begin += tl.sum(tl.where(others < row, items, 0), 0)
         end += tl.sum(tl.where(others <= row, items, 0), 0)
     tl.store(first_ptr + row, begin)
@@ -100,6 +105,13 @@ def _accumulate(
     return higher, total * kept + tl.sum(weights, 1), out
 
 
+@triton.jit
+def _split(keys: tl.tensor, SPLIT: tl.constexpr, MOST: tl.constexpr, WINDOW: tl.constexpr) -> tl.tensor:
+    """Keys of an item of a row that sees `keys`: SPLIT, or a multiple where MOST items are too few. So does `share_kernel`."""
+    times = 1 if (WINDOW > 0) & (WINDOW <= SPLIT * MOST) else (keys + SPLIT * MOST - 1) // (SPLIT * MOST)
+    return times * SPLIT
+
+
 @triton.jit(do_not_specialize=["num_rows", "table_stride"], do_not_specialize_on_alignment=PLACES)
 def decode_kernel(
     q_ptr: tl.tensor,  # [R, H, D]
@@ -123,6 +135,7 @@ def decode_kernel(
     D_P: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    MOST: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -136,23 +149,26 @@ def decode_kernel(
     for item in range(tl.program_id(0).to(tl.int64), tl.load(first_ptr + num_rows), tl.num_programs(0)):
         row = tl.load(rows_ptr + item)
         length = tl.load(positions_ptr + row) + 1
-        begin = (item - tl.load(first_ptr + row)) * SPLIT
-        if WINDOW > 0:
-            begin += tl.maximum(length - WINDOW, 0)
-        end = tl.minimum(begin + SPLIT, length)
+        first = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else length * 0
+        split = _split(length - first, SPLIT, MOST, WINDOW)
+        begin = first + (item - tl.load(first_ptr + row)) * split
+        end = tl.minimum(begin + split, length)
         q = tl.load(q_ptr + row * q_stride + heads[:, None] * D + size[None, :], mask=live, other=0.0)
         best = tl.full([GROUP_P], LOWEST, tl.float32)
         total = tl.zeros([GROUP_P], tl.float32)
         out = tl.zeros([GROUP_P, D_P], tl.float32)
-        for tile in range(begin, end, TILE):
-            at = tile + tl.arange(0, TILE)
-            slots = _slots(table_ptr + row * table_stride, at, at < end, BLOCK)
+        table = table_ptr + row * table_stride
+        at = begin + tl.arange(0, TILE)
+        slots = _slots(table, at, at < end, BLOCK)
+        for _ in range(begin, end, TILE):
             places = (slots * K + head)[:, None] * D + size[None, :]
             inside = (at < end)[:, None] & (size < D)[None, :]
             k = tl.load(keys_ptr + places, mask=inside, other=0.0)
-            scores = _scores(q, k, (at < end)[None, :], scale, cap, CAPPED, UPCAST)
             v = tl.load(values_ptr + places, mask=inside, other=0.0)
+            scores = _scores(q, k, (at < end)[None, :], scale, cap, CAPPED, UPCAST)
             best, total, out = _accumulate(scores, v, best, total, out, UPCAST)
+            at += TILE
+            slots = _slots(table, at, at < end, BLOCK)  # of the next tile: the loads of keys then wait for none of this turn
         place = item * (K * GROUP) + heads
         tl.store(parts_ptr + place[:, None] * D + size[None, :], out / total[:, None], mask=live)
         tl.store(weights_ptr + place, best + tl.log2(total), mask=group < GROUP)
@@ -165,6 +181,7 @@ def combine_kernel(
     out_ptr: tl.tensor,  # [R, H, D]
     sinks_ptr: tl.tensor,  # [H]
     first_ptr: tl.tensor,
+    tokens_ptr: tl.tensor,  # int64 [R]: which row of `out` is whose
     H: tl.constexpr,
     D: tl.constexpr,
     D_P: tl.constexpr,
@@ -189,7 +206,48 @@ def combine_kernel(
         out = out * kept + tl.sum(weights[:, None] * parts, 0)
         total = total * kept + tl.sum(weights, 0)
         best = higher
-    tl.store(out_ptr + (row * H + head) * D + size, out / total, mask=size < D)
+    tl.store(out_ptr + (tl.load(tokens_ptr + row) * H + head) * D + size, out / total, mask=size < D)
+
+
+@triton.jit
+def _causal(
+    q: tl.tensor,
+    own: tl.tensor,
+    keys_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    begin: tl.tensor,
+    stop: tl.tensor,
+    lowest: tl.tensor,
+    end: tl.tensor,
+    best: tl.tensor,
+    total: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The online softmax of lanes at the positions `own` over the tiles from `begin` to `stop`."""
+    size = tl.arange(0, q.shape[1])
+    for tile in range(begin, stop, TILE):
+        at = tile + tl.arange(0, TILE)
+        read = (at >= lowest) & (at < end)
+        slots = _slots(table_ptr, at, read, BLOCK)
+        places = (slots * (K * D))[:, None] + size[None, :]
+        k = tl.load(keys_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
+        seen = read[None, :] & (at[None, :] <= own[:, None])
+        if WINDOW > 0:
+            seen = seen & (at[None, :] > own[:, None] - WINDOW)
+        scores = _scores(q, k, seen, scale, cap, CAPPED, UPCAST)
+        v = tl.load(values_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
+        best, total, out = _accumulate(scores, v, best, total, out, UPCAST)
+    return best, total, out
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=PLACES)
@@ -198,11 +256,11 @@ def prefill_kernel(
     keys_ptr: tl.tensor,  # [slots, K, D]
     values_ptr: tl.tensor,
     out_ptr: tl.tensor,  # [T, H, D]
+    parts_ptr: tl.tensor,  # float32 [I, H, D]: of rows in several splits
+    weights_ptr: tl.tensor,  # float32 [I, H]
     sinks_ptr: tl.tensor,  # [H]
-    table_ptr: tl.tensor,  # int64 [R, blocks]
-    starts_ptr: tl.tensor,  # int64 [R]: the position of a row's first token
-    last_ptr: tl.tensor,  # int64 [R]: its tokens, less one
-    tokens_ptr: tl.tensor,  # int64 [R]: where they lie in T
+    table_ptr: tl.tensor,  # int64 [., blocks]
+    places_ptr: tl.tensor,  # int64 [R, 7]: see `backend.Longer`
     first_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     q_stride: tl.tensor,
@@ -222,32 +280,34 @@ def prefill_kernel(
     UPCAST: tl.constexpr,
     SINKS: tl.constexpr,
 ) -> None:
-    """Causal attention of `QUERIES` neighbouring tokens, all heads of one group: a lane each. Grid (tiles, K)."""
-    item, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Causal attention of QUERIES tokens, all heads of a group: a lane each; one split. Grid (tiles, K, splits at most)."""
+    item, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     row = tl.load(rows_ptr + item)
-    start, count = tl.load(starts_ptr + row), tl.load(last_ptr + row) + 1
+    place_ptr = places_ptr + row * 7
+    start, count, splits = tl.load(place_ptr), tl.load(place_ptr + 1) + 1, tl.load(place_ptr + 4)
     lanes, size = tl.arange(0, LANES), tl.arange(0, D_P)
     skipped = (item - tl.load(first_ptr + row)) * QUERIES
     query = tl.minimum(skipped + lanes // GROUP, count - 1)  # lanes past the end do the last query again
-    token, heads = tl.load(tokens_ptr + row) + query, head * GROUP + lanes % GROUP
+    token, heads = tl.load(place_ptr + 2) + query, head * GROUP + lanes % GROUP
     q_places = token[:, None] * q_stride + heads[:, None] * D + size[None, :]
     q = tl.load(q_ptr + q_places, mask=(size < D)[None, :], other=0.0)
     lowest = tl.maximum(start + skipped - WINDOW + 1, 0) if WINDOW > 0 else start * 0
     end = start + tl.minimum(skipped + QUERIES, count)
     best, total = _begin(sinks_ptr, heads, SINKS)
+    best, total = tl.where(splits > 1, LOWEST, best), tl.where(splits > 1, 0.0, total)  # sinks come in with `combine_kernel`
     out = tl.zeros([LANES, D_P], tl.float32)
-    for tile in range(lowest // TILE * TILE, end, TILE):
-        at = tile + tl.arange(0, TILE)
-        read = (at >= lowest) & (at < end)
-        slots = _slots(table_ptr + row * table_stride, at, read, BLOCK)
-        places = (slots * K + head)[:, None] * D + size[None, :]
-        k = tl.load(keys_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
-        seen = read[None, :] & (at[None, :] <= start + query[:, None])
-        if WINDOW > 0:
-            seen = seen & (at[None, :] > start + query[:, None] - WINDOW)
-        scores = _scores(q, k, seen, scale, cap, CAPPED, UPCAST)
-        v = tl.load(values_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
-        best, total, out = _accumulate(scores, v, best, total, out, UPCAST)
-    live = (lanes < QUERIES * GROUP) & (skipped + lanes // GROUP < count)
-    places = (token * (K * GROUP) + heads)[:, None] * D + size[None, :]
-    tl.store(out_ptr + places, out / total[:, None], mask=live[:, None] & (size < D)[None, :])
+    keys, begin = tl.load(place_ptr + 5) * TILE, lowest // TILE * TILE + split * tl.load(place_ptr + 5) * TILE
+    best, total, out = _causal(
+        *(q, start + query, keys_ptr + head * D, values_ptr + head * D, table_ptr + tl.load(place_ptr + 3) * table_stride),
+        *(begin, tl.minimum(begin + keys, end), lowest, end, best, total, out, scale, cap),
+        *(K, D, BLOCK, TILE, WINDOW, CAPPED, UPCAST),
+    )
+    live = (lanes < QUERIES * GROUP) & (skipped + lanes // GROUP < count) & (split < splits)
+    none, total = total == 0, tl.where(total == 0, 1.0, total)  # a part may have seen no key, and then weighs nothing
+    out /= total[:, None]
+    cut, inside = splits > 1, (size < D)[None, :]
+    place = (token * (K * GROUP) + heads)[:, None] * D + size[None, :]
+    tl.store(out_ptr + place, out, mask=(live & (splits == 1))[:, None] & inside)
+    part = (tl.load(place_ptr + 6) + query * splits + split) * (K * GROUP) + heads
+    tl.store(parts_ptr + part[:, None] * D + size[None, :], out, mask=(live & cut)[:, None] & inside)
+    tl.store(weights_ptr + part, tl.where(none, float("-inf"), best + tl.log2(total)), mask=live & cut)

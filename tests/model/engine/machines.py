@@ -275,18 +275,24 @@ def info(config: EngineConfig) -> EngineInfo:
 
 @contextmanager
 def threaded(
-    max_queued_requests: int = 64, clock: Callable[[], float] = time.monotonic, dies: bool = False, **changes
+    max_queued_requests: int = 64,
+    max_queued_tokens: int = 1 << 19,
+    clock: Callable[[], float] = time.monotonic,
+    dies: bool = False,
+    **changes,
 ) -> Iterator[AsyncEngine]:
     """A started `AsyncEngine` over a `GatedRunner`; at the end it is closed and, unless it `dies`, every block free."""
     config = sizes(**changes)
     inner = Engine(Scheduler(config, clock), GatedRunner(config.block_size), clock)
-    engine = AsyncEngine(inner, info(config), max_queued_requests=max_queued_requests, clock=clock)
+    most = {"max_queued_requests": max_queued_requests, "max_queued_tokens": max_queued_tokens}
+    engine = AsyncEngine(inner, info(config), **most, clock=clock)
     engine.start()
     try:
         yield engine
     finally:
         inner.runner.gate.open()
         engine.close()
+    assert dies or not engine._queued_tokens
     assert not engine._thread.is_alive(), "the thread outlives its engine"
     if not dies:
         inner.scheduler.check_integrity()

@@ -29,6 +29,7 @@ from model.engine.choice import choose_backend
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import load, save
+from model.net.formats.codes import INT8
 from model.net.linear import Linear
 from model.net.native.library import load as load_native
 from model.net.packed import PackedLinear, pack
@@ -176,7 +177,7 @@ def test_half_the_bytes_a_value_are_twice_the_blocks():
 
 
 def test_the_machine_has_memory_to_spare():
-    assert free_memory("cpu") > 2 * BLOCK
+    assert free_memory() > 2 * BLOCK
 
 
 def test_the_fingerprint_is_the_same_for_the_same_folder(folder):
@@ -452,6 +453,10 @@ def test_an_engine_says_how_its_weights_are_kept_and_each_way_has_a_fingerprint(
 
 
 def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
-    with pytest.raises(SettingError, match=r"^quantize is int8, but cuda does not multiply whole numbers"):
-        quantised_kind("int8", "cuda", natively=False)
-    assert quantised_kind("none", "cuda", natively=False) is None
+    plain, experts = tiny_config(), tiny_config(num_experts=4, experts_per_token=2)
+    with pytest.raises(SettingError, match=r"^quantize is int8, but the torch backend does not multiply whole numbers on cuda"):
+        quantised_kind("int8", plain, "cuda", "torch")
+    with pytest.raises(SettingError, match=r"^quantize is int4, but cuda does not multiply experts in whole numbers"):
+        quantised_kind("int4", experts, "cuda", "triton")
+    assert quantised_kind("int8", plain, "cuda", "triton") == INT8
+    assert quantised_kind("none", experts, "cuda", "triton") is None

@@ -160,6 +160,30 @@ def test_a_full_queue_refuses_without_a_trace():
         assert {"a", "b", "c", "d"} == {name for plan in engine._engine.runner.plans for name, _, _ in plan}
 
 
+def test_prompts_that_wait_have_at_most_so_many_tokens_and_leave_the_queue_with_their_first_output():
+    async def crowd(engine):
+        gate(engine).shut()
+        running = [await in_flight(engine, "a"), await in_flight(engine, "b")]
+        with pytest.raises(QueueFull, match=f"its prompts have {2 * size} of {2 * size + 1} tokens"):
+            await collect(engine, [ask("c")])
+        running.pop().cancel()
+        await asyncio.sleep(0)
+        running.append(await in_flight(engine, "c"))
+        gate(engine).open()
+        found = [await task for task in running]
+        assert engine._queued_tokens == 0 and not engine._prompts
+        return [*found, await answers(engine, [ask("d")])]
+
+    size = len(ask("a").prompt)
+    with threaded(max_queued_tokens=2 * size + 1) as engine:
+        assert [expected([ask(name)]) for name in "acd"] == asyncio.run(crowd(engine))
+
+
+def test_a_call_finds_room_where_nobody_waits_however_long_its_prompt():
+    with threaded(max_queued_tokens=1) as engine:
+        assert expected([ask("a")]) == asyncio.run(answers(engine, [ask("a")]))
+
+
 def test_a_request_that_can_never_fit_refuses_its_call_without_a_trace():
     async def refuse(engine):
         with pytest.raises(ContextTooLong):

@@ -269,8 +269,18 @@ def test_a_matrix_that_is_not_cut_is_whole_everywhere():
 
 
 def test_a_head_is_never_divided():
-    with pytest.raises(ValueError, match=r"\(32, 8, 8\) rows in units of 8 cannot be shared by 2"):
-        Linear(24, [32, 8, 8], bias=False, cut="rows", unit=8).shard(0, 2)
+    with pytest.raises(ValueError, match=r"\(32, 24, 24\) rows in units of 8 cannot be shared by 2"):
+        Linear(24, [32, 24, 24], bias=False, cut="rows", unit=8).shard(0, 2)
+    with pytest.raises(ValueError, match=r"\(8,\) columns in units of 8 cannot be shared by 2"):
+        Linear(8, [24], bias=False, cut="columns", unit=8).shard(0, 2)  # both would add it to the sum
+
+
+def test_shards_have_the_same_head_where_there_are_fewer_than_shards():
+    whole = Linear(24, [32, 8, 8], bias=False, cut="rows", unit=8)
+    assert [whole.shard(rank, 2).rows for rank in range(2)] == [
+        [range(16), range(32, 40), range(40, 48)],
+        [range(16, 32), range(32, 40), range(40, 48)],
+    ]
 
 
 def sharded(net: nn.Module) -> list[nn.Module]:

@@ -23,7 +23,7 @@ RELATIONS = re.compile(
     r"min_tokens must be an integer from 0 to \d+|min_tokens cannot be combined with structured output|"
     r"response_format and structured_outputs cannot both|structured_outputs must hold one of|"
     r"resume_token_ids (needs|holds|must hold fewer|does not follow)|.*maximum context length is|"
-    r"(regex|grammar|json_schema|choice)\b.*:|chat_template_kwargs: .* is not an option|"
+    r"(regex|grammar|json_schema|choice|tools)\b.*:|chat_template_kwargs: .* is not an option|"
     r"tool_choice.function.name must be the name of|tool_choice: 'required' needs|"
     r"tools\[\d+\].*(of no other tool|no JSON schema)|"
     r"messages\[\d+\].*(the id of a call|JSON object in a string)|reasoning_effort: this model|"

@@ -1,5 +1,6 @@
-"""Compiles every kernel for an H200, and without one, as it would be launched. Exit code 1 if one spills registers or
-takes more shared memory than a program may have.
+"""Compiles every kernel for an H200, and without one, as it would be launched. Exit code 1 if one spills registers,
+takes more shared memory than a program may have, or is not compiled into what makes it fast: keys and values of a decode on
+their way while others are multiplied, by so many programs at once; matrices in codes multiplied by the wide matrix units.
 
     python -m tests.model.net.triton.compiles
 
@@ -18,10 +19,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from model.config import AttentionVariant
+from model.engine.sampler import TokenSampler
 from model.net.backends import BatchLayout, KVCache, Paged, Row
+from model.net.formats.codes import INT4, INT8, MXFP4
+from model.net.linear import Linear
+from model.net.quantised import QuantisedLinear
 from model.net.transformer import Decoder
-from model.net.triton import delta, fused, grouped, kernels
+from model.net.triton import codes, delta, fused, grouped, kernels, sampling
 from model.net.triton.backend import TritonBackend
+from model.net.triton.codes import TOKENS, CodesLinear
 from model.net.triton.decoder import TritonDecoder
 from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
@@ -29,11 +35,17 @@ from tests.model.checkpoints import tiny_config
 H200 = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024
 """Bytes of shared memory that one program may have there."""
+RESERVED = 1024
+"""Those of each program that the system takes."""
+REGISTERS = 65536
+"""Of a processor of the GPU, which programs share, as they share its shared memory."""
 SPILT = 64
 """Bytes of registers that a thread may put aside: loops that do hold thousands."""
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
     torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -74,11 +86,13 @@ class Compiled:
         self.kernel = kernel
         self.seen = set()
         self.too_large = False
+        self.wrong = False
+        """Not compiled into what makes it fast: see `report`."""
 
     def __getitem__(self, grid):
         return self.launch
 
-    def launch(self, *args, num_warps=4, num_stages=3, **constants):
+    def launch(self, *args, num_warps=4, num_stages=3, enable_fp_fusion=True, **constants):
         names = self.kernel.arg_names
         values = dict(zip(names, args, strict=False))
         signature = {name: "constexpr" if name in constants else _type(values[name]) for name in names}
@@ -90,17 +104,29 @@ class Compiled:
             source = ASTSource(
                 self.kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned
             )
-            options = {"num_warps": num_warps, "num_stages": num_stages}
-            self.report(triton.compile(source, target=H200, options=options), constants)
+            options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": enable_fp_fusion}
+            self.report(triton.compile(source, target=H200, options=options), constants, num_warps)
 
-    def report(self, built, constants):
+    def report(self, built, constants, num_warps):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(built.asm["cubin"])
             file.flush()
             usage = subprocess.run([OBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
         registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
         self.too_large |= int(stack) > SPILT or built.metadata.shared > SHARED
-        print(f"{self.kernel.fn.__name__} {constants}: {registers} registers, {stack} spilt, {built.metadata.shared} shared")
+        name, shared = self.kernel.fn.__name__, built.metadata.shared
+        programs = min(SHARED // (shared + RESERVED), REGISTERS // (int(registers) * 32 * num_warps))
+        graph = built.asm["ttgir"]
+        waits = [int(wait) for wait in re.findall(r"async_wait [^{]*\{num = (\d+)", graph)]
+        buffers = [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x", graph)]
+        shown = f"{registers} registers, {stack} spilt, {shared} shared, {programs} programs a processor"
+        print(f"{name} {constants}: {shown}, buffers {buffers}, waits {waits}")
+        if name == "decode_kernel":
+            least = 5 if (constants["D_P"], constants["GROUP_P"]) == (128, 16) else 2
+            self.wrong |= max(waits) == 0 or min(buffers) < 2 or programs < least
+        if name == "codes_kernel":
+            under_way = constants["TABLE"] or (max(waits) > 0 and min(buffers) >= 2)
+            self.wrong |= "warp_group_dot" not in graph or not under_way or programs < (1 if constants["TOKENS"] >= 64 else 2)
 
 
 def _type(value):
@@ -123,6 +149,14 @@ def launch_attention(heads, kv_heads, size, dtype, variant):
     TritonBackend([variant]).forward(0, q, k, v, cache, layout, torch.zeros(heads, dtype=dtype) if variant.softcap else None)
 
 
+def launch_codes(kind, size_in, size_out):
+    """A matrix in codes, at every tile of tokens."""
+    with torch.device("meta"):
+        form = CodesLinear.take(QuantisedLinear.form(Linear(size_in, [size_out], bias=False), kind))
+        for count in TOKENS:
+            form(torch.zeros(count, size_in, dtype=torch.bfloat16))
+
+
 class NoAttention(TritonBackend):
     def attend(self, layer, q_THD, cache, layout, sinks_H=None):
         return q_THD
@@ -141,7 +175,7 @@ def launch_layer(changes, dtype):
 @torch.inference_mode()
 def main():
     stands = []
-    for module in (kernels, fused, grouped, delta):
+    for module in (kernels, fused, grouped, delta, sampling, codes):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             stands.append(Compiled(getattr(module, name)))
             setattr(module, name, stands[-1])
@@ -150,8 +184,11 @@ def main():
     for changes in LAYERS.values():
         launch_layer(changes, torch.bfloat16)
     launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
+    for kind in (INT8, INT4, MXFP4):
+        launch_codes(kind, 4096, 14336)
+    TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
     assert all(stand.seen for stand in stands), "a kernel was not launched"
-    return 1 if any(stand.too_large for stand in stands) else 0
+    return 1 if any(stand.too_large or stand.wrong for stand in stands) else 0
 
 
 if __name__ == "__main__":

@@ -250,17 +250,18 @@ def test_each_group_of_layers_has_blocks_of_its_own(fused):
     torch.testing.assert_close(recorded.run(rows, tokens, others, states).logits_TV, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_an_engine_on_triton_answers_as_one_on_torch(family, tmp_path):
-    """From a checkpoint to tokens, with recorded steps on a GPU."""
+@pytest.mark.parametrize(("family", "quantize"), [("llama", "none"), ("gpt2", "none"), ("llama", "int4")])
+def test_an_engine_on_triton_answers_as_one_on_torch(family, quantize, tmp_path):
+    """From a checkpoint to tokens, with recorded steps on a GPU. Weights in whole numbers are made plain by torch alone."""
     write_checkpoint(family, tmp_path)
     options = EngineOptions(
         device=DEVICE, dtype="float32", block_size=8, max_model_len=32, max_batch_requests=4, kv_cache_memory=1 << 20
     )
     found = {}
     for name in ("torch", "triton"):
-        engine = build_engine(tmp_path, replace(options, backend=name))
-        assert name == engine.info.backend
+        cpu = {"device": "cpu"} if name == "torch" and quantize != "none" else {}
+        engine = build_engine(tmp_path, replace(options, backend=name, quantize=quantize, **cpu))
+        assert (engine.info.backend, engine.info.weights) == (name, "float32" if quantize == "none" else quantize)
         requests = [
             ask("long", range(5, 15), 2),
             ask("short", [7], 3),

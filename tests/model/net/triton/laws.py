@@ -169,10 +169,49 @@ def test_a_long_past_is_the_equation(monkeypatch):
     assert_close(at.attend(TritonBackend()), at.attend(ReferenceBackend()))
 
 
+@pytest.mark.parametrize("variant", [PLAIN, AttentionVariant(window=150)], ids=str)
+def test_a_row_has_no_more_splits_than_it_may_and_still_is_the_equation(monkeypatch, variant):
+    """At the lengths where its splits grow, whatever else is in the batch."""
+    monkeypatch.setattr(under_test, "MOST_SPLITS", 2)
+    lengths = (1, SPLIT, 2 * SPLIT, 2 * SPLIT + 1, 4 * SPLIT, 4 * SPLIT + 1, 7 * SPLIT - 1)
+    at = Scene(decodes(*lengths))
+    backend = TritonBackend([variant])
+    assert_close(at.attend(backend), at.attend(ReferenceBackend([variant])))
+    [shares] = backend._plan.decodes.values()
+    assert 2 == shares.first_R.diff().max()
+    assert len(shares.rows_I) <= 2 * len(lengths)
+
+
 def test_a_window_in_a_long_past_is_the_equation():
     variant = AttentionVariant(window=100)
     at = Scene([*decodes(100, 101, 1500), (1490, 3)])
     assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", [PLAIN, VARIANTS[-1], AttentionVariant(window=90)], ids=str)
+def test_a_chunk_on_a_past_in_splits_is_the_equation_and_the_same_beside_others(monkeypatch, shape, variant):
+    """Splits of few keys; with sinks; in as many launches as there is room for parts."""
+    monkeypatch.setattr(under_test, "PREFILL_SPLIT", 32)
+    monkeypatch.setattr(under_test, "MOST_PARTS", 40)
+    at = Scene([(70, 1), (100, 9), (0, 20), (199, 3), (31, 2), (140, 40)], shape)
+    sinks = torch.linspace(-1, 1, shape[0], device=DEVICE, dtype=shape[-1])
+    backend, reference = TritonBackend([variant]), ReferenceBackend([variant])
+    together = at.attend(backend, sinks=sinks)
+    groups = next(iter(backend._plan.prefills.values()))
+    assert len(groups) > 1 and max(group.splits for group in groups) >= (2 if variant.window else 6)
+    assert_close(together, at.attend(reference, sinks=sinks))
+    assert_same(together, [at.attend(backend, [index], sinks=sinks)[0] for index in range(6)])
+    assert_same(together, at.attend(backend, cache=at.spoil(variant.window), sinks=sinks))
+
+
+def test_a_chunk_of_64_tokens_on_a_past_of_32k_starts_a_program_for_each_processor():
+    for heads, kv_heads in ((32, 8), (16, 8), (64, 8), (32, 4)):
+        queries = 128 // (heads // kv_heads)
+        tiles = -(-64 // queries)
+        splits = under_test.splits_of(tiles * kv_heads, 32768 + 64)
+        assert tiles * kv_heads * splits >= 132
+    assert under_test.splits_of(8, 1000) == under_test.splits_of(132, 100_000) == 1
 
 
 def test_layers_of_different_variants_share_one_step():

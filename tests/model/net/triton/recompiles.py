@@ -24,20 +24,27 @@ from model.engine.build import warm_up
 from model.engine.engine import Engine
 from model.engine.graphs import DecodeGraphs
 from model.engine.request import Request
-from model.engine.runner import ModelRunner
+from model.engine.runner import DrawTokens, ModelRunner
+from model.engine.sampler import TokenSampler
 from model.engine.scheduler import Scheduler
 from model.net.backends import KVCache
 from model.net.transformer import Decoder
-from model.net.triton import delta, fused, grouped, kernels
+from model.net.triton import delta, fused, grouped, kernels, sampling
 from model.net.triton.backend import TritonBackend
 from model.net.triton.decoder import TritonDecoder
-from model.params import SamplingParams
+from model.params import NO_CHANGE, DecodingParams, SamplingParams
 from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 MOST = 300
 """Requests at once: more than one round of `share_kernel`, and more than the largest graph."""
-GREEDY = SamplingParams(temperature=0)
+WAYS = [
+    (SamplingParams(temperature=0), NO_CHANGE),
+    (SamplingParams(), DecodingParams(frequency_penalty=0.5, logit_bias={3: 1.0})),
+    (SamplingParams(top_p=0.9), NO_CHANGE),
+    (SamplingParams(top_k=5), DecodingParams(repetition_penalty=1.2, allowed_token_ids=(0, 1, 2))),
+]
+"""How requests draw, in turn."""
 WINDOW = {"sliding_window": 40, "window_layers": (1,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 3, "shared_expert_size": 32, "mlp_bias": True, "sinks": True}
 DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=32, kernel=4), "delta_layers": (0,)}
@@ -104,11 +111,21 @@ class Watched(TritonDecoder):
 
     def __init__(self, net):
         super().__init__(net)
-        self.logits = lambda hidden_TE: torch.zeros(len(hidden_TE), net.config.vocab_size)
+        self.logits = lambda hidden_TE: torch.zeros(len(hidden_TE), net.config.vocab_size, dtype=torch.bfloat16)
 
     def __call__(self, *arguments):
         with NoReads():
             return super().__call__(*arguments)
+
+
+def drawn(sampler: TokenSampler) -> DrawTokens:
+    """Noughts: what no kernel wrote may be anything."""
+
+    def draw(logits_RV, draws):
+        with NoReads():
+            return torch.zeros_like(sampler(logits_RV, draws))
+
+    return draw
 
 
 def engine(recorded: bool, **changes) -> Engine:
@@ -121,17 +138,23 @@ def engine(recorded: bool, **changes) -> Engine:
     cache = KVCache.allocate(config, counts, sizes.block_size, torch.bfloat16, "cpu")
     backend = TritonBackend(config.attention_variants)
     graphs = DecodeGraphs(form, backend, cache, 128, MOST, lambda step: (step(), step)[1]) if recorded else None
+    sampler = TokenSampler(config.vocab_size, "cpu")
+    sampler.warm_up(torch.bfloat16)
     clock = partial(next, count())  # each look takes a second, so that all runs plan the same steps
-    return Engine(Scheduler(sizes, clock), ModelRunner(form, backend, cache, "cpu", graphs), clock)
+    return Engine(Scheduler(sizes, clock), ModelRunner(form, backend, cache, "cpu", graphs, drawn(sampler)), clock)
 
 
-def serve(machine: Engine) -> int:
-    """Steps with odd and even numbers of tokens and rows: prompts alone, beside streams, and streams alone; how many."""
+def serve(machine: Engine, mixed: bool) -> int:
+    """Steps with odd and even numbers of tokens and rows: prompts alone, beside streams, and streams alone; how many.
+
+    If `mixed`, the requests draw in many ways, else the best token.
+    """
     steps, asked = 0, 0
     for batch in (1, 2, 3, 4, 17, 64, 63, 255, 256, 257, MOST):
         for length in (1, 2, 7, 33, 64):
             while machine.scheduler.num_running + machine.scheduler.num_waiting < batch:
-                machine.add(Request(f"{asked}", [5] * (length + asked % 2), 8, GREEDY))
+                params, decoding = WAYS[asked % len(WAYS)] if mixed else WAYS[0]
+                machine.add(Request(f"{asked}", [5] * (length + asked % 2), 8, params, decoding=decoding))
                 asked += 1
             for _ in range(3):
                 machine.step()
@@ -148,13 +171,13 @@ def main() -> int:
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["fn"].name)
     late = 0
     for name, (changes, recorded) in MODELS.items():
-        for kernel in (kernel for module in (kernels, fused, grouped, delta) for kernel in vars(module).values()):
+        for kernel in (kernel for module in (kernels, fused, grouped, delta, sampling) for kernel in vars(module).values()):
             if isinstance(kernel, JITFunction):
                 kernel.device_caches.clear()  # as in a new process
         machine = engine(recorded, **changes)
         warm_up(machine)
         before = len(compiled)
-        steps, launches = serve(machine), Driver.launches
+        steps, launches = serve(machine, mixed=name == "llama"), Driver.launches
         late += len(compiled) - before
         print(f"{name}, graphs {recorded}: {steps} steps, {launches} launches, compiled late: {compiled[before:]}")
     assert compiled and Driver.launches > 1000, "nothing was compiled or launched: this check has lost its footing"

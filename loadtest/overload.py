@@ -1,0 +1,209 @@
+"""`make overload`: a server of our own under three times its calls, and a thousand streams that end at once.
+
+python -m loadtest.overload --minutes 5
+
+First as many callers as the server can run, one call after the other: the answers a second are its capacity. Then calls come at
+so many times that rate, over both transports in turn, whether or not earlier ones were answered. Then, on a second server,
+a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+import grpc
+
+from loadtest.bench.figures import percentile
+from loadtest.faults.measure import Measure
+from loadtest.faults.target import Target, running
+from loadtest.server import StartError
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+
+PROMPT, TOKENS = "def fibonacci(n):", 256
+"""Long answers: the callers, who share the machine with the server, take little of it."""
+CHANNELS = 16
+"""Of gRPC: over one of them HAProxy lets 100 calls run; further ones would wait in the client."""
+CALLERS, CAPACITY_SECONDS = 96, 60.0
+WARM_SECONDS = 10.0
+"""At the beginning of the overload, while the queue fills: not counted as goodput."""
+REFUSAL_MS, GOODPUT, HUNG_SECONDS = 50.0, 0.9, 60.0
+STREAMS, FREE_SECONDS = 1000, 1.0
+HELD = re.compile(r"^attend_(?:kv_cache_usage|requests_running|requests_waiting)\{[^}]*\} (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """When a call began, in seconds after the first, how long it took, and how it ended."""
+
+    began: float
+    seconds: float
+    result: str
+    """`ok`, `refused` (429 or RESOURCE_EXHAUSTED, with a time to come again), or what else came."""
+
+
+class Callers:
+    """Calls of both transports, in turn."""
+
+    def __init__(self, target: Target, http: aiohttp.ClientSession, channels: Sequence[grpc.aio.Channel]) -> None:
+        self.url, self.http = f"{target.address.http}/v1/completions", http
+        self.stubs = itertools.cycle(map(GenerationServiceStub, channels))
+        self.done: list[Call] = []
+        self.started = time.monotonic()
+        self.turns = itertools.cycle((self.over_http, self.over_grpc))
+
+    async def over_http(self) -> str:
+        """A completion; what came."""
+        body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
+        async with self.http.post(self.url, json=body) as answer:
+            await answer.read()
+        if answer.status == 429 and int(answer.headers["retry-after"]) > 0:
+            return "refused"
+        return "ok" if answer.status == 200 else f"HTTP {answer.status}"
+
+    async def over_grpc(self) -> str:
+        """A Generate; what came."""
+        request = pb.GenerateRequest(text=PROMPT, max_tokens=TOKENS, stopping=pb.StoppingCriteria(ignore_eos=True))
+        call = next(self.stubs).Generate(request)
+        if await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return "refused" if int(dict(await call.trailing_metadata())["retry-after"]) > 0 else "refused without a time"
+        return "ok" if await call.code() is grpc.StatusCode.OK else f"gRPC {(await call.code()).name}"
+
+    async def one(self) -> None:
+        """Make a call and note it."""
+        began = time.monotonic()
+        try:
+            result = await next(self.turns)()
+        except (aiohttp.ClientError, grpc.RpcError) as error:
+            result = type(error).__name__
+        self.done.append(Call(began - self.started, time.monotonic() - began, result))
+
+    async def closed(self, seconds: float) -> float:
+        """CALLERS who each make one call after the other; answers a second, but for the first third of the time."""
+        began = time.monotonic()
+        end = began + seconds
+
+        async def caller() -> None:
+            while time.monotonic() < end:
+                await self.one()
+
+        await asyncio.gather(*(caller() for _ in range(CALLERS)))
+        ended = [self.started + call.began + call.seconds for call in self.done if call.result == "ok"]
+        return sum(began + seconds / 3 <= at < end for at in ended) / (seconds * 2 / 3)
+
+    async def open(self, rate: float, seconds: float, seed: int = 0) -> int:
+        """Poisson arrivals at `rate` calls a second; returns how many had not ended HUNG_SECONDS after the last."""
+        self.done, self.started = [], time.monotonic()
+        gaps, calls, at = random.Random(seed), set(), 0.0
+        while (at := at + gaps.expovariate(rate)) < seconds:
+            await asyncio.sleep(self.started + at - time.monotonic())
+            calls.add(task := asyncio.create_task(self.one()))
+            task.add_done_callback(calls.discard)
+        _, hung = await asyncio.wait(calls, timeout=HUNG_SECONDS) if calls else (None, ())
+        return len(hung)
+
+
+def verdict(calls: Sequence[Call], hung: int, capacity: float, seconds: float) -> list[Measure]:
+    """What an overload of so many seconds must keep."""
+    refused = [1000 * call.seconds for call in calls if call.result == "refused"]
+    ended = [call.began + call.seconds for call in calls if call.result == "ok"]
+    good = sum(WARM_SECONDS <= at < seconds for at in ended) / (seconds - WARM_SECONDS)
+    others = sorted({call.result for call in calls} - {"ok", "refused"})
+    return [
+        Measure("calls", len(calls), "", note=f"{len(ended)} answered, {len(refused)} refused"),
+        Measure("refused at p50", percentile(refused, 50) if refused else 0.0, "ms"),
+        Measure("refused at p99", percentile(refused, 99) if refused else 0.0, "ms", REFUSAL_MS),
+        Measure("capacity lost", 1 - good / capacity, "", 1 - GOODPUT, f"{good:.1f} of {capacity:.1f} answers a second"),
+        Measure("hung", hung, "calls", 0),
+        Measure("other ends", len(calls) - len(ended) - len(refused), "calls", 0, ", ".join(others)),
+    ]
+
+
+async def overload(target: Target, times: float, seconds: float) -> list[Measure]:
+    """Measure the capacity, then load the server with `times` as much."""
+    forever = aiohttp.ClientTimeout(total=None)  # a call without an end is to be seen
+    http = aiohttp.ClientSession(timeout=forever, connector=aiohttp.TCPConnector(limit=0))
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(target.address.grpc, options=own) for _ in range(CHANNELS)]
+    async with http:
+        callers = Callers(target, http, channels)
+        capacity = await callers.closed(CAPACITY_SECONDS)
+        hung = await callers.open(times * capacity, seconds)
+        for channel in channels:
+            await channel.close()
+        return verdict(callers.done, hung, capacity, seconds)
+
+
+async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A stream that has begun: its first event has come."""
+    place = urlsplit(address)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True})
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    assert b" 200 " in await reader.readline()
+    await reader.readuntil(b"data: ")
+    return reader, writer
+
+
+async def drop(target: Target, count: int) -> list[Measure]:
+    """Cut so many streams at once; the time until the server holds nothing for them any more."""
+    streams = await asyncio.gather(*(stream(target.address.http) for _ in range(count)))
+    writers = [writer for _, writer in streams]
+    for writer in writers:
+        writer.transport.abort()
+    cut = time.monotonic()
+    async with aiohttp.ClientSession() as http:
+        seconds = await until(lambda: holds_nothing(http, target), cut)
+    return [Measure(f"{count} dropped streams: everything free after", seconds, "s", FREE_SECONDS)]
+
+
+async def until(condition: Callable[[], Awaitable[bool]], since: float) -> float:
+    """Seconds after `since` at which it is known that `condition` has come true; infinite after HUNG_SECONDS."""
+    while time.monotonic() < since + HUNG_SECONDS:
+        if await condition():
+            return time.monotonic() - since
+        await asyncio.sleep(0.02)
+    return float("inf")
+
+
+async def holds_nothing(http: aiohttp.ClientSession, target: Target) -> bool:
+    """Whether no request runs or waits and no KV block is in use."""
+    async with http.get(f"{target.address.http}/metrics") as answer:
+        held = HELD.findall(await answer.text())
+    return bool(held) and not any(map(float, held))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where every limit was kept, 1 where no server came up, 3 where one was missed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=5, help="length of the overload (default 5)")
+    parser.add_argument("--times", type=float, default=3, help="load in units of the capacity (default 3)")
+    parser.add_argument("--streams", type=int, default=STREAMS, help=f"streams that are cut (default {STREAMS})")
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        with running(flags) as target:
+            measures = asyncio.run(overload(target, options.times, 60 * options.minutes))
+        with running([*flags, "--max-batch-requests", str(options.streams)]) as target:
+            measures += asyncio.run(drop(target, options.streams))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for measure in measures:
+        print(f"{measure.text()}{'' if measure.kept else '  MISSED'}{f'  ({measure.note})' if measure.note else ''}")
+    return 0 if all(measure.kept for measure in measures) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

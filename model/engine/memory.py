@@ -1,0 +1,69 @@
+"""How much memory steps take on a device beside weights and cache, measured on a cache of one block: the rest is for keys and
+values. Kernels, libraries, recorded steps and the allocator take what no formula says.
+
+Not yet run on a GPU: on the CPU it is tested with a device that counts.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+
+import torch
+
+from model.config import EngineConfig, ModelConfig
+from model.engine.plan import StepInput
+from model.engine.runner import ModelRunner
+from model.net.kv_cache import KVCache
+from model.params import SamplingParams
+from model.sampling_plan import Draw, SamplingPlan
+
+SHARE = 0.97
+"""Of the memory that the largest steps left: others lie in the allocator's pieces in other ways."""
+LIMITED = SamplingParams(temperature=1.0, top_p=0.5)
+"""What takes most memory to draw: it sorts all scores."""
+
+
+def memory_left(
+    model: ModelConfig,
+    config: EngineConfig,
+    held: torch.dtype,
+    device: str,
+    runner_of: Callable[[KVCache], ModelRunner],
+    free: Callable[[], int],
+) -> int:
+    """Bytes for the cache, once the largest steps of `config` have run.
+
+    `runner_of` makes a runner round a cache, and records its steps; `free` tells the free bytes of the device. What the
+    allocator holds counts as taken, and a later runner takes it again. Raises OutOfMemory if there is no room for the steps.
+    """
+    runner = runner_of(KVCache.allocate(model, 1, config.block_size, held, device))
+    for step in largest_steps(model, config):
+        runner.submit(step).result()
+    return int(free() * SHARE)
+
+
+def largest_steps(model: ModelConfig, config: EngineConfig) -> Iterator[StepInput]:
+    """A prompt that fills a step, at the end of the longest request; and as many streams as run, drawn from sorted scores.
+
+    All tokens lie in block 1, and all states in slot 1: nobody looks at what is computed.
+    """
+    count = min(config.max_batch_tokens, config.max_model_len)
+    yield _step(model, config, [config.max_model_len - count], count)
+    rows = min(config.max_batch_requests, config.max_batch_tokens)
+    yield _step(model, config, [config.max_model_len - 1] * rows, 1)
+
+
+def _step(model: ModelConfig, config: EngineConfig, starts: list[int], count: int) -> StepInput:
+    """Rows of `count` tokens that begin at `starts`, each of which draws."""
+    num_rows, names = len(starts), [f"largest {row}" for row in range(len(starts))]
+    blocks = array("q", [1]) * -(-config.max_model_len // config.block_size)
+    tables = [[array("q", [1]) if group.has_state else blocks] * num_rows for group in model.memory_groups]
+    return StepInput(
+        request_ids=names,
+        tables=tables,
+        starts=starts,
+        counts=[count] * num_rows,
+        tokens=array("q", [0]) * (count * num_rows),
+        draws=[Draw(SamplingPlan(LIMITED, seed=0), config.max_model_len)] * num_rows,
+        draw_rows=[(row + 1) * count - 1 for row in range(num_rows)],
+        draw_ids=names,
+    )

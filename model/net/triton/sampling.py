@@ -1,0 +1,295 @@
+"""From scores to tokens in two launches, or three where a row draws among some tokens only: what `model.sampling.sample` does.
+
+The same float32 operations in the same order, each rounded to nearest, so a greedy token is the reference's to the bit. Noise
+has the same random bits; its two logarithms, and the sums of top-p, are rounded as the device rounds them. A row is cut into
+chunks of a fixed size, and only maxima and whole numbers go from chunk to chunk: its token depends on that row alone.
+
+In Triton's interpreter these run on the CPU, and they compile for an H200; no GPU has run them yet.
+
+Shapes: R rows · V vocabulary · S chunks of a row · N numbers of a record. S_P is S rounded up to a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+KEY = tl.constexpr(0)
+"""The 64 bits of a row's noise. The columns of a record, int64; numbers of float32 lie there as their bits."""
+NOISY = tl.constexpr(1)
+"""1: the token of score / temperature + noise, 0: that of the score."""
+TEMPERATURE = tl.constexpr(2)
+TOP_K = tl.constexpr(3)
+"""0: no limit."""
+TOP_P = tl.constexpr(4)
+"""1: no limit."""
+MIN_P = tl.constexpr(5)
+"""How far below the best a score may be, after the division by the temperature: -log(min_p)."""
+MAY_EXCLUDE = tl.constexpr(6)
+REPETITION = tl.constexpr(7)
+FREQUENCY = tl.constexpr(8)
+PRESENCE = tl.constexpr(9)
+TEXT = tl.constexpr(10)
+"""The row's line of `counts`; -1: none."""
+WORDS = tl.constexpr(11)
+"""The row's line of `words`; -1: none."""
+BIASES = tl.constexpr(12)
+"""Where its biases begin in the entries. From BANS on, where they end, there are its bans, up to END."""
+BANS = tl.constexpr(13)
+END = tl.constexpr(14)
+NUMBERS = tl.constexpr(15)
+"""N."""
+LARGEST = tl.constexpr(1e9)
+"""`model.sampling.LARGEST`."""
+UNSCORED = tl.constexpr(-1)
+EXCLUDED = tl.constexpr(-2)
+WHOLE = tl.constexpr(17592186044416.0)
+"""2^44: probabilities are summed as whole numbers of this part of the likeliest token's, so in any order. V may be 2^19."""
+NO_BORDER = tl.constexpr(0xFFFFFFFF)
+NOTHING = tl.constexpr(-(2**63))
+"""Below the score of any token."""
+LISTS = ["records_ptr", "entries_ptr", "words_ptr", "logits_ptr", "scores_ptr", "counts_ptr"]
+LISTS += ["highest_ptr", "best_ptr", "done_ptr", "borders_ptr", "tokens_ptr"]
+"""What stands anywhere in a larger tensor: see `kernels.PLACES`."""
+
+
+@triton.jit
+def _real(record_ptr: tl.tensor, column: tl.constexpr) -> tl.tensor:
+    """A float32 of a record."""
+    return tl.load(record_ptr + column).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _changed(
+    x: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor,
+    record_ptr: tl.tensor,
+    entries_ptr: tl.tensor,
+    words_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    V: tl.constexpr,
+) -> tl.tensor:
+    """Scores of the tokens `at` under a row's bias, penalties, bans and mask, in this order."""
+    for entry in range(tl.load(record_ptr + BIASES), tl.load(record_ptr + BANS)):
+        bits = tl.load(entries_ptr + entry)
+        bias = (bits >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        x = tl.where(at == (bits & 0xFFFFFFFF), x + bias, x)
+    text = tl.load(record_ptr + TEXT)
+    if text >= 0:
+        count = tl.load(counts_ptr + text * V + at, mask=inside, other=0)
+        repetition = _real(record_ptr, REPETITION)
+        if repetition != 1.0:
+            penalized = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+            penalized = tl.minimum(tl.maximum(penalized, -LARGEST), LARGEST)
+            x = tl.where((count > 0) & (tl.abs(x) < float("inf")), penalized, x)
+        taken = _real(record_ptr, FREQUENCY) * (count - 1).to(tl.float32) + _real(record_ptr, PRESENCE)
+        x = tl.where(count > 1, x - taken, x)
+    for entry in range(tl.load(record_ptr + BANS), tl.load(record_ptr + END)):
+        x = tl.where(at == tl.load(entries_ptr + entry), float("-inf"), x)
+    line = tl.load(record_ptr + WORDS)
+    if line >= 0:
+        word = tl.load(words_ptr + line * ((V + 31) // 32) + at // 32, mask=inside, other=0)
+        x = tl.where(((word >> (at % 32)) & 1) != 0, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def _highest(x: tl.tensor) -> tl.tensor:
+    """The largest; infinite where one of them is not a number."""
+    return tl.max(tl.where(x == x, x, float("inf")), 0)
+
+
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=LISTS)
+def highest_kernel(
+    logits_ptr: tl.tensor,  # [R, V]
+    records_ptr: tl.tensor,  # int64 [R, N]
+    entries_ptr: tl.tensor,  # int64: a token, and for a bias its float32 in the upper half
+    words_ptr: tl.tensor,  # int32 [., V / 32 rounded up]: a bit for each token, 1 where it is allowed
+    counts_ptr: tl.tensor,  # int32 [., V]: 0 for a token that is not in the text, else 1 and how often it is in the output
+    scores_ptr: tl.tensor,  # float32 [R, V]
+    highest_ptr: tl.tensor,  # float32 [2, R, S]
+    best_ptr: tl.tensor,  # int64 [R]
+    done_ptr: tl.tensor,  # int32 [R]
+    borders_ptr: tl.tensor,  # int64 [R]
+    stride: tl.tensor,
+    V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANGES: tl.constexpr,
+) -> None:
+    """The best score of each chunk, as the model gave it and as its row's parameters make it: `scores` then, if CHANGES.
+
+    Sets the other outputs to what the next kernels begin with. Grid (R, S).
+    """
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = at < V
+    x = tl.load(logits_ptr + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
+    highest_ptr += row * tl.num_programs(1) + chunk
+    tl.store(highest_ptr, _highest(x))
+    if CHANGES:
+        x = _changed(x, at, inside, records_ptr + row * NUMBERS, entries_ptr, words_ptr, counts_ptr, V)
+        tl.store(scores_ptr + row * V + at, x, mask=inside)
+        tl.store(highest_ptr + tl.num_programs(0) * tl.num_programs(1), _highest(x))
+    if chunk == 0:
+        tl.store(best_ptr + row, NOTHING)
+        tl.store(done_ptr + row, 0)
+        tl.store(borders_ptr + row, NO_BORDER)
+
+
+@triton.jit
+def _of_row(highest_ptr: tl.tensor, row: tl.tensor, S: tl.constexpr, S_P: tl.constexpr) -> tl.tensor:
+    """The best of a row's chunks."""
+    chunk = tl.arange(0, S_P)
+    return tl.max(tl.load(highest_ptr + row * S + chunk, mask=chunk < S, other=float("-inf")), 0)
+
+
+@triton.jit
+def _scaled(x: tl.tensor, highest: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    """(score - best) / temperature: 0 or less."""
+    return tl.div_rn(x.to(tl.float32) - highest, temperature)
+
+
+@triton.jit
+def _bits(scaled: tl.tensor) -> tl.tensor:
+    """Bits of how far a score is below the best: as whole numbers they have the same order, uint32."""
+    return tl.abs(scaled).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _weights(scaled: tl.tensor, border: tl.tensor, MASS: tl.constexpr) -> tl.tensor:
+    """What each token up to the border counts: 1, or if MASS its probability in parts of the likeliest one's. int64."""
+    weight = (tl.exp(scaled) * WHOLE).to(tl.int64) if MASS else (scaled <= 0).to(tl.int64)
+    return tl.where(_bits(scaled) <= border, weight, 0)
+
+
+@triton.jit
+def _total(
+    scores_ptr: tl.tensor, highest: tl.tensor, temperature: tl.tensor, border: tl.tensor, V: tl.constexpr, TILE: tl.constexpr
+) -> tl.tensor:
+    """The mass of a row's tokens up to the border."""
+    total = tl.zeros([TILE], tl.int64)
+    for tile in range(0, V, TILE):
+        at = tile + tl.arange(0, TILE)
+        x = tl.load(scores_ptr + at, mask=at < V, other=float("-inf"))
+        total += _weights(_scaled(x, highest, temperature), border, True)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _border(
+    scores_ptr: tl.tensor,
+    highest: tl.tensor,
+    temperature: tl.tensor,
+    within: tl.tensor,
+    target: tl.tensor,
+    V: tl.constexpr,
+    TILE: tl.constexpr,
+    MASS: tl.constexpr,
+) -> tl.tensor:
+    """The most bits for which the tokens with fewer weigh less than `target`, of those `within` a border: two bits a turn."""
+    border, step = tl.full((), 0, tl.uint32), tl.full((), 1 << 30, tl.uint32)
+    for _ in range(16):
+        one, two, three = tl.zeros([TILE], tl.int64), tl.zeros([TILE], tl.int64), tl.zeros([TILE], tl.int64)
+        for tile in range(0, V, TILE):
+            at = tile + tl.arange(0, TILE)
+            x = tl.load(scores_ptr + at, mask=at < V, other=float("-inf"))
+            scaled = _scaled(x, highest, temperature)
+            bits, weight = _bits(scaled), _weights(scaled, within, MASS)
+            weight = tl.where(at < V, weight, 0)
+            one += tl.where(bits < border + step, weight, 0)
+            two += tl.where(bits < border + step * 2, weight, 0)
+            three += tl.where(bits < border + step * 3, weight, 0)
+        fits = (tl.sum(one, 0).to(tl.float64) < target).to(tl.uint32)
+        fits += (tl.sum(two, 0).to(tl.float64) < target).to(tl.uint32)
+        fits += (tl.sum(three, 0).to(tl.float64) < target).to(tl.uint32)
+        border += step * fits
+        step = step >> 2
+    return border
+
+
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=LISTS)
+def limit_kernel(
+    scores_ptr: tl.tensor,  # [R, V]
+    records_ptr: tl.tensor,  # int64 [R, N]
+    highest_ptr: tl.tensor,  # float32 [R, S]
+    borders_ptr: tl.tensor,  # int64 [R]
+    stride: tl.tensor,
+    V: tl.constexpr,
+    S: tl.constexpr,
+    S_P: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """How far below the best a token may be: top-k, then top-p, then min-p. Tokens of the same score stay or go together.
+
+    Top-k keeps a token if fewer than k have a higher score; top-p keeps it if those with a higher score have less than p of
+    what top-k left. Nothing is sorted. Grid (R,).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    record_ptr = records_ptr + row * NUMBERS
+    top_k, top_p, highest = tl.load(record_ptr + TOP_K), _real(record_ptr, TOP_P), _of_row(highest_ptr, row, S, S_P)
+    temperature = _real(record_ptr, TEMPERATURE)
+    border = tl.full((), NO_BORDER, tl.uint32)
+    scores_ptr += row * stride
+    if top_k > 0:
+        border = _border(scores_ptr, highest, temperature, border, top_k.to(tl.float64), V, TILE, False)
+    if top_p < 1.0:
+        mass = _total(scores_ptr, highest, temperature, border, V, TILE)
+        target = tl.maximum(mass.to(tl.float64) * top_p.to(tl.float64), 1.0)
+        border = tl.minimum(border, _border(scores_ptr, highest, temperature, border, target, V, TILE, True))
+    border = tl.minimum(border, tl.load(record_ptr + MIN_P).to(tl.uint32))
+    tl.store(borders_ptr + row, border.to(tl.int64))
+
+
+@triton.jit
+def _noise(key: tl.tensor, at: tl.tensor) -> tl.tensor:
+    """See `model.sampling.gumbel_noise`."""
+    bits = key.to(tl.uint64) ^ (at.to(tl.uint64) * 0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    uniform = (((bits ^ (bits >> 31)) >> 41).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _ranked(value: tl.tensor, at: tl.tensor) -> tl.tensor:
+    """A number that is larger for a larger value, and of equal values for the lower token. int64."""
+    bits = value.to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=LISTS)
+def draw_kernel(
+    scores_ptr: tl.tensor,  # [R, V]
+    records_ptr: tl.tensor,  # int64 [R, N]
+    highest_ptr: tl.tensor,  # float32 [2, R, S]: the model's, and those of `scores`
+    borders_ptr: tl.tensor,  # int64 [R]
+    best_ptr: tl.tensor,  # int64 [R]
+    done_ptr: tl.tensor,  # int32 [R]: how many chunks are in `best`
+    tokens_ptr: tl.tensor,  # int64 [R]
+    stride: tl.tensor,
+    V: tl.constexpr,
+    S: tl.constexpr,
+    S_P: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANGES: tl.constexpr,
+) -> None:
+    """The token of the best score, with noise where the row wants it. The last of a row's programs writes it. Grid (R, S)."""
+    row = tl.program_id(0).to(tl.int64)
+    record_ptr = records_ptr + row * NUMBERS
+    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    model = _of_row(highest_ptr, row, S, S_P)
+    highest = _of_row(highest_ptr + tl.num_programs(0) * S, row, S, S_P) if CHANGES else model
+    x = tl.load(scores_ptr + row * stride + at, mask=at < V, other=float("-inf"))
+    noisy = tl.load(record_ptr + NOISY) != 0
+    value = _scaled(x, highest, tl.where(noisy, _real(record_ptr, TEMPERATURE), 1.0))
+    kept = (at < V) & (_bits(value).to(tl.int64) <= tl.load(borders_ptr + row))
+    if noisy:
+        value += _noise(tl.load(record_ptr + KEY), at)
+    value = tl.where(kept & (value == value), value + 0.0, float("-inf"))
+    tl.atomic_max(best_ptr + row, tl.max(_ranked(value, at), 0))
+    if tl.atomic_add(done_ptr + row, 1) == S - 1:
+        best = tl.atomic_max(best_ptr + row, NOTHING)
+        token = 0x7FFFFFFF - (best & 0xFFFFFFFF)
+        excluded = (tl.load(record_ptr + MAY_EXCLUDE) != 0) & (tl.abs(model) < float("inf"))
+        none = tl.where(excluded, EXCLUDED, UNSCORED)
+        tl.store(tokens_ptr + row, tl.where(tl.abs(highest) < float("inf"), token, none))

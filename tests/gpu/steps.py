@@ -1,0 +1,95 @@
+"""A model on the `Device` with Triton's kernels standing in, its steps, and what each of them costs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+
+from model.engine.graphs import WARM_UPS, DecodeGraphs
+from model.engine.plan import Plan, Scheduled
+from model.engine.runner import ModelRunner
+from model.net.backends import KVCache
+from model.net.transformer import Decoder
+from tests.gpu.device import Device, Kernel
+from tests.model.engine.machines import ask, given
+
+BLOCK = 32
+
+
+class Recorder:
+    """In place of `CudaRecorder`: a replay is one launch, and a recording is looked at as it is made."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def __call__(self, step):
+        for _ in range(WARM_UPS):
+            step()
+        self.device.recording = set()
+        step()
+        self.device.recording = None
+        return lambda: self.device._launch("a recorded step")
+
+
+@dataclass
+class Machine:
+    """A runner on the device."""
+
+    device: Device
+    runner: ModelRunner
+
+    def step(self, *items: Scheduled, result: bool = True, **plan) -> dict:
+        """What the submission of one step cost; with `result`, what reading its result cost too."""
+        self.device.drain()
+        self.device.reset()
+        before = self.device.allocated
+        pending = self.runner.submit(given(Plan(tuple(items), **plan)))
+        early = dict(self.device.waits)
+        if result:
+            pending.result()
+        return {
+            "launches": sum(self.device.launches.values()),
+            "peak": self.device.peak - before,
+            "waits": set(early),
+            "late": set(self.device.waits) - set(early),
+        }
+
+
+@contextmanager
+def standing_in(device: Device) -> Iterator[None]:
+    """Triton's kernels count their launches and compute nothing."""
+    from model.net.triton import delta, fused, grouped, kernels
+
+    with ExitStack() as stack:
+        for module in (kernels, fused, grouped, delta):
+            for name in [name for name in vars(module) if name.endswith("_kernel")]:
+                stack.enter_context(mock.patch.object(module, name, Kernel(device, name)))
+        yield
+
+
+@contextmanager
+def machine(config, *, requests: int = 0, length: int = 256, num_blocks: int = 64) -> Iterator[Machine]:
+    """A decoder of `config` in bfloat16, of sizes alone; with `requests`, steps of so many rows are recorded."""
+    from model.net.triton.backend import TritonBackend
+    from model.net.triton.decoder import TritonDecoder
+
+    device = Device("meta")
+    with torch.inference_mode(), device, standing_in(device):
+        with torch.device("meta"):
+            net = Decoder(config).to(torch.bfloat16).requires_grad_(False)
+        device.adopt(net)
+        form, backend = TritonDecoder(net), TritonBackend(config.attention_variants)
+        cache = KVCache.allocate(config, num_blocks, BLOCK, torch.bfloat16, "cuda")
+        graphs = DecodeGraphs(form, backend, cache, length, requests, Recorder(device)) if requests else None
+        yield Machine(device, ModelRunner(form, backend, cache, "cuda", graphs))
+
+
+def item(runner: ModelRunner, name: str, start: int, count: int, left: int = 0, draft=(), **asked) -> Scheduled:
+    """Tokens `start .. start + count - 1` of a request that has `left` more; without those it draws."""
+    request = ask(name, [5] * (start + count + left), 8, **asked)
+    num_groups = len(runner.net.config.memory_groups)
+    blocks = list(range(1, -(-(start + count + len(draft)) // BLOCK) + 1))
+    request.tables = [blocks] * (num_groups - runner.has_states) + [[1]] * runner.has_states
+    return Scheduled(request, start, count, draft)

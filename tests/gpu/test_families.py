@@ -1,0 +1,32 @@
+"""Every kind of layer on a GPU that keeps account: its steps are recorded and computed without waiting."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from model.sublayers import DeltaSpec
+from tests.gpu.steps import item, machine
+from tests.model.checkpoints import tiny_config
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+FAMILIES = {
+    "llama": {},
+    "windows": {"sliding_window": 40, "window_layers": (1,)},
+    "experts and sinks": {"num_experts": 5, "experts_per_token": 3, "shared_expert_size": 32, "mlp_bias": True, "sinks": True},
+    "norms of sums": {"norm_place": "post", "norm": "layernorm", "gated_mlp": False, "activation": "gelu"},
+    "parallel": {"norm_place": "parallel"},
+    "states": {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=32, kernel=4), "delta_layers": (0,)},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_records_and_computes_its_steps_without_waiting(family):
+    config = tiny_config(**{"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "num_layers": 2} | FAMILIES[family])
+    with machine(config, requests=4) as made:
+        runner = made.runner
+        for items in ([item(runner, "a", 40, 1)], [item(runner, "a", 40, 1), item(runner, "b", 0, 50)]):
+            cost = made.step(*items)
+            assert (set(), set()) == (cost["waits"], cost["late"])
+        assert 3 == len(runner.graphs._replays)
+        assert [] == made.device.faults

@@ -1,0 +1,45 @@
+"""What an overload finds: late refusals, lost answers, calls that hang, and streams that leave something behind."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+
+from loadtest import overload
+from loadtest.overload import Call, until, verdict
+
+SECONDS, CAPACITY = 60.0, 10.0
+ANSWERED = [Call(at / CAPACITY, 3.0, "ok") for at in range(int(SECONDS * CAPACITY))]
+REFUSED = [Call(at / 20, 0.01, "refused") for at in range(1200)]
+
+
+def missed(calls, hung=0):
+    return {each.what for each in verdict(calls, hung, CAPACITY, SECONDS) if not each.kept}
+
+
+def test_prompt_refusals_beside_all_answers_are_good():
+    assert not missed([*ANSWERED, *REFUSED])
+
+
+def test_late_refusals_are_found():
+    late = [replace(call, seconds=0.06) for call in REFUSED[::50]]
+    assert missed([*ANSWERED, *REFUSED, *late]) == {"refused at p99"}
+
+
+def test_answers_that_come_too_rarely_are_found():
+    assert missed([*ANSWERED[::2], *REFUSED]) == {"capacity lost"}
+
+
+def test_hung_calls_and_other_ends_are_found():
+    assert missed([*ANSWERED, Call(1, 1, "HTTP 500")], hung=1) == {"hung", "other ends"}
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_what_is_never_free_is_infinite(monkeypatch, frees):
+    monkeypatch.setattr(overload, "HUNG_SECONDS", 0.1)
+
+    async def asked() -> bool:
+        return frees
+
+    assert math.isinf(asyncio.run(until(asked, overload.time.monotonic()))) is not frees

@@ -1,0 +1,135 @@
+"""The laws of matrices in codes in Triton: the reference makes them plain and multiplies. Run by `test_triton.py`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, quantise
+from model.net.linear import Linear, reform
+from model.net.quantised import QuantisedEmbedding, QuantisedLinear, quantise_matrices
+from model.net.transformer import Decoder
+from model.net.triton.backend import INTERPRETED
+from model.net.triton.codes import CodesLinear, multiply_codes
+from tests.model.checkpoints import tiny_config
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def matrix(kind, size_in, size_out, *, minima=False, bias=False, seed=0):
+    """A matrix in codes with random numbers."""
+    dice = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shape = Linear(size_in, [size_out], bias=bias)
+    form = QuantisedLinear.form(shape, kind, has_minima=minima)
+    form.make_room("weight", torch.float32, DEVICE)
+    groups = -(-size_in // 32)
+    codes_OI = torch.randint(0 if kind.values else -127, 16 if kind.values else 128, (size_out, size_in), generator=dice)
+    scales_OG = torch.rand(size_out, groups, generator=dice) * 1e-2 * torch.arange(1, size_out + 1)[:, None]
+    minima_OG = torch.randn(size_out, groups, generator=dice) * 1e-2 if minima else None
+    form.store("weight", 0, Codes(kind, codes_OI.to(torch.uint8 if kind.values else torch.int8), scales_OG, minima_OG))
+    if bias:
+        form.make_room("bias", torch.float32, DEVICE)
+        form.bias.copy_(torch.randn(size_out, generator=dice))
+    return form
+
+
+def tokens(count, width, dtype, seed=5):
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def wanted(form, x_TI):
+    """In float32, of the numbers that W has once it is rounded."""
+    w_OI = form.dense().to(x_TI.dtype).float()
+    return F.linear(x_TI.float(), w_OI, form.bias).to(x_TI.dtype)
+
+
+def assert_close(found, right):
+    bound = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found, right, rtol=bound, atol=bound * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("kind", [INT8, INT4, IQ4_NL, MXFP4], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("minima", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_product_is_that_of_the_plain_matrix(kind, minima, dtype):
+    """Sizes that fill neither tiles nor groups."""
+    for size_in, size_out, count in ((32, 16, 1), (200, 70, 3), (288, 130, 17), (96, 33, 70)):
+        form = matrix(kind, size_in, size_out, minima=minima, bias=count == 17)
+        x_TI = tokens(count, size_in, dtype)
+        assert_close(CodesLinear.take(form)(x_TI), wanted(form, x_TI))
+
+
+def test_whole_numbers_come_out_to_the_bit():
+    """Every product and sum is a whole number that float32 holds: there is nothing to round."""
+    form = matrix(INT4, 256, 80)
+    form.scales.fill_(1.0)
+    form.units.fill_(2.0)
+    x_TI = torch.randint(-8, 9, (20, 256), generator=torch.Generator().manual_seed(1)).float().to(DEVICE)
+    assert torch.equal(CodesLinear.take(form)(x_TI), wanted(form, x_TI))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_what_is_multiplied_is_the_plain_matrix_rounded_to_the_type_of_the_tokens(dtype):
+    """The identity reads its numbers, to the bit."""
+    form = matrix(INT8, 96, 40, minima=True)
+    found_TO = CodesLinear.take(form)(torch.eye(96, device=DEVICE, dtype=dtype))
+    assert torch.equal(found_TO, form.dense().to(dtype).T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_beside_any_others(dtype):
+    """In any tile of tokens: here 16 to 128."""
+    form = CodesLinear.take(matrix(INT8, 288, 80))
+    x_TI = tokens(200, 288, dtype)
+    alone_1O = form(x_TI[150:151])
+    for first, last in ((150, 152), (140, 160), (120, 170), (90, 170), (0, 200)):
+        assert torch.equal(form(x_TI[first:last])[150 - first], alone_1O[0])
+
+
+def test_a_token_that_is_not_a_number_stays_its_own():
+    form, x_TI = CodesLinear.take(matrix(INT8, 64, 40)), tokens(20, 64, torch.float32)
+    clean_TO = form(x_TI)
+    x_TI[3, 7] = torch.nan
+    found_TO = form(x_TI)
+    assert found_TO[3].isnan().all()
+    assert torch.equal(found_TO[4:], clean_TO[4:])
+
+
+def test_rows_inside_a_wider_matrix_are_read_where_they_lie():
+    form, wide = matrix(INT4, 64, 40), tokens(9, 100, torch.float32)
+    assert_close(CodesLinear.take(form)(wide[:, :64]), wanted(form, wide[:, :64]))
+
+
+def test_it_shares_the_codes_and_makes_no_matrix_plain(monkeypatch):
+    form = matrix(INT8, 64, 40, bias=True)
+    fast = CodesLinear.take(form)
+    assert fast.codes is form.codes
+    assert fast.bias is form.bias
+    monkeypatch.setattr(QuantisedLinear, "select", None)
+    fast(tokens(2, 64, torch.bfloat16))
+
+
+def test_all_matrices_of_a_decoder_but_the_embedding_are_multiplied_so():
+    with torch.device("meta"):
+        net = Decoder(tiny_config())
+    quantise_matrices(net, INT4)
+    before = [name for name, module in net.named_modules() if type(module) is QuantisedLinear]
+    reform(net, multiply_codes)
+    assert before == [name for name, module in net.named_modules() if type(module) is CodesLinear]
+    assert len(before) > 4
+    assert type(net.embedding.tokens) is QuantisedEmbedding
+
+
+def test_what_is_quantised_here_is_multiplied_here():
+    """From plain numbers by `quantise`, at sizes of a tile and more."""
+    dice = torch.Generator().manual_seed(2)
+    w_OI = torch.randn(96, 256, generator=dice)
+    for kind in (INT8, INT4):
+        form = matrix(kind, 256, 96)
+        form.store("weight", 0, quantise(w_OI, kind))
+        x_TI = tokens(5, 256, torch.float32)
+        found_TO = CodesLinear.take(form)(x_TI)
+        assert_close(found_TO, wanted(form, x_TI))
+        error = (found_TO.cpu() - F.linear(x_TI.cpu(), w_OI)).norm() / found_TO.norm().cpu()
+        assert error < (0.01 if kind is INT8 else 0.12)

@@ -1,0 +1,302 @@
+"""The laws of drawing in Triton: the reference is `model.sampling`. Run by `test_triton.py`, as `laws.py` is."""
+
+import math
+from array import array
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from model import sampling
+from model.engine import sampler as under_test
+from model.engine.sampler import TokenSampler, mixed
+from model.net.triton import sampling as kernels
+from model.net.triton.backend import INTERPRETED
+from model.params import DecodingParams, SamplingParams
+from model.sampling import EXCLUDED, UNSCORED, sample
+from model.sampling_plan import Draw, History, SamplingPlan, mix
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+CHUNK = 64
+VOCAB = 150
+"""Two chunks and a part of one."""
+CLOSE = 1e-5
+"""Logarithms may differ by so much: of two tokens that are closer either may be drawn."""
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    monkeypatch.setattr(under_test, "CHUNK", CHUNK)
+    monkeypatch.setattr(under_test, "TILE", CHUNK)
+
+
+def draw(position=0, *, seed=0, banned=(), mask=None, text=None, decoding=None, **params):
+    plan = SamplingPlan(SamplingParams(**params), seed, decoding=DecodingParams(**decoding) if decoding else DecodingParams())
+    return Draw(plan, position, banned, text, mask)
+
+
+def plain(position=0, *, seed=0, **params):
+    return Draw(SamplingPlan(SamplingParams(**params), seed), position)
+
+
+def scores_of(num_rows, dtype=torch.float32, seed=0, vocab=VOCAB):
+    """Rounded, so that many are equal."""
+    dice = torch.Generator().manual_seed(seed)
+    return ((torch.randn(num_rows, vocab, generator=dice) * 3 * 16).round() / 16).to(DEVICE, dtype)
+
+
+def text_of(dice, prompt=40, output=30):
+    """What penalties look at, in a vocabulary of VOCAB."""
+    ids = torch.randint(VOCAB, (prompt + output,), generator=dice).tolist()
+    return History().follow(ids[:prompt], ids[prompt:])
+
+
+def changing(num_rows, seed=1, **params):
+    """Rows with every change of scores, alone and together."""
+    dice = torch.Generator().manual_seed(seed)
+    mask = torch.rand(VOCAB, generator=dice).numpy() < 0.7
+    rows = []
+    for at in range(num_rows):
+        decoding = {}
+        if at & 1:
+            decoding["logit_bias"] = {at: 2.5, 3: -100.0, VOCAB - 1: 0.3}
+        if at & 2:
+            decoding |= {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.3}
+        if at & 4:
+            decoding["allowed_token_ids"] = tuple(range(at % 3, VOCAB, 3))
+        more = {"banned": (at, 7, VOCAB + 3)} if at & 8 else {}
+        if at & 16:
+            more["mask"] = mask
+        rows.append(draw(at, seed=at, decoding=decoding, text=text_of(dice) if at & 2 else None, **more, **params))
+    return rows
+
+
+def changed(scores_RV, draws):
+    """What the kernel makes of the scores."""
+    drawer, rows = TokenSampler(VOCAB, DEVICE), len(draws)
+    chunks = -(-VOCAB // CHUNK)
+    out_RV = torch.zeros(rows, VOCAB, device=DEVICE)
+    rest = [torch.empty(2 * rows * chunks, dtype=kind, device=DEVICE) for kind in (torch.float32, torch.int64, torch.int32)]
+    numbers = drawer._numbers(draws)
+    kernels.highest_kernel[(rows, chunks)](
+        *(scores_RV, *numbers, drawer._texts.counts, out_RV, *rest, torch.empty_like(rest[1]), scores_RV.stride(0)),
+        V=VOCAB,
+        CHUNK=CHUNK,
+        CHANGES=True,
+        **under_test.OPTIONS,
+    )
+    return out_RV
+
+
+def wanted_changes(scores_RV, draws):
+    scores_RV = scores_RV.float().clone()
+    for row, each in enumerate(draws):
+        sampling.change_scores(scores_RV[row], each)
+    return sampling.apply_masks(scores_RV, draws)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_greedy_token_is_the_references_and_of_equals_the_lowest(dtype):
+    for vocab in (1, CHUNK - 1, CHUNK, VOCAB):
+        scores_RV = scores_of(20, dtype, vocab=vocab)
+        draws = [plain(temperature=0)] * 20
+        assert torch.equal(TokenSampler(vocab, DEVICE)(scores_RV, draws), sample(scores_RV, draws))
+
+
+def test_changed_scores_have_the_references_bits():
+    scores_RV, draws = scores_of(32), changing(32)
+    scores_RV[5, 3], scores_RV[7, 9] = torch.nan, -torch.inf
+    wanted_RV, found_RV = wanted_changes(scores_RV.cpu(), draws), changed(scores_RV, draws).cpu()
+    assert torch.equal(found_RV.view(torch.int32), wanted_RV.view(torch.int32))
+
+
+def test_keys_are_mixed_as_the_plan_mixes_them():
+    values = [0, 1, 2**63, 2**64 - 1, 12345678901234567]
+    assert mixed(np.array(values, np.uint64)).tolist() == [mix(value) for value in values]
+
+
+def near(scores_RV, draws, tokens_R):
+    """Whether the reference, too, would draw each token, or one that is closer to it than logarithms are exact."""
+    scores_RV = wanted_changes(scores_RV.cpu(), draws)
+    for scores, each, token in zip(scores_RV, draws, tokens_R.tolist(), strict=True):
+        if each.plan.is_limited:
+            scores = sampling.limit_scores(scores[None], [each.plan.params])[0]
+        if not each.plan.is_greedy:
+            scores = sampling.apply_temperature(scores[None], torch.tensor([[each.plan.temperature]]))
+            scores = (scores + sampling.gumbel_noise([mix(each.plan.key ^ each.position)], VOCAB, scores.device))[0]
+        assert scores[token] >= scores.max() - CLOSE, (token, scores.argmax())
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.0, 1e-60])
+def test_a_drawn_token_is_the_references_up_to_the_rounding_of_two_logarithms(temperature):
+    scores_RV = scores_of(64)
+    draws = [plain(at, seed=at, temperature=temperature) for at in range(64)]
+    tokens_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
+    assert near(scores_RV, draws, tokens_R)
+    assert (tokens_R == sample(scores_RV, draws)).sum() >= 63
+    if temperature == 1:
+        assert len(set(tokens_R.tolist())) > 10
+
+
+def test_rows_of_every_kind_share_a_step():
+    scores_RV = scores_of(34)
+    draws = [*changing(32, temperature=0.8), plain(1, temperature=0), plain(2, seed=4, temperature=1, top_p=0.5)]
+    tokens_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
+    assert near(scores_RV, draws, tokens_R)
+    assert (tokens_R == sample(scores_RV, draws)).sum() >= 33
+
+
+LIMITS = [
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": VOCAB - 1},
+    {"top_k": VOCAB},
+    {"top_p": 1e-9},
+    {"top_p": 0.3},
+    {"top_p": 0.99},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.7, "min_p": 0.1, "temperature": 0.4},
+    {"top_k": 3, "top_p": 0.9999},
+]
+
+
+def kept(scores_RV, draws):
+    """Which tokens the borders of the kernel leave, bool [R, V]."""
+    drawer, rows = TokenSampler(VOCAB, DEVICE), len(draws)
+    borders_R = torch.full((rows,), -1, dtype=torch.int64, device=DEVICE)
+    highest_R1 = scores_RV.float().amax(1, keepdim=True)
+    kernels.limit_kernel[(rows,)](
+        *(scores_RV, drawer._numbers(draws)[0], highest_R1, borders_R, scores_RV.stride(0)),
+        V=VOCAB,
+        S=1,
+        S_P=1,
+        TILE=CHUNK,
+        **under_test.OPTIONS,
+    )
+    scaled_RV = sampling.apply_temperature(scores_RV.float().cpu(), torch.tensor([[d.plan.params.temperature] for d in draws]))
+    return scaled_RV.abs().view(torch.int32).long() <= borders_R.cpu()[:, None]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_the_candidates_are_the_references_ties_included(limits):
+    """Top-p to the rounding of the sum: here no sum is so close to p that it decides."""
+    scores_RV = scores_of(12)
+    scores_RV[3] = 1.0
+    scores_RV[4, ::2] = -torch.inf
+    draws = [plain(**limits)] * 12
+    wanted_RV = sampling.limit_scores(scores_RV.cpu(), [each.plan.params for each in draws])
+    given = scores_RV.cpu().isfinite()
+    assert torch.equal(kept(scores_RV, draws) & given, wanted_RV.isfinite())
+
+
+def test_top_p_keeps_a_token_if_those_above_it_have_less_than_p():
+    """Probabilities 1/2, 1/4, 1/8, 1/8: at p = 1/2 the best alone, a little above it the next one, too."""
+    scores_RV = torch.full((4, VOCAB), -torch.inf, device=DEVICE)
+    scores_RV[:, 5:9] = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
+    draws = [plain(top_p=p) for p in (0.499, 0.501, 0.7501, 0.8)]
+    counts = (kept(scores_RV, draws) & scores_RV.cpu().isfinite()).sum(1)
+    assert counts.tolist() == [1, 2, 4, 4]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_row_without_a_token_says_whose_fault_it_is():
+    scores_RV = scores_of(6)
+    scores_RV[0, 80] = torch.nan
+    scores_RV[1] = -torch.inf
+    scores_RV[2, 3] = torch.inf
+    nobody = np.zeros(VOCAB, np.bool_)
+    for temperature in (0, 0.7):
+        draws = [
+            *(plain(temperature=temperature), plain(temperature=temperature)),
+            draw(banned=(1,), temperature=temperature),
+            draw(mask=nobody, temperature=temperature),
+            draw(decoding={"allowed_token_ids": (4,)}, banned=(4,), temperature=temperature),
+            plain(temperature=temperature),
+        ]
+        tokens = TokenSampler(VOCAB, DEVICE)(scores_RV, draws).tolist()
+        assert tokens[:5] == [UNSCORED, UNSCORED, UNSCORED, EXCLUDED, EXCLUDED]
+        assert 0 <= tokens[5] < VOCAB
+        assert tokens[:5] == sample(scores_RV, draws).tolist()[:5]
+
+
+def test_a_row_draws_beside_others_what_it_draws_alone():
+    scores_RV, draws = scores_of(32), changing(32, temperature=0.9, top_p=0.8)
+    together_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
+    alone = [TokenSampler(VOCAB, DEVICE)(scores_RV[at : at + 1], draws[at : at + 1]).item() for at in range(0, 32, 5)]
+    assert together_R[::5].tolist() == alone
+
+
+def test_rows_inside_a_wider_matrix_are_read_where_they_lie():
+    wide_RV = scores_of(8, vocab=VOCAB + 9)
+    draws = [plain(at, temperature=1, top_k=50) for at in range(8)]
+    assert near(wide_RV[:, :VOCAB], draws, TokenSampler(VOCAB, DEVICE)(wide_RV[:, :VOCAB], draws))
+
+
+def test_counts_follow_texts_that_grow_come_and_go(monkeypatch):
+    """More texts than there is room for at once; each step says only what is new."""
+    monkeypatch.setattr(under_test, "TEXTS", 2)
+    texts, dice = under_test.Texts(VOCAB, DEVICE), torch.Generator().manual_seed(3)
+    prompts = [torch.randint(VOCAB, (30,), generator=dice).tolist() for _ in range(5)]
+    histories, outputs = [History() for _ in prompts], [[] for _ in prompts]
+    for step in range(24):
+        chosen = [(step // 2) % 5, (step // 2 + 1 + step % 3) % 5, *([4, 0, 1] if step == 12 else [])]
+        chosen = list(dict.fromkeys(chosen))
+        for at in chosen:
+            outputs[at].append(int(torch.randint(VOCAB, (1,), generator=dice)))
+        views = [histories[at].follow(prompts[at], outputs[at]) for at in chosen]
+        lines, news = texts.lines(views)
+        for place, value in zip(news[::2], news[1::2], strict=True):
+            texts.counts.view(-1)[place] = value
+        for at, line in zip(chosen, lines, strict=True):
+            counted = Counter(outputs[at])
+            wanted = [1 + counted[token] if token in counted or token in prompts[at] else 0 for token in range(VOCAB)]
+            assert texts.counts[line].tolist() == wanted
+        if step % 2 and step != 13:
+            assert len(lines) == len(set(lines))
+
+
+def test_a_step_of_a_known_text_copies_as_much_after_ten_tokens_as_after_a_thousand(monkeypatch):
+    sizes = []
+    drawer = TokenSampler(VOCAB, DEVICE)
+    monkeypatch.setattr(under_test, "to_device", lambda part, device: (sizes.append(part.nbytes), part.to(device))[1])
+    history, prompt, output = History(), list(range(100)), []
+    for step in range(1000):
+        output.append(step * 7 % VOCAB)
+        text = history.follow(prompt, output)
+        drawer._numbers([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
+    assert sizes[10] == sizes[-1] == 8 * (kernels.NUMBERS.value + 2)
+
+
+def test_a_step_is_two_launches_and_three_where_candidates_are_chosen(monkeypatch):
+    launched = []
+
+    class Counted:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            return lambda *args, **more: (launched.append(grid), self.kernel[grid](*args, **more))
+
+    for name in ("highest_kernel", "limit_kernel", "draw_kernel"):
+        monkeypatch.setattr(kernels, name, Counted(getattr(kernels, name)))
+    scores_RV, drawer = scores_of(32), TokenSampler(VOCAB, DEVICE)
+    for draws, count in ((changing(32), 2), ([plain()] * 32, 2), ([plain(top_p=0.9)] * 32, 3)):
+        launched.clear()
+        drawer(scores_RV, draws)
+        assert len(launched) == count
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_what_may_be_largest_and_smallest_is_drawn_without_overflow():
+    scores_RV = torch.full((3, VOCAB), -3.0e38, device=DEVICE)
+    scores_RV[:, 70] = 3.0e38
+    scores_RV[2] = -0.0
+    scores_RV[2, 9] = 0.0
+    draws = [plain(temperature=0), plain(temperature=1e-30, top_p=0.5), plain(temperature=0)]
+    assert TokenSampler(VOCAB, DEVICE)(scores_RV, draws).tolist() == [70, 70, 0]
+    assert math.isfinite(float(scores_RV[0, 0]))
+    assert array("q", [70, 70, 0]).tolist() == sample(scores_RV, draws).tolist()

@@ -1,0 +1,69 @@
+"""A rank of a decoder in a process of its own: `python -m tests.model.parallel.shares RANK RANKS PORT LATE FOLDER...`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.net.backends import BACKENDS, BatchLayout, Paged, Row
+from model.net.checkpoint import read_config
+from model.net.kv_cache import KVCache
+from model.net.transformer import Decoder
+from model.parallel.group import Group
+from model.parallel.shards import config_of, load_shard
+
+TOKENS = [[5, 9, 3, 7, 11, 2, 60, 33, 8], [4, 4, 17, 80, 1], [90, 12, 45]]
+"""Texts of one step."""
+BESIDE = 500
+"""Rows of a message beside those that are compared."""
+
+
+@torch.inference_mode()
+def scores(net: Decoder, texts: Sequence[Sequence[int]], ranks: int = 1) -> Tensor:
+    """The scores [T, V] of texts side by side, with a cache for the heads of one of so many ranks."""
+    config = net.config if ranks == 1 else config_of(net.config, ranks)
+    size = 8
+    rows, at = [], 1
+    for text in texts:
+        count = -(-len(text) // size)
+        rows.append(Row(list(range(at, at + count)), 0, len(text)))
+        at += count
+    groups = len(config.memory_groups)
+    cache = KVCache.allocate(config, [at] * groups, size, torch.float32, "cpu")
+    layout = BatchLayout.build(rows, size, "cpu", [[row.blocks for row in rows]] * (groups - 1))
+    backend = BACKENDS["torch"](net.config.attention_variants)
+    tokens_T = torch.tensor([token for text in texts for token in text])
+    return net.logits(net(tokens_T, layout.positions_T, Paged(backend, cache, layout)))
+
+
+def share(folder: Path, group: Group) -> tuple[Decoder, Tensor, list[Tensor], list[Tensor]]:
+    """This rank's shard; scores of all texts in one step, and of each alone, by all ranks; the first, as each rank has them."""
+    net = load_shard(folder, read_config(folder), torch.float32, group)
+    net.reach(64)
+    batched, alone = scores(net, TOKENS, group.ranks), [scores(net, [text], group.ranks) for text in TOKENS]
+    return net, batched, alone, group.gather(batched)
+
+
+def part(rank: int) -> Tensor:
+    """What a rank gives to a sum, [7, 33]."""
+    return torch.randn(7, 33, generator=torch.Generator().manual_seed(rank))
+
+
+def sums(group: Group) -> tuple[list[Tensor], list[Tensor]]:
+    """Sums [7, 33] over the ranks: in one message, a row at a time, and behind other rows; the first, as each rank has it."""
+    mine = part(group.rank)
+    whole, rows = group.sum(mine), torch.cat([group.sum(row) for row in mine.split(1)])
+    behind = group.sum(torch.cat([torch.ones(BESIDE, 33), mine]))[BESIDE:]
+    return [whole, rows, behind], group.gather(whole)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, ranks, port, late, *folders = sys.argv[1:]
+    group = Group(int(rank), int(ranks), "cpu", int(port), late=float(late))
+    group.connect()
+    for folder in folders:
+        share(Path(folder), group)
+    sums(group)

@@ -1,0 +1,150 @@
+"""Ranks that share a decoder give the scores of one that has it whole: gloo, on CPUs."""
+
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.errors import SettingError
+from model.net.checkpoint import load
+from model.net.transformer import Decoder
+from model.parallel.group import Group
+from model.parallel.shards import check, load_shard
+from tests.model.checkpoints import tiny_config, write_checkpoint
+from tests.model.parallel.shares import TOKENS, part, scores, share, sums
+
+KINDS = {
+    2: ["llama-biased", "qwen2-tied", "gpt2", "gemma2", "olmo2", "mixtral", "qwen2_moe", "gpt_oss"],
+    4: ["llama-biased", "gpt2", "olmo2", "mixtral"],
+}
+LATE = 60.0
+"""Seconds, so that a busy machine fails no test."""
+
+
+class Answer(NamedTuple):
+    whole: Decoder
+    scores: Tensor
+    """Of the whole decoder, [T, V]."""
+    shard: Decoder
+    batched: Tensor
+    alone: list[Tensor]
+    seen: list[Tensor]
+    """The scores that each rank has."""
+
+
+class Answers(NamedTuple):
+    group: Group
+    kinds: dict[str, Answer]
+    sums: list[Tensor]
+    seen: list[Tensor]
+
+
+@contextmanager
+def ranks_of(number, folders):
+    """Rank 0 of so many, in this process, and the processes of the others."""
+    group = Group(0, number, "cpu", late=LATE)
+    command = [sys.executable, "-m", "tests.model.parallel.shares"]
+    started = [subprocess.Popen([*command, *map(str, (rank, number, group.port, LATE, *folders))]) for rank in range(1, number)]
+    try:
+        group.connect()
+        yield group, started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
+def answers(request, tmp_path_factory):
+    """What the ranks made of each kind of checkpoint, and of sums. All but rank 0 have ended."""
+    number, found = request.param, {}
+    folders = {kind: write_checkpoint(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS[number]}
+    with ranks_of(number, folders.values()) as (group, started):
+        for kind, folder in folders.items():
+            whole = load(folder, torch.float32, "cpu", 64)
+            found[kind] = Answer(whole, scores(whole, TOKENS), *share(folder, group))
+        answers = Answers(group, found, *sums(group))
+        assert [process.wait(60) for process in started] == [0] * (number - 1)
+        yield answers
+
+
+def test_scores_of_ranks_are_those_of_one(answers):
+    for kind, answer in answers.kinds.items():
+        difference = (answer.scores - answer.batched).abs().max() / answer.scores.abs().max()
+        assert difference < 1e-5, (kind, float(difference))
+        assert torch.equal(answer.scores.argmax(-1), answer.batched.argmax(-1)), kind
+
+
+def test_every_rank_has_the_same_bits(answers):
+    for kind, answer in answers.kinds.items():
+        assert len(answer.seen) == answers.group.ranks
+        assert all(torch.equal(answer.batched, each) for each in answer.seen), kind
+
+
+def test_a_text_has_the_same_best_tokens_alone_and_beside_others(answers):
+    for kind, (*_, batched, alone, _) in answers.kinds.items():
+        together = torch.cat(alone)
+        assert torch.allclose(together, batched, rtol=0, atol=1e-5 * float(batched.abs().max())), kind
+        assert torch.equal(together.argmax(-1), batched.argmax(-1)), kind
+
+
+def test_a_row_of_a_sum_has_the_same_bits_in_any_message_and_on_every_rank(answers):
+    whole, rows, behind = answers.sums
+    assert torch.equal(whole, rows)
+    assert torch.equal(whole, behind)
+    assert len(answers.seen) == answers.group.ranks
+    assert all(torch.equal(whole, each) for each in answers.seen)
+
+
+def test_sums_run_in_the_order_of_the_ranks(answers):
+    parts = [part(rank) for rank in range(answers.group.ranks)]
+    assert torch.equal(answers.sums[0], sum(parts[1:], parts[0]))
+    if len(parts) > 2:
+        assert not torch.equal(answers.sums[0], sum(parts[-2::-1], parts[-1])), "no order shows in these numbers"
+
+
+def test_a_rank_holds_its_share_of_the_matrices(answers):
+    answer = answers.kinds["gpt2"]
+    held, total = (
+        sum(p.untyped_storage().nbytes() for p in net.blocks.parameters() if p.dim() > 1)
+        for net in (answer.shard, answer.whole)
+    )
+    assert held * answers.group.ranks == total
+
+
+def test_a_dead_rank_ends_a_collective(answers):
+    with pytest.raises(RuntimeError):
+        answers.group.sum(torch.ones(2))
+
+
+def test_a_silent_rank_ends_a_collective():
+    first = Group(0, 2, "cpu", late=4.0)
+    second = Group(1, 2, "cpu", first.port, late=4.0)
+    thread = threading.Thread(target=second.connect)
+    thread.start()
+    first.connect()
+    thread.join()
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+        first.sum(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "named"),
+    [
+        ({"num_heads": 6, "num_kv_heads": 2}, 4, "6 heads"),
+        ({"num_heads": 12, "num_kv_heads": 6}, 4, "6 key/value heads"),
+        ({"num_heads": 4, "num_kv_heads": 4, "mlp_size": 50}, 4, "50 columns of the MLP"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_name(changes, ranks, named, tmp_path):
+    config = replace(tiny_config(), **changes)
+    with pytest.raises(SettingError, match=named):
+        check(config, ranks)
+    with pytest.raises(SettingError, match=named):  # before the folder is looked at: it is empty
+        load_shard(tmp_path, config, torch.float32, Group(0, ranks, "cpu"))
