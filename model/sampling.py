@@ -34,14 +34,29 @@ def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence
 
     UNSCORED where a row has no finite score.
     """
-    noisy = [row for row, temperature in enumerate(temperatures) if temperature > 0]
-    if noisy:
-        picked = integers(noisy, scores_RV.device)
-        some_RV = apply_temperature(scores_RV[picked], column([temperatures[row] for row in noisy], scores_RV))
-        noise_RV = gumbel_noise([keys[row] for row in noisy], scores_RV.shape[1], scores_RV.device)
-        scores_RV = scores_RV.index_copy(0, picked, some_RV + noise_RV)
-    best_R, tokens_R = scores_RV.max(dim=-1)
+    best_R, tokens_R = add_noise(scores_RV, temperatures, keys).max(dim=-1)
     return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
+
+
+def add_noise(
+    scores_RV: Tensor,
+    temperatures: Sequence[float],
+    keys: Sequence[int],
+    first: int = 0,
+    highest_R1: Tensor | None = None,
+) -> Tensor:
+    """Score / temperature + Gumbel noise in the rows whose temperature is above 0; the others as they are.
+
+    `first` and `highest_R1` are for a part of the vocabulary: its first token, and the rows' largest scores of the whole.
+    """
+    noisy = [row for row, temperature in enumerate(temperatures) if temperature > 0]
+    if not noisy:
+        return scores_RV
+    picked = integers(noisy, scores_RV.device)
+    highest_N1 = None if highest_R1 is None else highest_R1[picked]
+    some_NV = apply_temperature(scores_RV[picked], column([temperatures[row] for row in noisy], scores_RV), highest_N1)
+    noise_NV = gumbel_noise([keys[row] for row in noisy], scores_RV.shape[1], scores_RV.device, first)
+    return scores_RV.index_copy(0, picked, some_NV + noise_NV)
 
 
 def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
@@ -59,8 +74,13 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tok
         scores_RV = scores_RV.index_copy(
             0, picked, limit_scores(scores_RV[picked], [draws[row].plan.params for row in limited])
         )
+    return _blamed(best(scores_RV, *temperatures_and_keys(draws)), logits_RV, draws)
+
+
+def temperatures_and_keys(draws: Sequence[Draw]) -> tuple[list[float], list[int]]:
+    """What the rows' scores are divided by, 0 for the best; and the keys of their noise."""
     keys = [0 if draw.plan.is_greedy else mix(draw.plan.key ^ draw.position) for draw in draws]
-    return _blamed(best(scores_RV, [draw.plan.temperature for draw in draws], keys), logits_RV, draws)
+    return [draw.plan.temperature for draw in draws], keys
 
 
 def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -155,9 +175,10 @@ def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return apply_min_p(scores_RV, [p.min_p for p in params])
 
 
-def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor) -> Tensor:
+def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor, highest_R1: Tensor | None = None) -> Tensor:
     """Scores divided by the temperature, which float32 may round to 0, after taking away the maximum so that none overflows."""
-    return (scores_RV - scores_RV.amax(dim=-1, keepdim=True)) / temperature_R1.clamp(min=torch.finfo(torch.float32).tiny)
+    highest_R1 = scores_RV.amax(dim=-1, keepdim=True) if highest_R1 is None else highest_R1
+    return (scores_RV - highest_R1) / temperature_R1.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def apply_top_k(scores_RV: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -197,10 +218,14 @@ def apply_min_p(scores_RV: Tensor, min_p: Sequence[float]) -> Tensor:
     return scores_RV.masked_fill(scores_RV < least_R1, -math.inf)
 
 
-def gumbel_noise(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
-    """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding."""
+def gumbel_noise(keys: Sequence[int], num_tokens: int, device: torch.device, first: int = 0) -> Tensor:
+    """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding.
+
+    Of so many tokens, from `first` on.
+    """
     keys_R1 = integers([_signed(key) for key in keys], device)[:, None]
-    hash_RV = keys_R1 ^ (torch.arange(vocab_size, device=device) * _signed(0x9E3779B97F4A7C15))[None]
+    ids_V = torch.arange(first, first + num_tokens, device=device)
+    hash_RV = keys_R1 ^ (ids_V * _signed(0x9E3779B97F4A7C15))[None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         hash_RV = (hash_RV ^ _shifted(hash_RV, shift)) * _signed(factor)
     # 23 bits and a half bit are all that float32 holds: with one more, u could round to 1 and its noise be infinite

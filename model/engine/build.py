@@ -1,14 +1,10 @@
 """From a checkpoint folder to a running engine: device, dtype, weights, backend, cache."""
 
-import hashlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,14 +15,15 @@ from model.engine.cache import free_device_memory, free_memory, give_back, most_
 from model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
+from model.engine.fingerprint import fingerprint, processor
 from model.engine.loop import AsyncEngine
 from model.engine.memory import memory_left
+from model.engine.ranks import Leader, ShardRunner
 from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
 from model.explain.explainer import Explainer
-from model.gguf.places import is_gguf, parts
 from model.net.backends import AttentionBackend
 from model.net.checkpoint import load, read_config
 from model.net.formats.codes import KINDS, Kind
@@ -36,11 +33,12 @@ from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
 from model.net.quantised import names_of_kinds
 from model.net.transformer import Decoder
+from model.parallel.group import Group
+from model.parallel.shards import check, config_of, load_shard
 from model.params import SamplingParams
 
 log = logging.getLogger("attend.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SAMPLED = 1 << 20
 SWITCH_SECONDS = 0.0005
 """How long another thread may keep the interpreter from the step thread; Python's own 5 ms are more than a step."""
 
@@ -75,62 +73,146 @@ class EngineOptions:
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What computes: of one process, or of one of the ranks that share a model."""
+
+    runner: ModelRunner
+    net: Decoder
+    """Its own matrices, as they were read; `runner` has the form that serves."""
+    model: ModelConfig
+    config: EngineConfig
+    backend: str
+    dtype: torch.dtype
+    weights: str
+    """How weights are kept."""
+    setup: str
+    """What answers depend on beside the weights."""
+
+
 def build_engine(
-    folder: Path, options: EngineOptions, report: Callable[[int, int], None] = lambda done, total: None
+    folder: Path,
+    options: EngineOptions,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    group: Group | None = None,
 ) -> AsyncEngine:
     """Load a checkpoint and build an engine for it, not yet started. Raises CheckpointError or SettingError.
 
-    `report` is called with the bytes of weights read so far, and with all of them.
+    `report` is called with the bytes of weights read so far, and with all of them. With `group` this process is rank 0 of
+    those that share the model; each of the others calls `build_runner`, and then `follow`.
     """
-    config = read_config(folder)
-    device = choose_device(options.device)
-    dtype = choose_dtype(options.dtype, device, natively=decodes_natively(config, options, device))
-    backend = choose_backend(options.backend, config, dtype, device, options.block_size)
-    natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
-    kind = quantised_kind(options.quantize, config, device, backend.name)
+    built = build_runner(folder, options, report, group)
+    config, model = built.config, built.model
+    info = EngineInfo(
+        family=model.family,
+        device=built.runner.device,
+        dtype=name_of(built.dtype),
+        weights=built.weights,
+        backend=built.backend,
+        num_parameters=built.net.num_parameters,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        max_model_len=config.max_model_len,
+        max_batch_requests=config.max_batch_requests,
+        max_queued_requests=options.max_queued_requests,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        bos_token_id=model.bos_token_id,
+        eos_token_ids=model.eos_token_ids,
+        fingerprint=fingerprint(folder, built.setup),
+    )
+    scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
+    if isinstance(built.runner, ShardRunner):
+        leader = Leader(built.runner, time.monotonic)
+        engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
+    else:
+        engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead)
+    explainer = Explainer(built.net) if group is None else None
+    return _with_thread(engine, info, options, built.runner.adapters, explainer, group)
+
+
+def build_runner(
+    folder: Path,
+    options: EngineOptions,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    group: Group | None = None,
+) -> Built:
+    """Load what this process computes, with a cache. Of ranks all must call it: they agree on the size of the cache."""
+    model, device = read_config(folder), choose_device(options.device)
+    ranks = 1 if group is None else group.ranks
+    check_shared(model, options, ranks)
+    dtype = choose_dtype(options.dtype, device, natively=ranks == 1 and decodes_natively(model, options, device))
+    config = model if group is None else config_of(model, ranks)
+    backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=ranks > 1)
     held = choose_kv_dtype(options, dtype, device, backend.name)
-    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
+    net = read_net(folder, model, options, dtype, device, backend, report, group)
     weights = names_of_kinds(net) or name_of(dtype)
-    engine_config = size_engine(config, held, device, options, measured_memory(net, backend, options, held, device))
+    engine_config = agreed_sizes(config, held, device, options, measured_memory(net, backend, options, held, device), group)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config)
-    counts = [group.num_blocks for group in engine_config.groups]
+    counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
-    form, explainer = serving_form(net, backend), Explainer(net)  # after which `net` stands for what serves
+    form = serving_form(net, backend)  # after which `net` stands for what serves
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     graphs = record_steps(form, backend, cache, engine_config)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    runner = ModelRunner(form, backend, cache, device, graphs, draw, adapters)
+    parts = (form, backend, cache, device, graphs, draw, adapters)
+    runner = ModelRunner(*parts) if group is None else ShardRunner(group, net, *parts, exact=options.deterministic)
     if options.deterministic:
         _use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
-    info = EngineInfo(
-        family=config.family,
-        device=device,
-        dtype=name_of(dtype),
-        weights=weights,
-        backend=backend.name,
-        num_parameters=net.num_parameters,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        max_model_len=engine_config.max_model_len,
-        max_batch_requests=engine_config.max_batch_requests,
-        max_queued_requests=options.max_queued_requests,
-        block_size=engine_config.block_size,
-        num_blocks=engine_config.num_blocks,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=config.eos_token_ids,
-        fingerprint=fingerprint(folder, f"{dtype} {weights} {held} {_setup(options, device, backend)}"),
-    )
-    engine = Engine(Scheduler(engine_config, time.monotonic), runner, time.monotonic, async_scheduling=device == "cuda")
+    setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
+    return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup)
 
-    return _with_thread(engine, info, options, adapters, explainer)
+
+def read_net(
+    folder: Path,
+    config: ModelConfig,
+    options: EngineOptions,
+    dtype: torch.dtype,
+    device: str,
+    backend: AttentionBackend,
+    report: Callable[[int, int], None],
+    group: Group | None,
+) -> Decoder:
+    """The decoder of a folder, or this rank's part of it, once all ranks have theirs."""
+    if group is not None:
+        net = load_shard(folder, config, dtype, group, report)
+        group.connect()
+        return net
+    natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
+    kind = quantised_kind(options.quantize, config, device, backend.name)
+    return load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
+
+
+def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
+    """Refuse by name what so many ranks do not compute together: SettingError."""
+    for name, is_set in (("quantize", options.quantize != "none"), ("adapters", options.adapters)):
+        if ranks > 1 and is_set:
+            raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which ranks do not compute together yet")
+    check(config, ranks)
+
+
+def agreed_sizes(
+    config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None, group: Group | None
+) -> EngineConfig:
+    """`size_engine`, with the memory of the rank that has least. On a CPU the ranks share that of the machine."""
+    if group is not None:
+        if memory is None:
+            memory = options.kv_cache_memory or free_memory() // group.ranks
+        memory = group.least(memory)
+    return size_engine(config, held, device, options, memory)
 
 
 def _with_thread(
-    engine: Engine, info: EngineInfo, options: EngineOptions, adapters: Adapters | None, explainer: Explainer
+    engine: Engine,
+    info: EngineInfo,
+    options: EngineOptions,
+    adapters: Adapters | None,
+    explainer: Explainer | None,
+    group: Group | None,
 ) -> AsyncEngine:
     """The engine with its step thread, which prepares itself first."""
 
@@ -138,6 +220,8 @@ def _with_thread(
         sys.setswitchinterval(SWITCH_SECONDS)
         _use_threads(options)
         warm_up(engine)  # libraries keep handles and memory for each thread
+        if group is not None:
+            group.hurry()
 
     return AsyncEngine(
         engine,
@@ -156,10 +240,9 @@ def _use_threads(options: EngineOptions) -> None:
         torch.set_num_threads(options.num_threads)
 
 
-def _setup(options: EngineOptions, device: str, backend: AttentionBackend) -> str:
-    """What answers depend on beside the weights: with another number of threads sums may run in another order."""
-    threads = "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
-    return f"{processor(device)} {backend.name} {threads}"
+def _threads(options: EngineOptions) -> str:
+    """With another number of threads sums may run in another order."""
+    return "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
 
 
 def warm_up(engine: Engine) -> None:
@@ -299,28 +382,3 @@ def tell_states(options: EngineOptions, config: EngineConfig) -> None:
     if config.max_batch_requests < options.max_batch_requests:
         fewer = (config.max_batch_requests, options.max_batch_requests)
         log.warning("max_batch_requests is %d in place of %d: the states of so many take half of kv_cache_memory", *fewer)
-
-
-def processor(device: str) -> str:
-    """The GPU and the versions of CUDA and Triton, or the CPU's vector instructions: others may sum in another order."""
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()} CUDA {torch.version.cuda} Triton {_triton()}"
-    return f"{device} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _triton() -> str:
-    """Its version; it comes with the wheels of torch for CUDA."""
-    return version("triton") if find_spec("triton") is not None else "none"
-
-
-def fingerprint(folder: Path, setup: str) -> str:
-    """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up and version."""
-    digest = hashlib.sha256(f"{setup} {torch.__version__}".encode())
-    for path in parts(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for start in (0, size // 2, max(0, size - _SAMPLED)):
-                file.seek(start, os.SEEK_SET)
-                digest.update(file.read(_SAMPLED))
-    return "fp_" + digest.hexdigest()[:16]

@@ -39,13 +39,30 @@ OTHER_NEEDS = "this model asks for something that it does not compute"
 ABSENT = {"native": "it was not built: make setup", "triton": "triton is not installed"}
 
 
-def choose_backend(wanted: str, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> AttentionBackend:
-    """`auto` is the fastest that fits. A backend that cannot compute this model is refused with SettingError."""
+def choose_backend(
+    wanted: str, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int, *, shared: bool = False
+) -> AttentionBackend:
+    """`auto` is the fastest that fits. A backend that cannot compute this model is refused with SettingError.
+
+    `shared`: several ranks compute the model, and `config` is what each of them has of it.
+    """
     for name in FASTEST_FIRST if wanted == "auto" else (wanted,):
         kind = _kind_of(name)
-        if kind is not None and kind.supports(config, dtype, device, block_size):
+        if kind is None or (shared and not _computes_parts(name, config)):
+            continue
+        if kind.supports(config, dtype, device, block_size):
             return kind(config.attention_variants)
+    if shared and not _computes_parts(wanted, config):
+        raise SettingError(f"backend is {wanted}, but it does not compute this model in parts: tensor_parallel needs torch")
+    kind = _kind_of(wanted)
     raise SettingError(f"backend is {wanted}, but {ABSENT[wanted] if kind is None else _lack(wanted, config)}")
+
+
+def _computes_parts(name: str, config: ModelConfig) -> bool:
+    """Whether the decoder of a backend computes one rank's part of a model."""
+    if name == "triton":  # its kernels have neither some of the experts nor a norm over the heads of all ranks
+        return not config.num_experts and config.qk_norm != "all"
+    return name in BACKENDS
 
 
 def _lack(name: str, config: ModelConfig) -> str:

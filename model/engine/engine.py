@@ -43,12 +43,21 @@ class Engine:
     """A scheduler and a runner."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], *, async_scheduling: bool = False
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float],
+        *,
+        async_scheduling: bool = False,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`async_scheduling`: for runners that can begin a step before the previous one has ended."""
+        """`async_scheduling`: for runners that can begin a step before the previous one has ended. `idle` is called in place
+        of a step where there is none.
+        """
         self.scheduler = scheduler
         self.runner = runner
         self.async_scheduling = async_scheduling
+        self._idle = idle
         self._next: _Step | None = None
         """The step that was submitted before the tokens of the previous one were known."""
         self.observer: Callable[[StepReport], None] = lambda report: None
@@ -83,6 +92,7 @@ class Engine:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
                 self._next, self.num_tokens_under_way = None, 0
+                self._idle()
                 return []
             self._next = self._submitted(plan)
         step, plan = self._next, self._next.plan

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model.engine.adapters import Adapters
-from model.engine.graphs import DecodeGraphs
+from model.engine.graphs import Decoded, DecodeGraphs
 from model.engine.lookup import num_right
 from model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
 from model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
@@ -161,25 +161,41 @@ class ModelRunner:
 
         So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
-        rows = list(map(Row, step.tables[0], step.starts, step.counts))
-        groups = _other_groups(step.tables, self.has_states)
-        tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
-        decoded = self.graphs.run(rows, tokens_T, *groups) if self.graphs is not None and self.graphs.fits(rows) else None
-        with nullcontext() if self.adapters is None else self.adapters.beside(step):
-            hidden_TE = self.hidden(rows, tokens_T, *groups) if decoded is None else decoded.hidden_TE
+        hidden_TE, decoded = self._computed(step)
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
         draws = step.draws
         if not draws:
             return PendingStep(step, prompt_logprobs=prompt_logprobs, hidden=sums)
-        last_R = slice(None) if len(draws) == len(tokens_T) else integers(step.draw_rows, self.device)
-        logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
-        if decoded is not None and all(draw.takes_the_best for draw in draws):
-            tokens_R = decoded.greedy_T[last_R]
+        last_R = slice(None) if len(draws) == len(hidden_TE) else integers(step.draw_rows, self.device)
+        if decoded is None:
+            tokens_R, logits_RV = self._draw_after(hidden_TE[last_R], draws)
         else:
-            tokens_R = self.draw(logits_RV, draws)
+            best = all(draw.takes_the_best for draw in draws)
+            logits_RV = decoded.logits_TV[last_R]
+            tokens_R = decoded.greedy_T[last_R] if best else self._draw_from(logits_RV, draws)
         self._drawn = step.draw_ids, tokens_R
         return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, sums)
+
+    def _computed(self, step: StepInput) -> tuple[Tensor, Decoded | None]:
+        """The hidden states [T, E] of a step, and what else a graph has computed, where one fits."""
+        rows = list(map(Row, step.tables[0], step.starts, step.counts))
+        groups = _other_groups(step.tables, self.has_states)
+        tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
+        if self.graphs is not None and self.graphs.fits(rows):
+            decoded = self.graphs.run(rows, tokens_T, *groups)
+            return decoded.hidden_TE, decoded
+        with nullcontext() if self.adapters is None else self.adapters.beside(step):
+            return self.hidden(rows, tokens_T, *groups), None
+
+    def _draw_after(self, hidden_RE: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor | None]:
+        """The tokens [R] drawn after these hidden states, and the scores [R, V] that they were drawn from, if all are here."""
+        logits_RV = self.net.logits(hidden_RE)
+        return self._draw_from(logits_RV, draws), logits_RV
+
+    def _draw_from(self, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """The tokens [R] drawn from these scores."""
+        return self.draw(logits_RV, draws)
 
     def _pending_tokens(self, request_ids: Sequence[str]) -> Tensor:
         """The tokens that the requests drew in the previous step; 0 for one without a score: its request is about to end."""

@@ -82,7 +82,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, context: int) -> None:
         super().__init__()
-        self.tokens = empty_table(config.vocab_size, config.hidden_size)
+        self.tokens: nn.Module = empty_table(config.vocab_size, config.hidden_size)
         self.scale = config.embedding_scale
         self.positions: nn.Embedding | None = None
         if config.positions == "learned":

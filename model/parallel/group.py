@@ -4,54 +4,93 @@ what else is in a step changes their bits.
 Shapes: N ranks.
 """
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._C._distributed_c10d as options
 import torch.distributed
 from torch import Tensor
+
+from model.errors import DeviceFailed
 
 c10d: Any = torch.distributed
 """Its stubs leave out what is used here."""
 HOST = "127.0.0.1"
 """All ranks live on one node."""
 LATE_SECONDS = 6.0
-"""How long a rank waits for another one within a step."""
+"""How long a rank that serves waits for another one within a step."""
 START_SECONDS = 600.0
-"""How long ranks wait for each other to begin: the first of them may be loaded long before the last."""
+"""How long ranks wait for each other until then: one may load or compile for longer than another."""
+LOOK_SECONDS = 0.1
+"""How often a rank that waits for others to begin looks whether they are there, or have ended."""
 
 
 class Group:
-    """N ranks that compute the same steps; this process is one of them. One thread alone may use it."""
+    """N ranks that compute the same steps; this process is one of them. One thread at a time may use it."""
 
-    def __init__(self, rank: int, ranks: int, device: str, port: int = 0, *, late: float = LATE_SECONDS) -> None:
-        """Rank 0 listens at a free port, `port`; the others connect to it. `connect` waits for all of them."""
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        device: str,
+        port: int = 0,
+        *,
+        late: float = LATE_SECONDS,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Rank 0 listens at a free port, `port`; the others connect to it. `connect` waits for all of them, and calls `alive`
+        again and again until then: it may raise, where a rank has ended.
+        """
         self.rank, self.ranks, self.device = rank, ranks, device
-        self.late = timedelta(seconds=late)
-        self.store = c10d.TCPStore(
-            HOST, port, is_master=rank == 0, timeout=timedelta(seconds=START_SECONDS), wait_for_workers=False
-        )
-        self.port = self.store.port
-        self._group: Any = None
+        self._alive = alive
+        self._late = timedelta(seconds=late)
+        self._patience = timedelta(seconds=START_SECONDS)
+        self.store = c10d.TCPStore(HOST, port, is_master=rank == 0, timeout=self._patience, wait_for_workers=False)
+        self.port: int = self.store.port
+        self._numbers: Any = None
+        """What exchanges tensors on the device."""
+        self._bytes: Any = None
+        """What sends bytes from rank 0 to the others."""
 
     def connect(self) -> None:
-        """Wait for all ranks: NCCL joins GPUs, gloo CPUs. Raises RuntimeError where one does not come."""
-        self.store.set(f"rank {self.rank}", "here")
-        everyone = [f"rank {rank}" for rank in range(self.ranks)]
-        self.store.wait(everyone)  # as long as it takes to load: gloo waits for `late` alone
-        if self.device.startswith("cuda"):
-            self._group = c10d.ProcessGroupNCCL(self.store, self.rank, self.ranks, self.late)  # not run yet
-            return
-        options = c10d.ProcessGroupGloo._Options()
-        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=HOST)]
-        options._timeout = self.late
-        self._group = c10d.ProcessGroupGloo(self.store, self.rank, self.ranks, options)
+        """Wait for all ranks: NCCL joins GPUs, gloo CPUs. Raises DeviceFailed where one does not come."""
+        with _among_others():
+            self.store.set(f"rank {self.rank}", "here")
+            everyone, waited = [f"rank {rank}" for rank in range(self.ranks)], 0.0
+            while not self.store.check(everyone):
+                self._alive()
+                time.sleep(LOOK_SECONDS)
+                waited += LOOK_SECONDS
+                if waited > START_SECONDS:
+                    raise DeviceFailed(f"not all {self.ranks} ranks of the model have begun within {START_SECONDS:g} s")
+            self._bytes = self._gloo("bytes")
+            if self.device.startswith("cuda"):
+                self._numbers = c10d.ProcessGroupNCCL(self.store, self.rank, self.ranks, self._patience)  # not run yet
+            else:
+                self._numbers = self._bytes
+
+    def _gloo(self, name: str) -> Any:
+        chosen = c10d.ProcessGroupGloo._Options()
+        chosen._devices = [c10d.ProcessGroupGloo.create_device(hostname=HOST)]
+        chosen._timeout = self._patience
+        return c10d.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.ranks, chosen)
+
+    def hurry(self) -> None:
+        """From here on a rank that others wait for in a step for more than `late` seconds has failed."""
+        self._patience = self._late
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """What each rank gives, in their order: tensors of one shape and dtype. Raises RuntimeError where a rank is late."""
+        """What each rank gives, in their order: tensors of one shape and dtype. Raises DeviceFailed where a rank is late."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.ranks)]
-        self._group.allgather([parts], [x]).wait()
+        how = options.AllgatherOptions()
+        how.timeout = self._patience
+        with _among_others():
+            self._numbers.allgather([parts], [x], how).wait()
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
@@ -61,13 +100,42 @@ class Group:
             first += part
         return first
 
+    def least(self, number: int) -> int:
+        """The smallest of the whole numbers that the ranks give."""
+        return min(int(part) for part in self.gather(torch.tensor([number], device=self.device)))
+
     def share(self, x: Tensor) -> Tensor:
         """What rank 0 gives, in place."""
-        self._group.broadcast([x], _root()).wait()
+        with _among_others():
+            self._numbers.broadcast([x], _from_rank_0(self._patience)).wait()
+        return x
+
+    def send(self, message: bytes) -> None:
+        """Of rank 0: give the others a message, which they `receive`."""
+        self._pass_on(torch.tensor([len(message)]), self._patience)
+        self._pass_on(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._patience)
+
+    def receive(self) -> bytes:
+        """Of the others: wait for a message of rank 0, however long it has nothing to say. Raises DeviceFailed at its end."""
+        size = self._pass_on(torch.zeros(1, dtype=torch.int64), timedelta(seconds=START_SECONDS))
+        return self._pass_on(torch.empty(int(size), dtype=torch.uint8), self._patience).numpy().tobytes()
+
+    def _pass_on(self, x: Tensor, patience: timedelta) -> Tensor:
+        with _among_others():
+            self._bytes.broadcast([x], _from_rank_0(patience)).wait()
         return x
 
 
-def _root() -> Any:
-    options = c10d.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
-    return options
+def _from_rank_0(patience: timedelta) -> Any:
+    how = c10d.BroadcastOptions()
+    how.rootRank, how.rootTensor, how.timeout = 0, 0, patience
+    return how
+
+
+@contextmanager
+def _among_others() -> Iterator[None]:
+    """What the libraries raise, as DeviceFailed: no rank can go on without the others."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceFailed(f"a rank of the model is gone or late: {error}") from error

@@ -32,22 +32,34 @@ class SummedLinear(Linear):
         return self.group.sum(F.linear(x, self.weight, self.bias))
 
 
-class GatheredHead(Linear):
-    """The head, with some rows of the vocabulary on each rank. The scores of all are put side by side."""
+class SplitEmbedding(Linear):
+    """The vectors of tokens as the rows of a matrix, with some of the vocabulary on each rank."""
 
     ATTRIBUTES = (*Linear.ATTRIBUTES, "group")
     group: Group
 
-    def share(self, other: nn.Module) -> None:
-        """Have this rank's rows of the embedding, without a copy."""
-        weight = other.weight
-        assert isinstance(weight, Tensor)
-        self.weight = nn.Parameter(weight[self.rows[0].start : self.rows[0].stop], requires_grad=False)
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        """Token ids [T] to vectors [T, E]. Exact: all ranks but one add zeros."""
+        mine = self.rows[0]
+        here_T = (tokens_T >= mine.start) & (tokens_T < mine.stop)
+        rows_TE = F.embedding((tokens_T - mine.start).clamp(0, len(mine) - 1), self.weight)
+        return self.group.sum(rows_TE.masked_fill(~here_T[:, None], 0))
+
+
+class SplitHead(Linear):
+    """The head, with some rows of the vocabulary on each rank."""
+
+    ATTRIBUTES = (*Linear.ATTRIBUTES, "group")
+    group: Group
+
+    def mine(self, x: Tensor) -> Tensor:
+        """[T, E] to the scores of this rank's part of the vocabulary."""
+        return F.linear(x, self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, E] to the scores [T, V] of the whole vocabulary."""
+        """[T, E] to the scores [T, V] of the whole vocabulary: the parts of all ranks side by side."""
         size, ranks = self.whole[0], self.group.ranks
-        scores = F.linear(x, self.weight)
+        scores = self.mine(x)
         widest = -(-size // ranks)  # the collective takes parts of one size
         parts = self.group.gather(F.pad(scores, (0, widest - scores.shape[-1])))
         return torch.cat([part[..., : len(_share(size, rank, ranks))] for rank, part in enumerate(parts)], dim=-1)
@@ -69,11 +81,11 @@ class GatheredNorm(nn.Module):
 
 
 def check(config: ModelConfig, ranks: int) -> None:
-    """Refuse by name what so many ranks cannot share: SettingError."""
+    """Refuse by name what so many ranks cannot share, with the name of the setting: SettingError."""
     shared = config.num_kv_heads % ranks == 0 or ranks % config.num_kv_heads == 0
     sizes = [("heads", config.num_heads), ("columns of the MLP", config.mlp_size)]
     for layer in config.layers:
-        if layer.delta is not None:
+        if layer.delta is not None and ranks > 1:
             raise SettingError(f"tensor_parallel is {ranks}, but this model keeps states, which ranks do not share yet")
         if layer.experts is not None and layer.experts.shared_expert_size is not None:
             sizes.append(("columns of the shared expert", layer.experts.shared_expert_size))
@@ -85,7 +97,9 @@ def check(config: ModelConfig, ranks: int) -> None:
 
 
 def config_of(config: ModelConfig, ranks: int) -> ModelConfig:
-    """What a rank keeps keys and values of: its own heads. Where there are fewer than ranks, several have the same."""
+    """The model as a rank computes it, with its own heads. Where there are fewer key/value heads than ranks, several ranks have
+    the same.
+    """
     return replace(config, num_heads=config.num_heads // ranks, num_kv_heads=max(1, config.num_kv_heads // ranks))
 
 
@@ -96,7 +110,8 @@ def load_shard(
     group: Group,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
-    """The decoder of one rank, in inference mode. Memory is taken for its own parts alone. Raises CheckpointError.
+    """The decoder of one rank, in inference mode; its `config` has the rank's own heads. Memory is taken for its own parts
+    alone. Raises CheckpointError.
 
     SettingError, before weights are read, where the ranks cannot share the model.
     """
@@ -108,6 +123,7 @@ def load_shard(
     for module in net.modules():
         if isinstance(module, MultiHeadAttention):
             _share_heads(module, config, group)
+    net.config = config_of(config, group.ranks)
     return net.to(group.device).eval().requires_grad_(False)
 
 
@@ -117,15 +133,23 @@ def shard(net: Decoder, group: Group) -> None:
 
     def part(name: str, linear: Linear) -> Linear:
         if name == "head":
-            rows = _share(net.config.vocab_size, rank, ranks)
-            return GatheredHead.of(linear, rows=[rows], parts=(len(rows),), out_features=len(rows), group=group)
+            return _some_rows(SplitHead, linear, group)
         piece = linear.shard(rank, ranks)
         return SummedLinear.of(piece, group=group) if linear.cut == "columns" else piece
 
     reform(net, part)
+    with torch.device("meta"):
+        table = Linear(net.config.hidden_size, [net.config.vocab_size], bias=False)
+    net.embedding.tokens = _some_rows(SplitEmbedding, table, group)
     for module in net.modules():
         if isinstance(module, Mixture):
             _share_experts(module, group)
+
+
+def _some_rows(form: type[SplitEmbedding] | type[SplitHead], linear: Linear, group: Group) -> Linear:
+    """This rank's part of the vocabulary, without numbers."""
+    rows = _share(linear.whole[0], group.rank, group.ranks)
+    return form.of(linear, rows=[rows], parts=(len(rows),), out_features=len(rows), group=group)
 
 
 def _share_heads(module: MultiHeadAttention, config: ModelConfig, group: Group) -> None:

@@ -19,13 +19,12 @@ from model.engine.build import (
     choose_dtype,
     choose_kv_dtype,
     decodes_natively,
-    fingerprint,
-    processor,
     quantised_kind,
     size_engine,
 )
 from model.engine.cache import free_memory
 from model.engine.choice import choose_backend
+from model.engine.fingerprint import fingerprint, processor
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import load, save

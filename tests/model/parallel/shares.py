@@ -12,7 +12,7 @@ from model.net.checkpoint import read_config
 from model.net.kv_cache import KVCache
 from model.net.transformer import Decoder
 from model.parallel.group import Group
-from model.parallel.shards import config_of, load_shard
+from model.parallel.shards import load_shard
 
 TOKENS = [[5, 9, 3, 7, 11, 2, 60, 33, 8], [4, 4, 17, 80, 1], [90, 12, 45]]
 """Texts of one step."""
@@ -21,10 +21,9 @@ BESIDE = 500
 
 
 @torch.inference_mode()
-def scores(net: Decoder, texts: Sequence[Sequence[int]], ranks: int = 1) -> Tensor:
-    """The scores [T, V] of texts side by side, with a cache for the heads of one of so many ranks."""
-    config = net.config if ranks == 1 else config_of(net.config, ranks)
-    size = 8
+def scores(net: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
+    """The scores [T, V] of texts side by side."""
+    config, size = net.config, 8
     rows, at = [], 1
     for text in texts:
         count = -(-len(text) // size)
@@ -42,7 +41,7 @@ def share(folder: Path, group: Group) -> tuple[Decoder, Tensor, list[Tensor], li
     """This rank's shard; scores of all texts in one step, and of each alone, by all ranks; the first, as each rank has them."""
     net = load_shard(folder, read_config(folder), torch.float32, group)
     net.reach(64)
-    batched, alone = scores(net, TOKENS, group.ranks), [scores(net, [text], group.ranks) for text in TOKENS]
+    batched, alone = scores(net, TOKENS), [scores(net, [text]) for text in TOKENS]
     return net, batched, alone, group.gather(batched)
 
 

@@ -1,0 +1,124 @@
+"""Tensor parallelism in the engine: every rank computes each step with its part of the decoder, rank 0 schedules and draws.
+
+Rank 0 sends each step to the others before it begins it. All ranks run the same code on it, so their collectives meet. What
+fails on one rank within a step fails all of them: the others wait for it there.
+
+Shapes: T tokens · E model width · R rows that draw · V vocabulary.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.engine.graphs import Decoded
+from model.engine.plan import StepInput
+from model.engine.runner import ModelRunner, PendingStep
+from model.errors import DeviceFailed
+from model.net.transformer import Decoder, final_scores
+from model.parallel.drawing import draw_over_ranks, needs_best_alone
+from model.parallel.group import Group
+from model.parallel.shards import SplitHead
+from model.params import SamplingParams
+from model.sampling_plan import Draw, SamplingPlan
+
+BEAT_SECONDS = 1.0
+"""How often rank 0 asks the others whether they are there and have computed the same."""
+FACTOR = 0x5851F42D4C957F2D
+"""Of a digest (Knuth's MMIX): it depends on the order of the steps."""
+ALL_SCORES = Draw(SamplingPlan(SamplingParams(top_k=1), seed=0), position=0)
+"""Stands for a draw that needs the scores of all ranks, on those that do not draw."""
+
+
+class ShardRunner(ModelRunner):
+    """`ModelRunner` with a part of the decoder. All ranks must be given the same steps, in the same order."""
+
+    def __init__(self, group: Group, part: Decoder, *parts: Any, exact: bool) -> None:
+        """`part`: this rank's, in its plain form. `parts`: those of a `ModelRunner`. `exact`: rows are drawn one by one."""
+        super().__init__(*parts)
+        assert isinstance(part.head, SplitHead)
+        self.group, self._exact = group, exact
+        self._head, self._config = part.head, part.config
+        self._digest = torch.zeros(1, dtype=torch.int64, device=group.device)
+
+    def _computed(self, step: StepInput) -> tuple[Tensor, Decoded | None]:
+        """See `ModelRunner`. Counts the bits of the hidden states into the digest."""
+        hidden_TE, decoded = super()._computed(step)
+        words = hidden_TE.view(torch.int32 if hidden_TE.itemsize == 4 else torch.int16)
+        self._digest.mul_(FACTOR).add_(words.sum(dtype=torch.int64))
+        return hidden_TE, decoded
+
+    def _draw_after(self, hidden_RE: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor | None]:
+        """See `ModelRunner`. The scores stay where they are, where the best of each rank decide."""
+        if not all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws):
+            return super()._draw_after(hidden_RE, draws)
+        scores_RM = final_scores(self._head.mine(hidden_RE), self._config)
+        return draw_over_ranks(scores_RM, self._head.rows[0].start, draws, self.group), None
+
+    def _draw_from(self, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """Rank 0 draws; the others learn the tokens."""
+        if self.group.rank == 0:
+            return self.group.share(super()._draw_from(logits_RV, draws))
+        return self.group.share(torch.empty(len(draws), dtype=torch.int64, device=logits_RV.device))
+
+    def agree(self) -> None:
+        """Raise DeviceFailed where a rank has computed other bits than rank 0."""
+        first, *others = (int(part) for part in self.group.gather(self._digest))
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise DeviceFailed(f"rank {rank} of the model has computed other numbers than rank 0")
+
+
+class Leader:
+    """The runner of rank 0's engine: has all ranks compute each step."""
+
+    def __init__(self, runner: ShardRunner, clock: Callable[[], float]) -> None:
+        self.runner = runner
+        self._clock = clock
+        self._beat = clock()
+
+    def submit(self, step: StepInput) -> PendingStep:
+        """See `ModelRunner.submit`. Whatever it raises ends the engine: DeviceFailed."""
+        with _together():
+            self.idle()
+            self.runner.group.send(pickle.dumps(_for_others(step)))
+            return self.runner.submit(step)
+
+    def idle(self) -> None:
+        """Once a second: make sure that all ranks are there and agree. Raises DeviceFailed."""
+        if self._clock() - self._beat >= BEAT_SECONDS:
+            with _together():
+                self.runner.group.send(pickle.dumps(None))
+                self.runner.agree()
+            self._beat = self._clock()
+
+
+def follow(runner: ShardRunner) -> None:
+    """What the other ranks do: compute the steps that rank 0 sends, until it ends or a rank fails: DeviceFailed."""
+    while True:
+        step: StepInput | None = pickle.loads(runner.group.receive())
+        if step is None:
+            runner.agree()
+        else:
+            runner.submit(step)
+
+
+def _for_others(step: StepInput) -> StepInput:
+    """What the ranks that do not draw need of a step: neither texts nor masks."""
+    draws = [draw if draw.takes_the_best or needs_best_alone(draw) else ALL_SCORES for draw in step.draws]
+    return replace(step, draws=draws, hidden_sums=[])
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """No error within a step can be repeated: the other ranks are in the middle of it."""
+    try:
+        yield
+    except DeviceFailed:
+        raise
+    except Exception as error:
+        raise DeviceFailed(f"a step failed on rank 0 of the model: {type(error).__name__}: {error}") from error

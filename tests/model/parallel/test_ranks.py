@@ -1,0 +1,225 @@
+"""An engine over ranks answers as one over a whole decoder, and ends when a rank does: gloo, on CPUs."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from model.engine.build import build_engine, build_runner
+from model.engine.plan import StepInput
+from model.engine.ranks import ALL_SCORES, Leader, _for_others
+from model.errors import DeviceFailed, SettingError
+from model.grammar import GrammarCompiler, GrammarSpec
+from model.net.checkpoint import save
+from model.parallel.group import Group
+from model.params import DecodingParams, SamplingParams
+from model.sampling_plan import Draw, SamplingPlan, TextCounts
+from tests.fakes import END, VOCAB, byte_tokenizer
+from tests.model.checkpoints import tiny_config, tiny_decoder
+from tests.model.engine.machines import ask, run
+from tests.model.parallel.rank import OPTIONS
+from tests.service.server import wait_for
+
+CONFIG = tiny_config(vocab_size=VOCAB, num_heads=8, num_kv_heads=4, max_positions=128)
+SAMPLINGS = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=2.0),
+    SamplingParams(temperature=1.0, top_k=20),
+    SamplingParams(temperature=1.0, top_p=0.8),
+    SamplingParams(temperature=0.5, min_p=0.05),
+]
+DECODING = DecodingParams(repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={7: 3.0})
+LATE, UNHEALTHY = 4.0, 10.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint")
+    save(tiny_decoder(CONFIG), path, torch.float32)
+    return path
+
+
+@contextmanager
+def engine_of(folder, number, *words, late=60.0):
+    """Rank 0 of so many, in this process, and the processes of the others. `words`: of the last of them."""
+    group = Group(0, number, "cpu", late=late)
+    command = [sys.executable, "-m", "tests.model.parallel.rank"]
+    started = [
+        subprocess.Popen([*command, str(rank), str(number), str(group.port), str(late), str(folder), *words])
+        for rank in range(1, number)
+    ]
+    try:
+        engine = build_engine(folder, OPTIONS, group=group)
+        yield engine, started
+        engine.close()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def crowd():
+    """Requests that draw in every way, of many lengths."""
+    compiler = GrammarCompiler(byte_tokenizer(), VOCAB, (END,))
+    regex = compiler.compile(GrammarSpec("regex", r"(ab|ba){3,9};"))
+    asks = [
+        ask(f"{at}", [5, 6, 7, 8] * (at % 5) + [9 + at], 12, sampling=SAMPLINGS[at % len(SAMPLINGS)], seed=at)
+        for at in range(12)
+    ]
+    asks.append(ask("penalised", [3, 4, 3, 4], 12, sampling=SAMPLINGS[1], decoding=DECODING))
+    asks.append(ask("greedy with scores", [3, 4, 5], 12, logprobs=3, prompt_logprobs=2))
+    asks.append(ask("drawn with scores", [3, 4, 5], 12, sampling=SAMPLINGS[1], logprobs=0))
+    asks.append(ask("without its end", [8, 9], 12, stop_token_ids=frozenset(range(0, VOCAB, 2)), min_tokens=6))
+    asks.append(ask("grammar", [8, 9], 12, grammar=regex.start()))
+    asks.append(ask("grammar, drawn among some", [8, 9], 12, sampling=SAMPLINGS[3], grammar=regex.start()))
+    return asks
+
+
+def told(outputs):
+    """Tokens, reason, and scores as they are."""
+    tokens = [token for output in outputs for token in output.token_ids]
+    return tokens, outputs[-1].finish_reason, [score for output in outputs for score in output.logprobs or ()]
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    """Of an engine that has the decoder whole."""
+    return {name: told(outputs) for name, outputs in run(build_engine(folder, OPTIONS).engine, crowd()).items()}
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
+def engine(request, folder):
+    with engine_of(folder, request.param) as (engine, _):
+        assert engine.info.fingerprint != build_engine(folder, OPTIONS).info.fingerprint
+        yield engine.engine
+
+
+def same(found, wanted):
+    for name, (tokens, reason, scores) in wanted.items():
+        assert found[name][:2] == (tokens, reason), name
+        assert len(found[name][2]) == len(scores)
+        for one, other in zip(found[name][2], scores, strict=True):
+            assert one.token_id == other.token_id
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_ranks_answer_as_one(engine, wanted):
+    assert len({tuple(tokens) for tokens, *_ in wanted.values()}) > 12, "the answers hardly differ: the test says little"
+    same({name: told(outputs) for name, outputs in run(engine, crowd()).items()}, wanted)
+
+
+def test_a_request_among_ranks_is_the_same_alone(engine, wanted):
+    for request in crowd():
+        [(name, outputs)] = run(engine, [request]).items()
+        same({name: told(outputs)}, {name: wanted[name]})
+
+
+def test_ranks_agree_after_every_answer(engine):
+    runner = engine.runner
+    assert isinstance(runner, Leader)
+    run(engine, crowd())
+    runner._beat -= 60
+    runner.idle()
+    assert time.monotonic() - runner._beat < 60
+
+
+def test_a_rank_that_computes_other_numbers_ends_the_engine(folder):
+    with engine_of(folder, 2, "odd") as (engine, _):
+        engine.start()
+        assert wait_for(lambda: engine.heartbeat_age() == float("inf"), UNHEALTHY)
+
+
+@pytest.mark.parametrize(
+    ("how", "busy"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGSTOP, False)],
+    ids=["killed", "killed while busy", "frozen"],
+)
+def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(folder, how, busy):
+    """Then `check_health` raises, and Serve replaces the replica."""
+    with engine_of(folder, 2, late=LATE) as (engine, [other]):
+        engine.start()
+        assert engine.heartbeat_age() < UNHEALTHY
+        other.send_signal(how)
+        if busy:
+            engine._command(lambda: engine.engine.add(ask("late", max_tokens=100)))
+        assert wait_for(lambda: engine.heartbeat_age() == float("inf"), UNHEALTHY)
+
+
+def test_the_other_ranks_end_with_rank_0(folder):
+    code = (
+        "import sys; from pathlib import Path; from model.parallel.group import Group; from model.engine.build import *\n"
+        "from tests.model.parallel.rank import OPTIONS\n"
+        "group = Group(0, 2, 'cpu'); print(group.port, flush=True)\n"
+        "build_runner(Path(sys.argv[1]), OPTIONS, group=group); print('built', flush=True); sys.stdin.read()"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    port = first.stdout.readline().strip()
+    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, "60", str(folder)])
+    try:
+        assert first.stdout.readline() == "built\n"
+        first.kill()
+        assert other.wait(UNHEALTHY) == 4
+    finally:
+        for process in (first, other):
+            process.kill()
+            process.communicate()
+
+
+def test_a_rank_that_ends_before_it_has_loaded_is_told_of(folder):
+    def alive():
+        raise SettingError("rank 1 says why")
+
+    with pytest.raises(SettingError, match="rank 1 says why"):
+        build_runner(folder, OPTIONS, group=Group(0, 2, "cpu", alive=alive))
+
+
+def test_what_fails_on_rank_0_within_a_step_cannot_be_repeated(engine, monkeypatch):
+    def broken(step):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(engine.runner.runner, "submit", broken)
+    monkeypatch.setattr(engine.runner.runner.group, "send", lambda message: None)
+    with pytest.raises(DeviceFailed, match="no room"):
+        engine.runner.submit(StepInput())
+
+
+def test_ranks_that_do_not_draw_get_neither_texts_nor_masks():
+    """A step of 64 streams with grammars and penalties is a few kB for them."""
+    mask, text = np.ones(1 << 17, np.bool_), TextCounts(*([0] * 9999 for _ in range(3)))
+    plan, plain = SamplingPlan(SamplingParams(), seed=1, decoding=DECODING), SamplingPlan(SamplingParams(), seed=2)
+    step = StepInput(draws=[Draw(plan, 5, (1, 2), text, mask), Draw(plain, 6)] * 32, counts=[1] * 64)
+    sent = pickle.dumps(_for_others(step))
+    assert len(sent) < 8000
+    assert pickle.loads(sent).draws[:2] == [ALL_SCORES, Draw(plain, 6)]
+
+
+def test_a_rank_holds_its_share_of_matrices_and_of_keys_and_values(engine, folder):
+    """Norms are whole, and no rank has two tokens of the vocabulary more than another."""
+    whole, mine = build_engine(folder, OPTIONS).engine.runner, engine.runner.runner
+    ranks = mine.group.ranks
+
+    def held(runner):
+        matrices = {p.data_ptr(): p for p in runner.net.parameters() if p.dim() > 1}
+        return sum(p.untyped_storage().nbytes() for p in matrices.values())
+
+    assert held(mine) * ranks == pytest.approx(held(whole), rel=0.02)
+    assert mine.cache.keys[0].shape[-2] * ranks == CONFIG.num_kv_heads
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"quantize": "int8"}, "quantize is set"), ({"adapters": True}, "adapters is set"), ({"backend": "native"}, "in parts")],
+)
+def test_what_ranks_do_not_compute_is_refused_by_name(folder, changes, named):
+    with pytest.raises(SettingError, match=named):
+        build_runner(folder, replace(OPTIONS, **changes), group=Group(0, 2, "cpu"))
