@@ -27,7 +27,7 @@ REFERENCE = re.compile(
 )
 """A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
 Port = Annotated[int, Field(ge=1, le=65535)]
-NEED_RAY = ("replicas", "max_replicas", "proxy", "max_connections_per_source")
+NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source")
 """Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
 
 
@@ -118,6 +118,9 @@ class Settings(BaseModel):
     replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model, or the fewest of them")
     max_replicas: Annotated[int, Field(ge=1, le=90)] | None = Field(
         None, description="copies that a high load may raise them to; default: no more than replicas"
+    )
+    tensor_parallel: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="processes that share each copy of the model, on one node, each with a GPU or a CPU core of its own"
     )
     proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
     max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(

@@ -161,7 +161,7 @@ def build_runner(
     parts = (form, backend, cache, device, graphs, draw, adapters)
     runner = ModelRunner(*parts) if group is None else ShardRunner(group, net, *parts, exact=options.deterministic)
     if options.deterministic:
-        _use_threads(options)  # as many as will serve
+        use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
     return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup)
@@ -218,7 +218,7 @@ def _with_thread(
 
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
-        _use_threads(options)
+        use_threads(options)
         warm_up(engine)  # libraries keep handles and memory for each thread
         if group is not None:
             group.hurry()
@@ -234,7 +234,7 @@ def _with_thread(
     )
 
 
-def _use_threads(options: EngineOptions) -> None:
+def use_threads(options: EngineOptions) -> None:
     """Set how many threads the work of the calling thread has."""
     if options.num_threads:
         torch.set_num_threads(options.num_threads)

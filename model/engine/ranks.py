@@ -6,32 +6,30 @@ fails on one rank within a step fails all of them: the others wait for it there.
 Shapes: T tokens · E model width · R rows that draw · V vocabulary.
 """
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.engine.graphs import Decoded
+from model.engine.packing import needs_best_alone, packed, unpacked
 from model.engine.plan import StepInput
 from model.engine.runner import ModelRunner, PendingStep
 from model.errors import DeviceFailed
 from model.net.transformer import Decoder, final_scores
-from model.parallel.drawing import draw_over_ranks, needs_best_alone
+from model.parallel.drawing import draw_over_ranks
 from model.parallel.group import Group
 from model.parallel.shards import SplitHead
-from model.params import SamplingParams
-from model.sampling_plan import Draw, SamplingPlan
+from model.sampling_plan import Draw
 
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
 FACTOR = 0x5851F42D4C957F2D
 """Of a digest (Knuth's MMIX): it depends on the order of the steps."""
-ALL_SCORES = Draw(SamplingPlan(SamplingParams(top_k=1), seed=0), position=0)
-"""Stands for a draw that needs the scores of all ranks, on those that do not draw."""
+BEAT = b"beat"
+"""What rank 0 sends in the place of a step."""
 
 
 class ShardRunner(ModelRunner):
@@ -85,14 +83,14 @@ class Leader:
         """See `ModelRunner.submit`. Whatever it raises ends the engine: DeviceFailed."""
         with _together():
             self.idle()
-            self.runner.group.send(pickle.dumps(_for_others(step)))
+            self.runner.group.send(packed(step))
             return self.runner.submit(step)
 
     def idle(self) -> None:
         """Once a second: make sure that all ranks are there and agree. Raises DeviceFailed."""
         if self._clock() - self._beat >= BEAT_SECONDS:
             with _together():
-                self.runner.group.send(pickle.dumps(None))
+                self.runner.group.send(BEAT)
                 self.runner.agree()
             self._beat = self._clock()
 
@@ -100,17 +98,11 @@ class Leader:
 def follow(runner: ShardRunner) -> None:
     """What the other ranks do: compute the steps that rank 0 sends, until it ends or a rank fails: DeviceFailed."""
     while True:
-        step: StepInput | None = pickle.loads(runner.group.receive())
-        if step is None:
+        message = runner.group.receive()
+        if message == BEAT:
             runner.agree()
         else:
-            runner.submit(step)
-
-
-def _for_others(step: StepInput) -> StepInput:
-    """What the ranks that do not draw need of a step: neither texts nor masks."""
-    draws = [draw if draw.takes_the_best or needs_best_alone(draw) else ALL_SCORES for draw in step.draws]
-    return replace(step, draws=draws, hidden_sums=[])
+            runner.submit(unpacked(message))
 
 
 @contextmanager

@@ -13,11 +13,6 @@ from model.sampling import UNSCORED, add_noise, temperatures_and_keys
 from model.sampling_plan import Draw
 
 
-def needs_best_alone(draw: Draw) -> bool:
-    """Whether the best of each part decides a token: nothing is left out, changed or reported."""
-    return draw.plan.draws_from_scores and not draw.plan.is_limited and not draw.may_exclude
-
-
 def draw_over_ranks(scores_RM: Tensor, first: int, draws: Sequence[Draw], group: Group) -> Tensor:
     """Token ids int64 [R], the same on every rank as `model.sampling.sample` draws from the scores of the whole vocabulary;
     UNSCORED where a row has no finite score. `first` is the first token of this rank's part.

@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 from model.errors import SettingError
 from service.observe import autoscaling, census, scrape, tracing
 from service.observe.capacity import Load
+from service.runtime import ranks
+from service.runtime.place import gpus_wanted, place_wanted
 from service.runtime.replica import Replica, most_calls
 from service.settings import Settings, read_settings
 
@@ -24,7 +26,7 @@ class Attend(Replica):
     def __init__(self, settings_json: str) -> None:
         replica = serve.get_replica_context().replica_id.unique_id
         census.sign_in(replica)
-        super().__init__(Settings.from_json(settings_json), replica)
+        super().__init__(Settings.from_json(settings_json), replica, ranks.started)
         self.replica = replica
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -49,11 +51,6 @@ class Attend(Replica):
             census.sign_out(self.replica)
 
 
-def gpus_wanted(device: str, available: float) -> int:
-    """GPUs that a replica asks for. With `cuda` it is one, there or not: a cluster's nodes may come after its application."""
-    return 1 if device == "cuda" or (device == "auto" and available >= 1) else 0
-
-
 def replicas_wanted(settings: Settings) -> dict[str, Any]:
     """Serve's options for the number of replicas: it is fixed, or Serve's autoscaler has bounds for it."""
     if settings.max_replicas is None:
@@ -69,11 +66,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     if abspath(settings.tls_cert) != abspath(read_settings({}).tls_cert):
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
     tracing.check(settings.otel_endpoint)
-    gpus = gpus_wanted(settings.device, ray.cluster_resources().get("GPU", 0))
+    gpus = gpus_wanted(settings, ray.cluster_resources().get("GPU", 0))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         **replicas_wanted(settings),
         max_ongoing_requests=most_calls(settings),
-        ray_actor_options={"num_gpus": gpus, "num_cpus": 1},
+        **place_wanted(settings, gpus),
         graceful_shutdown_timeout_s=settings.drain_seconds + 1,
         graceful_shutdown_wait_loop_s=0.2,
         # Three checks in a row without an answer make a replica dead, 1 + 3 * 2 s after it froze at the latest. One whose event

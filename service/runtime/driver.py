@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
+from model.engine.build import check_shared
 from model.errors import AttendError, CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import inspect
 from service.access.keys import load_keys
@@ -22,8 +23,10 @@ from service.observe import census
 from service.runtime import hub
 from service.runtime import reachable as routes
 from service.runtime.checkpoint import read_tokenizer
-from service.runtime.deployment import build, gpus_wanted
+from service.runtime.deployment import build
 from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
+from service.runtime.place import gpus_wanted
+from service.runtime.replica import engine_options
 from service.settings import Settings
 
 APP = "default"
@@ -46,7 +49,9 @@ async def main(settings: Settings, statistics: int) -> int:
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
     settings = hub.with_folder(settings, say)  # once, before replicas start, and in sight of the person who waits
-    read_tokenizer(settings.folder, inspect(settings.folder).vocab_size)
+    config = inspect(settings.folder)
+    read_tokenizer(settings.folder, config.vocab_size)
+    check_shared(config, engine_options(settings), settings.tensor_parallel)
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
     say(f"Starting Ray for {settings.name} ...")
@@ -75,10 +80,10 @@ async def main(settings: Settings, statistics: int) -> int:
 
 def check_room(settings: Settings, resources: dict[str, float]) -> None:
     """Raise SettingError where the replicas can never run together on this machine: Serve would wait without a word."""
-    if settings.device == "cuda" and resources.get("GPU", 0) < 1:
+    ranks, gpus = settings.tensor_parallel, resources.get("GPU", 0)
+    if settings.device == "cuda" and gpus < 1:
         raise SettingError("device is cuda, but this machine has no GPU")
-    gpus = gpus_wanted(settings.device, resources.get("GPU", 0))
-    wanted = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    wanted = {"CPU": ranks, "GPU": ranks} if gpus_wanted(settings, gpus) else {"CPU": ranks}
     for name, most in (("replicas", settings.replicas), ("max_replicas", settings.max_replicas or settings.replicas)):
         fit = min(int(resources.get(kind, 0) / each) for kind, each in wanted.items())
         if most > fit:

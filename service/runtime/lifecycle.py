@@ -66,11 +66,13 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
     scheme = "https" if settings.tls_cert else "http"
-    alone = "  one process, without Ray" if settings.single else ""
+    processes = "  one process, without Ray" if settings.single else ""
+    if settings.tensor_parallel > 1:
+        processes = f"  {settings.tensor_parallel} ranks"
     return (
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
-        f"{facts['backend']}  {facts['kv_tokens']} KV tokens{alone}\n"
+        f"{facts['backend']}  {facts['kv_tokens']} KV tokens{processes}\n"
         f"Try:   curl -N --json '{body}' {scheme}://{host}:{settings.port}/v1/completions"
     )
 

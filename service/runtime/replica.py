@@ -22,6 +22,7 @@ from model.engine.loop import AsyncEngine
 from model.errors import EngineFailed
 from model.generation_config import read_defaults
 from model.machine import usable_cores
+from model.parallel.group import Group
 from model.pooling import read_rules
 from service.access.keys import KeyRing
 from service.chat.forms import form_of
@@ -51,17 +52,20 @@ STANDARD_ERROR = "/proc/self/fd/2"
 class Replica(GrpcMethods):
     """One replica. `name` tells it from others; where its settings name a model of the hub, it downloads that.
 
+    `ranks` starts the other processes that share the model, where settings ask for some.
+
     Raises SettingError or CheckpointError.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    def __init__(self, settings: Settings, name: str, ranks: Callable[[Settings], Group] | None = None) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         settings = hub.with_folder(settings, logging.getLogger("attend.hub").info)
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         with log_terminal(settings) as terminal, loading.shown(terminal, logging.getLogger("attend.engine").info) as report:
-            self.engine = build_engine(settings.folder, engine_options(settings), report)
+            group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
+            self.engine = build_engine(settings.folder, engine_options(settings), report, group)
         self.shelf = open_shelf(settings, self.engine)
         tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
         self.service = GenerationService(
@@ -189,7 +193,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         prefix_caching=settings.prefix_caching,
         draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,
-        num_threads=settings.num_threads or usable_cores(),
+        num_threads=settings.num_threads or max(1, usable_cores() // settings.tensor_parallel),
         adapters=bool(settings.adapter or settings.adapters_folder),
     )
 

@@ -14,7 +14,7 @@ from tests.deploy.manifests import ROOT
 DEPLOY = ROOT / "deploy"
 RENDERED = [
     *("base/rayservice", "base/standalone"),
-    *(f"overlays/{name}" for name in ("kind-cpu", "prod-gpu", "prod-gpu-ha", "example", "standalone-gpu")),
+    *(f"overlays/{name}" for name in ("kind-cpu", "prod-gpu", "prod-gpu-ha", "prod-gpu-tp", "example", "standalone-gpu")),
 ]
 """What a user applies. Everything else is a part of one of these."""
 

@@ -7,6 +7,8 @@ import subprocess
 import pytest
 import yaml
 
+from service.runtime.place import gpus_wanted, place_wanted
+from service.settings import read_settings
 from tests.deploy import render
 from tests.deploy.check import problems
 from tests.deploy.kubernetes import Node, Peer, disruptions_allowed, matches, place, reaches
@@ -240,3 +242,27 @@ def test_the_standalone_pods_with_a_gpu_have_what_the_workers_have():
         assert container["resources"]["limits"]["nvidia.com/gpu"] == container["resources"]["requests"]["nvidia.com/gpu"] == "1"
         assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/weights", "/etc/attend", "/tmp"}
     assert alone.spec["tolerations"] == worker.spec["tolerations"]
+
+
+@pytest.mark.parametrize("folder", RAY)
+def test_a_replica_with_all_its_ranks_fits_on_one_worker(folder):
+    """Its placement group is on one node. KubeRay tells Ray a worker's request for CPUs, if `num-cpus` does not, and its limit of
+    GPUs.
+    """
+    objects = render.render(folder)
+    start = cluster_of(objects)["workerGroupSpecs"][0]["rayStartParams"]
+    [worker] = [pods for pods in render.pods_of(objects) if pods.owner == "RayService worker"]
+    settings, resources = settings_of(objects), worker.spec["containers"][0]["resources"]
+    place = place_wanted(settings, gpus_wanted(settings, 0))
+    wanted = place.get("placement_group_bundles") or [{"CPU": 1, "GPU": place["ray_actor_options"]["num_gpus"]}]
+    assert len(wanted) == settings.tensor_parallel
+    assert sum(bundle["CPU"] for bundle in wanted) <= int(start.get("num-cpus") or resources["requests"]["cpu"])
+    assert sum(bundle.get("GPU", 0) for bundle in wanted) == int(resources["limits"].get("nvidia.com/gpu", 0))
+
+
+def settings_of(objects):
+    """What a pod of the cluster reads from its environment."""
+    [data] = [
+        each["data"] for each in render.of_kind(objects, "ConfigMap") if each["metadata"]["name"].startswith("attend-settings")
+    ]
+    return read_settings({}, data)

@@ -1,6 +1,5 @@
 """An engine over ranks answers as one over a whole decoder, and ends when a rank does: gloo, on CPUs."""
 
-import pickle
 import signal
 import subprocess
 import sys
@@ -8,19 +7,17 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from model.engine.build import build_engine, build_runner
 from model.engine.plan import StepInput
-from model.engine.ranks import ALL_SCORES, Leader, _for_others
+from model.engine.ranks import Leader
 from model.errors import DeviceFailed, SettingError
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.net.checkpoint import save
 from model.parallel.group import Group
 from model.params import DecodingParams, SamplingParams
-from model.sampling_plan import Draw, SamplingPlan, TextCounts
 from tests.fakes import END, VOCAB, byte_tokenizer
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run
@@ -191,16 +188,6 @@ def test_what_fails_on_rank_0_within_a_step_cannot_be_repeated(engine, monkeypat
     monkeypatch.setattr(engine.runner.runner.group, "send", lambda message: None)
     with pytest.raises(DeviceFailed, match="no room"):
         engine.runner.submit(StepInput())
-
-
-def test_ranks_that_do_not_draw_get_neither_texts_nor_masks():
-    """A step of 64 streams with grammars and penalties is a few kB for them."""
-    mask, text = np.ones(1 << 17, np.bool_), TextCounts(*([0] * 9999 for _ in range(3)))
-    plan, plain = SamplingPlan(SamplingParams(), seed=1, decoding=DECODING), SamplingPlan(SamplingParams(), seed=2)
-    step = StepInput(draws=[Draw(plan, 5, (1, 2), text, mask), Draw(plain, 6)] * 32, counts=[1] * 64)
-    sent = pickle.dumps(_for_others(step))
-    assert len(sent) < 8000
-    assert pickle.loads(sent).draws[:2] == [ALL_SCORES, Draw(plain, 6)]
 
 
 def test_a_rank_holds_its_share_of_matrices_and_of_keys_and_values(engine, folder):

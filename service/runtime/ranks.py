@@ -1,0 +1,60 @@
+"""The other ranks of a replica: Ray actors in its placement group. They end when it does, and it ends when one of them does."""
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from model.engine.build import build_runner, choose_device, use_threads
+from model.engine.ranks import ShardRunner, follow
+from model.errors import DeviceFailed, EngineFailed
+from model.parallel.group import Group
+from service.observe import logs
+from service.runtime.replica import engine_options
+from service.settings import Settings
+
+log = logging.getLogger("attend.rank")
+
+
+@ray.remote(max_restarts=0)
+class Rank:
+    """A process with a part of the model."""
+
+    def run(self, settings_json: str, rank: int, port: int) -> None:
+        """Load the part, then compute what rank 0 sends. Raises what loading raises; afterwards the process ends."""
+        settings = Settings.from_json(settings_json)
+        logs.configure(settings.log_level, settings.log_format, settings.log_file)
+        options = engine_options(settings)
+        group = Group(rank, settings.tensor_parallel, choose_device(options.device), port)
+        runner = build_runner(settings.folder, options, group=group).runner
+        assert isinstance(runner, ShardRunner)
+        use_threads(options)
+        try:
+            follow(runner)
+        except DeviceFailed as error:
+            log.warning("rank %d ends: %s", rank, error)
+        finally:
+            os._exit(1)  # at once, so that the others see its connections close
+
+
+def started(settings: Settings) -> Group:
+    """The group of this replica, which is its rank 0; its other ranks load their parts. Ray puts them into the placement group
+    of the replica, from which they are made.
+    """
+    actors: list[Any] = []
+    runs: list[Any] = []
+
+    def alive() -> None:
+        """Raise why a rank has ended. Holds the actors: Ray ends those that nobody holds."""
+        assert len(actors) == len(runs)
+        for run in ray.wait(runs, timeout=0)[0]:
+            ray.get(run)
+            raise EngineFailed("a rank of the model has ended while it was loaded")
+
+    group = Group(0, settings.tensor_parallel, choose_device(settings.device), alive=alive)
+    for rank in range(1, settings.tensor_parallel):
+        actor = Rank.options(num_cpus=1, num_gpus=len(ray.get_gpu_ids())).remote()  # type: ignore[attr-defined]  # by ray.remote
+        actors.append(actor)
+        runs.append(actor.run.remote(settings.to_json(), rank, group.port))
+    return group

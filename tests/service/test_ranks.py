@@ -1,0 +1,70 @@
+"""A real server whose model two ranks share: it answers as one process does, and is replaced when a rank dies."""
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.service.server import Server, running, wait_for
+
+pytestmark = pytest.mark.ray
+
+PROMPT = "def fibonacci(n):"
+WAYS = ("--backend", "torch", "--dtype", "float32", "--kv-cache-memory", "67108864", "--num-threads", "1")
+SAMPLED = {"temperature": 0.8, "seed": 7}
+
+
+def complete(server: Server, **more) -> str:
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 32, "temperature": 0} | more).encode()
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["text"]
+
+
+def answers(server: Server) -> list[str]:
+    """Over both transports, greedy and drawn."""
+    with grpc.insecure_channel(server.target) as channel:
+        ask = pb.GenerateRequest(text=PROMPT, max_tokens=32, temperature=0)
+        over_grpc = GenerationServiceStub(channel).Generate(ask, timeout=60).outputs[0].text
+    return [complete(server), over_grpc, complete(server, **SAMPLED), complete(server, **SAMPLED, top_p=0.9)]
+
+
+def test_ranks_answer_as_one_process_and_a_dead_one_is_replaced(tmp_path):
+    with running(tmp_path / "one", "--single", *WAYS) as server:
+        wanted = answers(server)
+    with running(tmp_path / "two", "--tensor-parallel", "2", *WAYS) as server:
+        assert "2 ranks" in server.output()
+        assert answers(server) == wanted
+
+        rank = server.pid_of("ray::Rank")
+        os.kill(rank, signal.SIGKILL)
+
+        def answers_again() -> bool:
+            try:
+                return server.pid_of("ray::Rank") != rank and complete(server) == wanted[0]
+            except (AssertionError, OSError):
+                return False
+
+        assert wait_for(answers_again, 120)
+    assert server.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--tensor-parallel", "4"], "4 ranks cannot share 6 heads evenly"),
+        (["--tensor-parallel", "2", "--quantize", "int8"], "quantize is set"),
+        (["--tensor-parallel", "2", "--single"], "tensor_parallel = 2 needs ray"),
+    ],
+)
+def test_what_ranks_cannot_share_is_one_sentence_before_anything_starts(flags, why, tmp_path):
+    server = Server(tmp_path / "log", *flags)
+    assert server.process.wait(60) == 2
+    assert why in server.output()
+    assert "Starting Ray" not in server.output()
