@@ -246,9 +246,7 @@ def test_the_standalone_pods_with_a_gpu_have_what_the_workers_have():
 
 @pytest.mark.parametrize("folder", RAY)
 def test_a_replica_with_all_its_ranks_fits_on_one_worker(folder):
-    """Its placement group is on one node. KubeRay tells Ray a worker's request for CPUs, if `num-cpus` does not, and its limit of
-    GPUs.
-    """
+    """Its placement group is on one node. KubeRay tells Ray a worker's GPUs, and its CPUs if `num-cpus` does not."""
     objects = render.render(folder)
     start = cluster_of(objects)["workerGroupSpecs"][0]["rayStartParams"]
     [worker] = [pods for pods in render.pods_of(objects) if pods.owner == "RayService worker"]

@@ -1,8 +1,10 @@
 """A rank of a decoder in a process of its own: `python -m tests.model.parallel.shares RANK RANKS PORT LATE FOLDER...`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ BESIDE = 500
 
 
 @torch.inference_mode()
-def scores(net: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
+def scores(net: Decoder, texts: Sequence[Sequence[int]], backend: str = "torch") -> Tensor:
     """The scores [T, V] of texts side by side."""
     config, size = net.config, 8
     rows, at = [], 1
@@ -32,17 +34,35 @@ def scores(net: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
     groups = len(config.memory_groups)
     cache = KVCache.allocate(config, [at] * groups, size, torch.float32, "cpu")
     layout = BatchLayout.build(rows, size, "cpu", [[row.blocks for row in rows]] * (groups - 1))
-    backend = BACKENDS["torch"](net.config.attention_variants)
+    attention = BACKENDS[backend](net.config.attention_variants)
     tokens_T = torch.tensor([token for text in texts for token in text])
-    return net.logits(net(tokens_T, layout.positions_T, Paged(backend, cache, layout)))
+    return net.logits(net(tokens_T, layout.positions_T, Paged(attention, cache, layout)))
 
 
-def share(folder: Path, group: Group) -> tuple[Decoder, Tensor, list[Tensor], list[Tensor]]:
-    """This rank's shard; scores of all texts in one step, and of each alone, by all ranks; the first, as each rank has them."""
+@contextmanager
+def by_row() -> Iterator[None]:
+    """Matrix products in which a row has the same bits whatever the others are."""
+    together = torch.nn.functional.linear
+
+    def alone(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return torch.cat([together(x_1I, weight_OI, bias_O) for x_1I in x_TI.split(1)])
+
+    with mock.patch.object(torch.nn.functional, "linear", alone):
+        yield
+
+
+def exact(net: Decoder) -> tuple[Tensor, Tensor]:
+    """Scores of all texts in one step, and of each alone, where products and attention take each row or text by itself."""
+    with by_row():
+        return scores(net, TOKENS, "reference"), torch.cat([scores(net, [text], "reference") for text in TOKENS])
+
+
+def share(folder: Path, group: Group) -> tuple[Decoder, Tensor, list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
+    """This rank's shard; scores of all texts in one step, and of each alone; the first, as each rank has them; `exact`."""
     net = load_shard(folder, read_config(folder), torch.float32, group)
     net.reach(64)
     batched, alone = scores(net, TOKENS), [scores(net, [text]) for text in TOKENS]
-    return net, batched, alone, group.gather(batched)
+    return net, batched, alone, group.gather(batched), exact(net)
 
 
 def part(rank: int) -> Tensor:

@@ -17,7 +17,7 @@ from model.net.transformer import Decoder
 from model.parallel.group import Group
 from model.parallel.shards import check, load_shard
 from tests.model.checkpoints import tiny_config, write_checkpoint
-from tests.model.parallel.shares import TOKENS, part, scores, share, sums
+from tests.model.parallel.shares import TOKENS, exact, part, scores, share, sums
 
 KINDS = {
     2: ["llama-biased", "qwen2-tied", "gpt2", "gemma2", "olmo2", "mixtral", "qwen2_moe", "gpt_oss"],
@@ -36,6 +36,8 @@ class Answer(NamedTuple):
     alone: list[Tensor]
     seen: list[Tensor]
     """The scores that each rank has."""
+    exact: tuple[Tensor, Tensor]
+    """Batched and alone, where products and attention take each row or text by itself."""
 
 
 class Answers(NamedTuple):
@@ -88,10 +90,17 @@ def test_every_rank_has_the_same_bits(answers):
 
 
 def test_a_text_has_the_same_best_tokens_alone_and_beside_others(answers):
-    for kind, (*_, batched, alone, _) in answers.kinds.items():
-        together = torch.cat(alone)
+    for kind, answer in answers.kinds.items():
+        batched, together = answer.batched, torch.cat(answer.alone)
         assert torch.allclose(together, batched, rtol=0, atol=1e-5 * float(batched.abs().max())), kind
         assert torch.equal(together.argmax(-1), batched.argmax(-1)), kind
+
+
+def test_ranks_add_nothing_that_depends_on_the_batch(answers):
+    """Where a product and attention give a row the same bits in any batch, so do the ranks."""
+    kept = [kind for kind, answer in answers.kinds.items() if torch.equal(*exact(answer.whole))]
+    assert set(answers.kinds) - set(kept) <= {"gpt_oss"}, "its activation rounds otherwise at the end of a tensor"
+    assert [kind for kind in kept if not torch.equal(*answers.kinds[kind].exact)] == []
 
 
 def test_a_row_of_a_sum_has_the_same_bits_in_any_message_and_on_every_rank(answers):
