@@ -119,6 +119,15 @@ def test_a_request_among_ranks_is_the_same_alone(engine, wanted):
         same({name: told(outputs)}, {name: wanted[name]})
 
 
+def test_tokens_that_did_not_reach_the_host_are_known_on_every_rank(engine, wanted, monkeypatch):
+    """As on a GPU, where a step is submitted before the previous one has ended."""
+    monkeypatch.setattr(engine, "async_scheduling", True)
+    submitted, submit = [], engine.runner.submit
+    monkeypatch.setattr(engine.runner, "submit", lambda step: submitted.append(step.input_pending) or submit(step))
+    same({name: told(outputs) for name, outputs in run(engine, crowd()[:12]).items()}, dict(list(wanted.items())[:12]))
+    assert any(submitted)
+
+
 def test_ranks_agree_after_every_answer(engine):
     runner = engine.runner
     assert isinstance(runner, Leader)

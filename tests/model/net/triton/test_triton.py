@@ -10,7 +10,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[4]
-LAWS = [f"tests/model/net/triton/{name}.py" for name in ("laws", "decoder_laws", "delta_laws", "sampling_laws", "codes_laws")]
+LAWS = [
+    f"tests/model/net/triton/{name}.py"
+    for name in ("laws", "decoder_laws", "delta_laws", "sampling_laws", "codes_laws", "ranks_laws")
+]
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.timeout(900),  # a minute, where nothing else runs

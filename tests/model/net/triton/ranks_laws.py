@@ -1,0 +1,44 @@
+"""Ranks that share a decoder, each with Triton's kernels on its part. Run as those of attention are, see `laws.py`."""
+
+import pytest
+import torch
+
+from model.engine.choice import choose_backend
+from model.errors import SettingError
+from model.net.backends import TorchBackend
+from model.net.checkpoint import read_config, save
+from model.net.triton.backend import TritonBackend
+from model.net.triton.decoder import TritonDecoder
+from model.parallel.shards import config_of, load_shard
+from tests.model.checkpoints import tiny_config
+from tests.model.net.triton.decoder_laws import DEVICE, decoder_of, two_steps
+from tests.model.parallel.turns import in_turns
+
+SHARED = {"llama": 2, "qwen3": 2, "granite": 4, "gpt2": 2, "2017": 4, "gpt_neox": 2}
+"""Models that so many ranks share; of 4 ranks two have the same key/value head."""
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_ranks_compute_what_one_decoder_does(name, tmp_path):
+    whole, ranks = decoder_of(name), SHARED[name]
+    save(whole, tmp_path, torch.float32)
+    wanted = two_steps(whole, whole, TorchBackend(whole.config.attention_variants))
+
+    def shared(group):
+        net = load_shard(tmp_path, read_config(tmp_path), torch.float32, group)
+        net.reach(64)
+        return two_steps(TritonDecoder(net), net, TritonBackend(net.config.attention_variants))
+
+    for found in in_turns(ranks, DEVICE, shared):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "switches", [{"qk_norm": "all"}, {"num_experts": 4, "experts_per_token": 2, "expert_size": 16}], ids=str
+)
+def test_what_the_kernels_do_not_compute_in_parts_is_torchs(switches):
+    config = config_of(tiny_config(**switches), 2)
+    assert choose_backend("auto", config, torch.float32, "cuda", 32, shared=True).name == "torch"
+    with pytest.raises(SettingError, match="in parts"):
+        choose_backend("triton", config, torch.float32, "cuda", 32, shared=True)
+    assert choose_backend("auto", config_of(tiny_config(), 2), torch.float32, "cuda", 32, shared=True).name == "triton"
