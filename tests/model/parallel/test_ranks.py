@@ -1,5 +1,6 @@
 """An engine over ranks answers as one over a whole decoder, and ends when a rank does: gloo, on CPUs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from model.params import DecodingParams, SamplingParams
 from tests.fakes import END, VOCAB, byte_tokenizer
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run
-from tests.model.parallel.rank import OPTIONS
+from tests.model.parallel.rank import OPTIONS, OPTIONS_OF
 from tests.service.server import wait_for
 
 CONFIG = tiny_config(vocab_size=VOCAB, num_heads=8, num_kv_heads=4, max_positions=128)
@@ -45,16 +46,19 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def engine_of(folder, number, *words, late=60.0):
-    """Rank 0 of so many, in this process, and the processes of the others. `words`: of the last of them."""
-    group = Group(0, number, "cpu", late=late)
+def engine_of(folder, number, *words, late=60.0, device="cpu"):
+    """Rank 0 of so many, in this process, and the processes of the others, each with a GPU of its own if with any."""
+    group = Group(0, number, device, late=late)
     command = [sys.executable, "-m", "tests.model.parallel.rank"]
     started = [
-        subprocess.Popen([*command, str(rank), str(number), str(group.port), str(late), str(folder), *words])
+        subprocess.Popen(
+            [*command, *map(str, (rank, number, group.port, late, device, folder)), *words],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(rank)},
+        )
         for rank in range(1, number)
     ]
     try:
-        engine = build_engine(folder, OPTIONS, group=group)
+        engine = build_engine(folder, OPTIONS_OF[device], group=group)
         yield engine, started
         engine.close()
     finally:
@@ -113,6 +117,13 @@ def test_ranks_answer_as_one(engine, wanted):
     same({name: told(outputs) for name, outputs in run(engine, crowd()).items()}, wanted)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two CUDA devices")
+def test_ranks_on_gpus_answer_as_one_gpu(folder):
+    wanted = {name: told(outputs) for name, outputs in run(build_engine(folder, OPTIONS_OF["cuda"]).engine, crowd()).items()}
+    with engine_of(folder, 2, device="cuda") as (engine, _):
+        same({name: told(outputs) for name, outputs in run(engine.engine, crowd()).items()}, wanted)
+
+
 def test_a_request_among_ranks_is_the_same_alone(engine, wanted):
     for request in crowd():
         [(name, outputs)] = run(engine, [request]).items()
@@ -124,7 +135,8 @@ def test_tokens_that_did_not_reach_the_host_are_known_on_every_rank(engine, want
     monkeypatch.setattr(engine, "async_scheduling", True)
     submitted, submit = [], engine.runner.submit
     monkeypatch.setattr(engine.runner, "submit", lambda step: submitted.append(step.input_pending) or submit(step))
-    same({name: told(outputs) for name, outputs in run(engine, crowd()[:12]).items()}, dict(list(wanted.items())[:12]))
+    found = {name: told(outputs) for name, outputs in run(engine, crowd()[:12]).items()}
+    same(found, {name: wanted[name] for name in found})
     assert any(submitted)
 
 
@@ -170,7 +182,7 @@ def test_the_other_ranks_end_with_rank_0(folder):
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     port = first.stdout.readline().strip()
-    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, "60", str(folder)])
+    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, "60", "cpu", str(folder)])
     try:
         assert first.stdout.readline() == "built\n"
         first.kill()
