@@ -12,6 +12,7 @@ from model.engine.build import DTYPES, EngineOptions, size_engine
 from model.errors import CheckpointError
 from model.net.checkpoint import formed, inspect, open_weights
 from model.net.quantised import count_bytes
+from model.parallel.shards import check
 from service.runtime import hub
 from service.runtime.checkpoint import read_tokenizer
 from service.settings import HUB, Settings
@@ -36,9 +37,13 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def show(settings: Settings, *, as_json: bool) -> int:
-    """Print the facts for a person, or as one JSON object. With JSON, what cannot be served is an object too, and status 2."""
+    """Print the facts for a person, or as one JSON object. With JSON, what cannot be served is an object too, and status 2.
+
+    SettingError where the ranks of `tensor_parallel` cannot share it.
+    """
     try:
         settings = hub.with_folder(settings)
+        check(inspect(settings.folder), settings.tensor_parallel)
         found = facts(settings.folder)
     except CheckpointError as error:
         if not as_json:

@@ -356,6 +356,14 @@ def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
     assert (found["family"], found["chat_template"], found["weights"]["dtypes"]) == ("qwen3", True, ["bfloat16"])
 
 
+def test_inspect_tells_what_ranks_cannot_share(attend, monkeypatch):
+    """In a pod it runs before Ray does, with the pod's settings."""
+    monkeypatch.setenv("ATTEND_TENSOR_PARALLEL", "4")
+    status, _, error = attend("inspect")
+    assert status == 2
+    assert "tensor_parallel is 4, but 4 ranks cannot share 6 heads evenly" in error
+
+
 def test_inspect_counts_the_shards_of_a_checkpoint(attend, folder, tmp_path):
     copied(folder, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
