@@ -18,7 +18,9 @@ MAX_LOGPROBS = 20
 MAX_PRIORITY, DEFAULT_PRIORITY = 9, 5
 MAX_PROMPT_SCORES = 1 << 20
 """Log probabilities of prompts in one call: some 60 MB of JSON."""
-SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
+MAX_TEMPERATURE, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_BIAS = 2, 2, 2, 100
+MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
+SEED_LOW, SEED_HIGH = -(2**63), MAX_INT64
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object", type(None): "null"}
 _SHOWN = 64
 _AT_ONCE = 4096
@@ -90,8 +92,8 @@ class SamplingParams:
     """Same seed, same draws; None lets the service choose one and report it."""
 
     def __post_init__(self) -> None:
-        number("temperature", self.temperature, 0, 2)
-        integer("top_k", self.top_k, -1, 2**63 - 1)
+        number("temperature", self.temperature, 0, MAX_TEMPERATURE)
+        integer("top_k", self.top_k, -1, MAX_INT64)
         number("top_p", self.top_p, 0, 1, above_low=True)
         number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
@@ -123,12 +125,12 @@ class DecodingParams:
     """What `model/sampling.py` has worked out of them, once for all answers and steps."""
 
     def __post_init__(self) -> None:
-        number("presence_penalty", self.presence_penalty, -2, 2)
-        number("frequency_penalty", self.frequency_penalty, -2, 2)
-        number("repetition_penalty", self.repetition_penalty, 0, 2, above_low=True)
+        number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        number("repetition_penalty", self.repetition_penalty, 0, MAX_REPETITION_PENALTY, above_low=True)
         at_most("logit_bias", self.logit_bias, MAX_BIASES, "entries")
         for token, bias in self.logit_bias.items():
-            number(f"logit_bias[{token}]", bias, -100, 100)
+            number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
         at_most("bad_words", self.bad_words, MAX_BAD_WORDS, "strings")
         for text in self.bad_words:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
@@ -163,7 +165,7 @@ class StopRules:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        most = 2**31 - 1 if self.max_tokens is None else integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        most = MAX_INT32 if self.max_tokens is None else integer("max_tokens", self.max_tokens, 0, MAX_INT32)
         integer("min_tokens", self.min_tokens, 0, most)
         at_most("stop", self.stop, MAX_STOP_STRINGS, "strings")
         for text in self.stop:

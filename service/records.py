@@ -13,6 +13,7 @@ from model.params import (
     DEFAULT_PRIORITY,
     MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
+    MAX_INT32,
     MAX_LOGPROBS,
     MAX_PRIORITY,
     NO_CHANGE,
@@ -106,7 +107,7 @@ class Command:
             if value is not None:
                 integer(name, value, 0, MAX_LOGPROBS)
         if self.truncate_prompt_tokens is not None:
-            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32)
         integer("priority", self.priority, 0, MAX_PRIORITY)
         if len(self.cache_salt) > MAX_SALT:
             raise InvalidRequest(f"cache_salt may hold at most {MAX_SALT} characters; got {len(self.cache_salt)}", "cache_salt")

@@ -14,11 +14,11 @@ MAX_NAME = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning")
 """The names under which an assistant's reasoning comes back."""
-_NULL_ONLY = ("function_call", "refusal", "audio", "annotations")
+NULL_ONLY = ("function_call", "refusal", "audio", "annotations")
 """What a client sends back with an assistant's message, as it got it: only where it says nothing."""
 BY_CLIENTS = ("parsed", "provider_specific_fields")
 """What OpenAI's client and LiteLLM add to an assistant's message, and send back with it; all that it says, the message says."""
-_OF_ASSISTANT = ("tool_calls", *REASONING, *BY_CLIENTS, *_NULL_ONLY)
+_OF_ASSISTANT = ("tool_calls", *REASONING, *BY_CLIENTS, *NULL_ONLY)
 
 
 def messages_of(messages: list[Any]) -> list[dict[str, Any]]:

@@ -22,7 +22,15 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
 
     `expose_docs` is the playground, /docs and /openapi.json together. `behind_serve`: see `RequestIds`.
     """
-    app = FastAPI(title="Attend", version=site.version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Attend",
+        version=site.version,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.include_router(build_router(site))
     if expose_docs:
         add_pages(app, [guard(site.keys)])

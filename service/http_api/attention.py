@@ -2,47 +2,71 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
 from model.errors import InvalidRequest
+from model.params import MAX_LOGPROBS
 from model.tokenizer import Tokenizer
-from service.generation.explain import ExplainCommand, Explained, Explaining, pairs, rows
+from service.generation.explain import MOST_LENS, MOST_NUMBERS, MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
 from service.http_api.logprobs import finite
-from service.http_api.responses import MAYBE, Shape
-from service.http_api.schemas import List, TokenIds
+from service.http_api.responses import Count, Made, ObjectKind, PromptUsage
+from service.http_api.schemas import SOME_TOKENS, TOKENS, DeadlineMs, List, RequestId, TokenId, TokenIds, User
+from service.http_api.shapes import MAYBE, TEXT, Shape, between, body, one_of, told
 
 DEFAULT_TOP = 5
 
 
-class AttentionRequest(BaseModel):
+class AttentionRequest(Shape):
     """The body of POST /v1/attention."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = body("prompt")
 
     model: StrictStr | None = None
-    prompt: StrictStr | TokenIds | None = None
-    answer: StrictStr | TokenIds | None = None
-    layers: List[StrictInt] | None = None
-    heads: List[StrictInt] | None = None
-    scores: StrictBool | None = None
-    top_logprobs: StrictInt | None = None
-    logit_lens: StrictInt | None = None
-    user: StrictStr | None = Field(default=None, max_length=256)
-    request_id: StrictStr | None = None
-    deadline_ms: StrictInt | None = None
+    """The name of the served model; absent means it. An adapter is refused."""
+    prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = told(
+        description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
+        f"most {MOST_TOKENS} tokens."
+    )
+    answer: StrictStr | TokenIds | None = told(
+        description=f"What follows the prompt: a text, tokenized by itself, or token ids. {TOKENS} Default: nothing."
+    )
+    layers: List[TokenId] | None = told(
+        description=f"Layers whose attention is told, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
+        "head of T tokens has T * (T + 1) / 2. Default: all."
+    )
+    heads: List[TokenId] | None = None
+    """Query heads whose attention is told in each of these layers, from 0. Default: all."""
+    scores: StrictBool | None = told(False)
+    """Tell the scores before mask and softmax too."""
+    top_logprobs: StrictInt | None = told(DEFAULT_TOP, **between(0, MAX_LOGPROBS))
+    """How many of the likeliest tokens to report in each place."""
+    logit_lens: StrictInt | None = told(0, **between(0, MOST_LENS))
+    """So many guesses of each layer in each place, as if it were the last."""
+    user: User = None
+    request_id: RequestId = None
+    deadline_ms: DeadlineMs = None
 
 
 class Alternative(Shape):
     """A token that may stand in a place."""
 
-    id: int
+    id: int = Field(examples=[7])
     """Its token id."""
-    token: str
+    token: str = Field(examples=[" there"])
     """As it is written; a part of a character as `bytes:` and its bytes."""
-    logprob: float
+    logprob: float = Field(examples=[-0.5])
     """Natural log probability."""
+
+
+class NextToken(Shape):
+    """What is expected behind the last token."""
+
+    entropy: float = Field(examples=[1.5])
+    """In nats."""
+    top_logprobs: list[Alternative]
+    """The likeliest tokens."""
 
 
 class Place(Shape):
@@ -60,23 +84,14 @@ class Place(Shape):
     """The likeliest tokens; null for the first token."""
 
 
-class NextToken(Shape):
-    """What is expected behind the last token."""
-
-    entropy: float
-    """In nats."""
-    top_logprobs: list[Alternative]
-    """The likeliest tokens."""
-
-
 class HeadAttention(Shape):
     """What a query head of a layer attends to."""
 
-    head: int
+    head: Count
     """Its number, from 0."""
-    key_value_head: int
+    key_value_head: Count
     """The number of the key and value head that it shares."""
-    weights: list[list[float]]
+    weights: list[list[float]] = Field(examples=[[[1.0], [0.25, 0.75]]])
     """Of each token for itself and for those before it. A row sums to 1, less the sink's share."""
     sinks: list[float] = MAYBE
     """The share of each token's attention that goes to the head's sink, where the model has sinks."""
@@ -87,7 +102,7 @@ class HeadAttention(Shape):
 class LayerAttention(Shape):
     """A layer's attention."""
 
-    layer: int
+    layer: Count
     """Its number, from 0."""
     kind: Literal["attention", "state"]
     """A layer that keeps a state in place of keys and values has no weights."""
@@ -100,43 +115,37 @@ class LayerAttention(Shape):
 class LayerGuesses(Shape):
     """What a layer would say, were it the last."""
 
-    layer: int
+    layer: Count
     """Its number, from 0."""
     guesses: list[list[Alternative]]
     """Of each token: what comes after it, the likeliest first."""
 
 
-class TextUsage(Shape):
+class TextUsage(PromptUsage):
     """Tokens of the call."""
 
-    prompt_tokens: int
-    """Of prompt and answer."""
-    completion_tokens: int
+    completion_tokens: Literal[0]
     """None are made."""
-    total_tokens: int
-    """The same as `prompt_tokens`."""
 
 
-class Attention(Shape):
+_FIRST = {"id": 5, "token": "Hi", "logprob": None, "entropy": None, "top_logprobs": None}
+_SECOND = {"id": 7, "token": " there", "logprob": -0.5}
+_TOKENS = [_FIRST, _SECOND | {"entropy": 1.5, "top_logprobs": [_SECOND]}]
+
+
+class Attention(Made):
     """What the model does with a text."""
 
-    id: str
+    id: str = Field(examples=["attn-8d3f"])
     """The call's id after `attn-`."""
-    object: Literal["attention"]
-    """What this is."""
-    created: int
-    """Seconds since 1970."""
-    model: str
-    """The model's name, as the request has it."""
-    system_fingerprint: str
-    """Equal where weights, dtype, backend, instruction set, threads and library versions are."""
-    num_layers: int
+    object: ObjectKind[Literal["attention"]]
+    num_layers: int = Field(examples=[6])
     """Layers of the model."""
-    num_heads: int
+    num_heads: int = Field(examples=[6])
     """Query heads of a layer."""
-    num_prompt_tokens: int
+    num_prompt_tokens: int = Field(examples=[2])
     """Tokens before the answer."""
-    tokens: list[Place]
+    tokens: list[Place] = Field(examples=[_TOKENS])
     """Those of the prompt, then those of the answer."""
     next: NextToken
     """What would come after the text."""

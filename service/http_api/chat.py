@@ -1,19 +1,22 @@
 """OpenAI's chat: a request to a Command."""
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
 from model.chat import ChatTemplate
 from model.errors import InvalidRequest, NotSupported
 from model.generation_config import NO_DEFAULTS, Defaults
-from model.params import DEFAULT_PRIORITY, describe, integer
+from model.params import DEFAULT_PRIORITY, MAX_INT32, describe, integer
 from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.chat.prompt import prompt_of
-from service.chat.tools import calling_of
+from service.chat.messages import MAX_MESSAGES
+from service.chat.prompt import EFFORTS, prompt_of
+from service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
+from service.http_api.chat_fields import MESSAGES, TOOL_CHOICE, TOOLS
 from service.http_api.openai import decoding_of, sampling_of, stops_of
-from service.http_api.schemas import Generation, kind_of, validated
+from service.http_api.schemas import Generation, ModelName, kind_of, validated
+from service.http_api.shapes import between, body, off, told
 from service.http_api.structured import grammar_of
 from service.records import ChatPrompt, ChatRules, Command
 
@@ -30,15 +33,34 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
 class ChatRequest(Generation):
     """The body of POST /v1/chat/completions. Messages and tools are read by `service/chat`, whose errors name the place."""
 
-    messages: list[Any]
-    max_completion_tokens: StrictInt | None = None
-    logprobs: StrictBool | None = None
-    top_logprobs: StrictInt | None = None
+    model_config = body(**{name: off(f"Not supported: {instead}.", value) for name, (value, instead) in NOT_BUILT.items()})
+
+    model: ModelName = told(minLength=1)
+    max_tokens: StrictInt | None = told(**between(1, MAX_INT32))
+    """The most tokens of an answer, under its older name. Absent means what the context has left."""
+    messages: Annotated[list[Any], WithJsonSchema(MESSAGES)] = Field(
+        description=f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template."
+    )
+    max_completion_tokens: StrictInt | None = told(**between(1, MAX_INT32))
+    """The most tokens of an answer. Absent means what the context has left. Must equal `max_tokens` where both are given."""
+    logprobs: StrictBool | None = told(False)
+    """Report the log probability of each token."""
+    top_logprobs: StrictInt | None = told(0, **between(0, MAX_TOP_LOGPROBS))
+    """How many of the likeliest tokens to report in each place. Only where `logprobs` is true."""
     chat_template_kwargs: dict[StrictStr, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: StrictBool | None = None
-    reasoning_effort: StrictStr | None = None
+    """What the chat template takes beside the messages. Default: nothing."""
+    tools: Annotated[list[Any], WithJsonSchema(TOOLS)] | None = told(
+        description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
+        "in all, 64 KiB where calls are enforced. Default: none."
+    )
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
+    """`none`: the tools are not shown to the model. `required`, or a function by its name: the answer is calls, whose arguments
+    obey the schemas. Default: `auto`, the model decides; then only calls of `strict` tools are held to obey."""
+    parallel_tool_calls: StrictBool | None = told(True)
+    """An answer may hold more than one call."""
+    reasoning_effort: Annotated[StrictStr, WithJsonSchema({"enum": list(EFFORTS)})] | None = None
+    """How much the model is to reason, where its chat template knows such a thing. A template that can only leave reasoning out
+    does so for `none`. Default: the template's."""
 
 
 def read_chat(fields: dict[str, Any]) -> ChatRequest:
@@ -100,7 +122,7 @@ def max_tokens_of(body: ChatRequest) -> int | None:
     """The longest answer, under either of its names; None for what the context has left."""
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(body, name) is not None:
-            integer(name, getattr(body, name), 1, 2**31 - 1)
+            integer(name, getattr(body, name), 1, MAX_INT32)
     given = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
     if len(given) > 1:
         both = f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}"

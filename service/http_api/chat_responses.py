@@ -1,13 +1,16 @@
 """The shapes of the answers of a chat, for /openapi.json alone, as in `responses.py`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from model.engine.request import FinishReason
-from service.http_api.responses import MAYBE, Choice, Event, Shape, Usage
+from service.http_api.responses import Answers, Choice, Chunk, Count, Logprob, ObjectKind, OfLogprobs, Pieces, Whole
+from service.http_api.shapes import MAYBE, Shape
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
+Nothing = Annotated[None, Field(description="Always null.")]
+WithFirst = Field(MAYBE, description="With the first event of a call.")
 
 
 class ChatToken(Shape):
@@ -15,8 +18,7 @@ class ChatToken(Shape):
 
     token: str
     """The token alone as text; bytes that are no characters show as U+FFFD."""
-    logprob: float
-    """Natural logarithm; -9999 for minus infinity."""
+    logprob: Logprob
     bytes: list[int]
     """The text's UTF-8 bytes."""
 
@@ -33,8 +35,7 @@ class ChatLogprobs(Shape):
 
     content: list[ChatTokenLogprob]
     """One for each token."""
-    refusal: None
-    """Always null."""
+    refusal: Nothing
 
 
 class CalledFunction(Shape):
@@ -60,8 +61,7 @@ class ToolCall(Shape):
 class FunctionDelta(Shape):
     """What is new in a call."""
 
-    name: str = MAYBE
-    """With the first event of a call."""
+    name: str = WithFirst
     arguments: str
     """The next piece of the arguments; empty in the first event of a call."""
 
@@ -69,12 +69,10 @@ class FunctionDelta(Shape):
 class ToolCallDelta(Shape):
     """What is new in a call of a tool."""
 
-    index: int = Field(ge=0)
+    index: Count
     """Which of the answer's calls."""
-    id: str = MAYBE
-    """With the first event of a call."""
-    type: Literal["function"] = MAYBE
-    """With the first event of a call."""
+    id: str = WithFirst
+    type: Literal["function"] = WithFirst
     function: FunctionDelta
     """What is called."""
 
@@ -84,10 +82,9 @@ class AnswerMessage(Shape):
 
     role: Literal["assistant"]
     """Who says it."""
-    content: str | None
+    content: str | None = Field(examples=["Hi there"])
     """The text; null where the message is calls of tools alone."""
-    refusal: None
-    """Always null."""
+    refusal: Nothing
     reasoning_content: str = MAYBE
     """What the model wrote for itself, where it did."""
     reasoning: str = MAYBE
@@ -101,7 +98,7 @@ class Delta(Shape):
 
     role: Literal["assistant"] = MAYBE
     """With the first event of an answer."""
-    content: str = MAYBE
+    content: str = Field(MAYBE, examples=["Hi there"])
     """What is new of the text; empty in the first event of an answer."""
     reasoning_content: str = MAYBE
     """What is new of what the model writes for itself."""
@@ -116,12 +113,9 @@ class ChatChoice(Choice):
 
     message: AnswerMessage
     """The answer."""
-    logprobs: ChatLogprobs | None
-    """null where the request does not have `logprobs`."""
-    finish_reason: ChatFinishReason
+    logprobs: OfLogprobs[ChatLogprobs]
+    finish_reason: ChatFinishReason = Field(examples=["length"])
     """Why the answer ended; `tool_calls` where it stopped with calls."""
-    stop_reason: str | int | None
-    """The stop string or stop token that ended the answer; null for the model's own end-of-text token."""
 
 
 class ChatChunkChoice(Choice):
@@ -131,34 +125,23 @@ class ChatChunkChoice(Choice):
     """What is new."""
     logprobs: ChatLogprobs | None
     """Of this event's tokens; null where the request does not have `logprobs`."""
-    finish_reason: ChatFinishReason | None
+    finish_reason: ChatFinishReason | None = Field(examples=["length"])
     """Why the answer ended; null where it goes on, `tool_calls` where it stopped with calls."""
-    stop_reason: str | int | None
-    """The stop string or stop token that ended the answer; null for the model's own end-of-text token."""
 
 
-class ChatCompletion(Event):
+class ChatCompletion(Whole):
     """The answer to a chat that is not streamed."""
 
-    object: Literal["chat.completion"]
-    """What this is."""
-    choices: list[ChatChoice]
-    """The answers, by index."""
-    seed: int
-    """The request's, or the one that the service chose; the answers can be drawn again with it."""
-    usage: Usage
-    """What the call took."""
+    id: str = Field(examples=["chatcmpl-8d3f"])
+    """The request's id, with a prefix that tells the route."""
+    object: ObjectKind[Literal["chat.completion"]]
+    choices: Answers[ChatChoice]
 
 
-class ChatCompletionChunk(Event):
+class ChatCompletionChunk(Chunk):
     """One event of a streamed chat."""
 
-    object: Literal["chat.completion.chunk"]
-    """What this is."""
-    choices: list[ChatChunkChoice]
-    """A piece of one answer; empty in the event that brings the usage of the whole call."""
-    seed: int = MAYBE
-    """The request's, or the one that the service chose; missing from the event that brings the usage of the whole call."""
-    usage: Usage | None = MAYBE
-    """In the last event, where the request has `include_usage`; null in those before it, or with `continuous_usage_stats` the
-    tokens so far."""
+    id: str = Field(examples=["chatcmpl-8d3f"])
+    """The request's id, with a prefix that tells the route."""
+    object: ObjectKind[Literal["chat.completion.chunk"]]
+    choices: Pieces[ChatChunkChoice]

@@ -1,11 +1,11 @@
 """/openapi.json: one document of every route, its bodies, its answers and its failures.
 
-FastAPI knows the paths and what the handlers' docstrings say; the handlers read and write their JSON themselves, so the rest
-comes from `operations.py`, `fields.py` and `responses.py`. Nothing here takes part in answering another request.
+FastAPI knows the routes, with their names, texts and tags; pydantic knows the bodies and the answers, field by field. The
+handlers read and write their JSON themselves, so `operations.py` says which body and which answer belong to a route, and how it
+fails. Nothing here takes part in answering another request.
 """
 
 import json
-import re
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -15,11 +15,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from service.http_api.body import MAX_BYTES, MAX_DEPTH
-from service.http_api.fields import NOTES, REFUSED
-from service.http_api.notes import Note, Schema
 from service.http_api.operations import OPERATIONS, TAGS, Operation, Stream
 from service.http_api.problems import error_body, error_response
 from service.http_api.responses import Error
+from service.http_api.shapes import Schema
 
 OPENAPI_VERSION = "3.1.0"
 REF = "#/components/schemas/{model}"
@@ -80,14 +79,14 @@ def document(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
         tags=tags,
         routes=app.routes,
     )
+    defined = schemas()
     for path, item in whole["paths"].items():
         for method, found in item.items():
-            known = OPERATIONS.get((method, path))
-            if known is not None:
-                item[method] = _operation(_name(found["operationId"], path, method), found, known)
-                item[method]["security"] = [{"ApiKey": []}] if known.guarded and keyed else []
+            known = OPERATIONS[method, path]
+            found |= _operation(found, known, defined)
+            found["security"] = [{"ApiKey": []}] if known.guarded and keyed else []
     whole["components"] = {
-        "schemas": schemas(),
+        "schemas": defined,
         "headers": _HEADERS,
         "parameters": {"X-Request-Id": _REQUEST_ID},
         "securitySchemes": {"ApiKey": _API_KEY},
@@ -105,22 +104,14 @@ _REQUEST_ID: Schema = {
 _API_KEY: Schema = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has keys."}
 
 
-def _name(generated: str, path: str, method: str) -> str:
-    """The handler's name, which FastAPI's id has before the path and the method."""
-    return generated.removesuffix(re.sub(r"\W", "_", f"{path}_{method}"))
-
-
-def _operation(name: str, found: dict[str, Any], known: Operation) -> dict[str, Any]:
-    """FastAPI's object of an operation, with what it could not know."""
-    body = {} if known.body is None else {"requestBody": _request(known.body, known.requests)}
+def _operation(found: dict[str, Any], known: Operation, defined: dict[str, Schema]) -> dict[str, Any]:
+    """What FastAPI could not know of an operation."""
+    described = {} if known.body is None else {"requestBody": _request(known.body, known.requests)}
+    responses = _responses(known, found["responses"]["200"]["description"], defined)
     return {
-        "operationId": name,
-        "tags": [known.tag],
-        "summary": known.summary,
-        "description": found["description"],
-        "parameters": [*known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}],
-        **body,
-        "responses": {str(status): answer for status, answer in sorted(_responses(known).items())},
+        "parameters": [*found.get("parameters", ()), *known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}],
+        "responses": {str(status): answer for status, answer in sorted(responses.items())},
+        **described,
     }
 
 
@@ -129,25 +120,22 @@ def _request(body: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict
     return {"required": True, "content": {"application/json": {"schema": _ref(body), "examples": shown}}}
 
 
-def _responses(known: Operation) -> dict[int, dict[str, Any]]:
-    answers = {status: _answer(text, _content(known, example)) for status, (text, example) in known.answers.items()}
+def _responses(known: Operation, success: str, defined: dict[str, Schema]) -> dict[int, dict[str, Any]]:
+    answers = {200: _answer(success, _content(known.answer, defined))}
+    if known.unwell is not None:
+        answers[503] = _answer(known.unwell[0], _content(known.unwell[1], defined))
     if known.stream is not None:
-        answers[200]["content"]["text/event-stream"] = _events(known.stream)
-    for status, failure in _failures(known.errors).items():
-        if status in answers:
-            answers[status]["content"] |= failure["content"]
-        else:
-            answers[status] = failure
-    return answers
+        answers[200]["content"]["text/event-stream"] = _events(known.stream, defined)
+    return _failures(known.errors) | answers
 
 
-def _content(known: Operation, example: Any) -> dict[str, Any]:
-    if known.answer is not None:
-        return {"application/json": {"schema": _ref(known.answer), "example": example}}
-    return {"text/plain": {"schema": {"type": "string"}, "example": example}}
+def _content(answer: type[BaseModel] | str, defined: dict[str, Schema]) -> dict[str, Any]:
+    if isinstance(answer, str):
+        return {"text/plain": {"schema": {"type": "string"}, "example": answer}}
+    return {"application/json": {"schema": _ref(answer), "example": example(_ref(answer), defined)}}
 
 
-def _events(stream: Stream) -> dict[str, Any]:
+def _events(stream: Stream, defined: dict[str, Schema]) -> dict[str, Any]:
     """One event of a stream, as clients parse it: OpenAPI 3.1 has no word for the whole."""
     json_event = {
         "type": "string",
@@ -156,7 +144,8 @@ def _events(stream: Stream) -> dict[str, Any]:
     }
     data = {"anyOf": [{"const": DONE}, json_event], "description": "The object as JSON, or the end of the stream."}
     schema = {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
-    texts = {name: json.dumps(event) for name, event in stream.examples.items()} | {"The end": DONE}
+    event = example(_ref(stream.event), defined)
+    texts = {name: json.dumps(event | other) for name, other in stream.examples.items()} | {"The end": DONE}
     return {"schema": schema, "examples": {name: {"value": {"data": text}} for name, text in texts.items()}}
 
 
@@ -211,34 +200,33 @@ def nullable(shapes: list[Schema]) -> Schema:
     return {"anyOf": [*alternatives, {"type": "null"}]}
 
 
+def example(schema: Schema, defined: dict[str, Schema]) -> Any:
+    """The example of a schema: its own, or that of its parts. A field that may be missing is in it where it has an example."""
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "$ref" in schema:
+        return example(defined[schema["$ref"].rpartition("/")[2]], defined)
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    if "properties" in schema:
+        shown = [key for key, field in schema["properties"].items() if key in schema.get("required", ()) or "examples" in field]
+        return {key: example(schema["properties"][key], defined) for key in shown}
+    if "items" in schema:
+        return [example(schema["items"], defined)]
+    return schema.get("minimum")
+
+
 def schemas() -> dict[str, Schema]:
     """Every body and answer, by its model's name."""
-    bodies = [known.body for known in OPERATIONS.values() if known.body is not None]
-    answers = [known.answer for known in OPERATIONS.values() if known.answer is not None]
-    events = [known.stream.event for known in OPERATIONS.values() if known.stream is not None]
-    models: list[type[BaseModel]] = [*bodies, *answers, *events, Error]
+    rows = OPERATIONS.values()
+    found = [model for row in rows for model in (row.body, row.answer, row.stream and row.stream.event)]
+    models = [model for model in (*found, Error) if isinstance(model, type)]
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
     defined: dict[str, Schema] = made["$defs"]
     for schema in defined.values():
         schema.pop("title", None)
-    for name in (*(body.__name__ for body in bodies), "StreamOptions"):
-        defined[name] = noted(name, defined[name])
+        for field in schema.get("properties", {}).values():
+            if "description" in field:
+                field["description"] = " ".join(field["description"].split())
     return dict(sorted(defined.items()))
-
-
-def noted(name: str, schema: Schema) -> Schema:
-    """The schema of a body with the notes of its fields."""
-    notes = {key: NOTES.get(f"{name}.{key}") or NOTES[key] for key in schema["properties"]}
-    fields = {key: _field(value, notes[key]) for key, value in schema["properties"].items()}
-    required = [key for key, note in notes.items() if note.required]
-    return schema | {"properties": fields | REFUSED.get(name, {})} | ({"required": required} if required else {})
-
-
-def _field(schema: Schema, note: Note) -> Schema:
-    if note.shapes:
-        shapes = list(note.shapes)
-        single = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
-        schema = single if note.required else nullable(shapes)
-    said = {"description": note.text} | ({} if note.default is None else {"default": note.default})
-    return schema | note.limits | said

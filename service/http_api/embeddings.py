@@ -1,63 +1,57 @@
 """POST /v1/embeddings: OpenAI's shape, a body to a Command and vectors to JSON."""
 
 import base64
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import Field, StrictInt, StrictStr
 
 from model.errors import InvalidRequest
 from service.generation.embed import Embedded, command_of
 from service.generation.generation import GenerationService
-from service.http_api.responses import Shape
-from service.http_api.schemas import List, TokenIds
+from service.http_api.responses import Count, ObjectKind, PromptUsage
+from service.http_api.schemas import TEXTS, TOKENS, DeadlineMs, List, ModelName, RequestId, TokenIds, TruncateTokens, User
+from service.http_api.shapes import Shape, body, told
 from service.records import Command
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(Shape):
     """The body of POST /v1/embeddings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = body("input")
 
-    model: StrictStr | None = None
-    input: StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: StrictInt | None = None
-    truncate_prompt_tokens: StrictInt | None = None
-    user: StrictStr | None = Field(default=None, max_length=256)
-    request_id: StrictStr | None = None
-    deadline_ms: StrictInt | None = None
+    model: ModelName = None
+    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
+        description=f"What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. {TOKENS}"
+    )
+    encoding_format: Literal["float", "base64"] | None = told("float")
+    """How the answer has a vector: as numbers, or as the bytes of float32 in base64."""
+    dimensions: StrictInt | None = told(minimum=1)
+    """So many numbers of each vector, from the first on, again with length 1; at most as many as there are. Default: all."""
+    truncate_prompt_tokens: TruncateTokens = None
+    user: User = None
+    request_id: RequestId = None
+    deadline_ms: DeadlineMs = None
 
 
 class EmbeddingVector(Shape):
     """The vector of a text."""
 
-    object: Literal["embedding"]
-    """What this is."""
-    index: int = Field(ge=0)
+    object: ObjectKind[Literal["embedding"]]
+    index: Count
     """The text's place in `input`."""
-    embedding: list[float] | str
+    embedding: list[float] | str = Field(examples=[[0.6, -0.8]])
     """Numbers whose squares sum to 1; with `encoding_format` base64 their bytes as float32, the lowest first."""
-
-
-class EmbeddingUsage(Shape):
-    """Tokens of the call."""
-
-    prompt_tokens: int = Field(ge=0)
-    """Of all texts."""
-    total_tokens: int = Field(ge=0)
-    """The same."""
 
 
 class Embeddings(Shape):
     """Texts as vectors."""
 
-    object: Literal["list"]
-    """What this is."""
+    object: ObjectKind[Literal["list"]]
     data: list[EmbeddingVector]
     """One vector for each text, in their order."""
-    model: str
+    model: str = Field(examples=["attend"])
     """The model's name, as the request has it."""
-    usage: EmbeddingUsage
+    usage: PromptUsage
     """Token counts."""
 
 

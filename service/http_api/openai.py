@@ -11,11 +11,10 @@ from model.generation_config import NO_DEFAULTS, Defaults
 from model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
 from model.tokenizer import Tokenizer
 from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
-from service.http_api.schemas import CompletionRequest, Generation, StreamOptions
+from service.http_api.schemas import MAX_COMPLETION_LOGPROBS, CompletionRequest, Generation, StreamOptions
 from service.http_api.structured import grammar_of
 from service.records import Chunk, Command, Prompt, Usage
 
-MAX_COMPLETION_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
 
 

@@ -1,4 +1,4 @@
-"""What /openapi.json says of each route beside what FastAPI knows of it: bodies, answers, failures, and examples of them."""
+"""What /openapi.json says of each route beside what FastAPI knows of it: body, answer, failures, and examples."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,6 @@ from model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from model.generation_config import NO_DEFAULTS
 from service.errors import TooLarge, WrongMediaType
 from service.http_api import chat_responses, event_ids, responses
 from service.http_api.attention import Attention, AttentionRequest
@@ -63,34 +62,25 @@ class Stream:
 
     event: type[BaseModel]
     examples: dict[str, dict[str, Any]]
-    """Events, by what they are."""
+    """Events, by what they are: where they differ from the example of a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path."""
 
-    tag: str
-    summary: str
-    success: tuple[str, Any]
-    """What status 200 means, and an example; a str is plain text."""
-    answer: type[BaseModel] | None = None
-    """The shape of the answer with status 200, where it is JSON."""
+    answer: type[BaseModel] | str
+    """The shape of the answer with status 200, or an example of it where it is plain text."""
     stream: Stream | None = None
     body: type[BaseModel] | None = None
     requests: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Examples of bodies, by what they show."""
     parameters: tuple[dict[str, Any], ...] = ()
-    """Of the path and of the query, as OpenAPI writes them."""
+    """Of the header and of the query, where the handler reads them itself, as OpenAPI writes them."""
     errors: tuple[Exception, ...] = (BUG,)
     """One example of each way to fail."""
     unwell: tuple[str, str] | None = None
     """What status 503 means where it is plain text, and that text."""
-
-    @property
-    def answers(self) -> dict[int, tuple[str, Any]]:
-        """By status: what it means, and an example."""
-        return {200: self.success} | ({} if self.unwell is None else {503: self.unwell})
 
     @property
     def guarded(self) -> bool:
@@ -98,60 +88,22 @@ class Operation:
         return any(isinstance(error, Unauthenticated) for error in self.errors)
 
 
-_FINGERPRINT = "fp_5f0c1d2e3a4b"
-_USAGE = {
-    "prompt_tokens": 3,
-    "completion_tokens": 2,
-    "total_tokens": 5,
-    "prompt_tokens_details": {"cached_tokens": 0},
-    "completion_tokens_details": {"reasoning_tokens": 0},
+_CHAT_CHOICE = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None}
+_COUNTS = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+_DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
+_COMPLETION_EVENTS: dict[str, dict[str, Any]] = {
+    "The last piece of an answer": {"seed": 229101},
+    "The usage": {"choices": [], "usage": _COUNTS | _DETAILS},
 }
-_SEED = 229101
-_EVENT = {"created": 1767225600, "model": "attend", "system_fingerprint": _FINGERPRINT}
-_CHOICE = {"index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None}
-_COMPLETION = {"id": "cmpl-8d3f", "object": "text_completion", **_EVENT}
-_CHAT = {"id": "chatcmpl-8d3f", "object": "chat.completion", **_EVENT}
-_MODEL_OBJECT = {"id": "attend", "object": "model", "created": 1767225600, "owned_by": "attend", "max_model_len": 1024}
-_MODEL_OBJECT |= {"default_sampling": NO_DEFAULTS.values(), "stop_token_ids": [2]}
-
-_GUESS = {"id": 7, "token": " there", "logprob": -0.5}
-_HEAD = {"head": 0, "key_value_head": 0, "weights": [[1.0], [0.25, 0.75]]}
-_ATTENTION = {"id": "attn-8d3f", "object": "attention", **_EVENT, "num_layers": 6, "num_heads": 6, "num_prompt_tokens": 2}
-_ATTENTION |= {
-    "tokens": [
-        {"id": 5, "token": "Hi", "logprob": None, "entropy": None, "top_logprobs": None},
-        _GUESS | {"entropy": 1.5, "top_logprobs": [_GUESS]},
-    ],
-    "next": {"entropy": 1.5, "top_logprobs": [_GUESS]},
-    "layers": [{"layer": 0, "kind": "attention", "window": None, "heads": [_HEAD]}],
-    "usage": {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2},
+_CHAT_EVENTS: dict[str, dict[str, Any]] = {
+    "The first event of an answer": {
+        "choices": [_CHAT_CHOICE | {"delta": {"role": "assistant", "content": ""}}],
+        "seed": 229101,
+    },
+    "The last piece of an answer": {"seed": 229101},
 }
-
-_EMBEDDINGS = {
-    "object": "list",
-    "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}],
-    "model": "attend",
-    "usage": {"prompt_tokens": 2, "total_tokens": 2},
-}
-
-_COMPLETION_EVENTS = {
-    "The last piece of an answer": _COMPLETION | {"choices": [_CHOICE | {"text": " there was"}], "seed": _SEED},
-    "The usage": _COMPLETION | {"choices": [], "usage": _USAGE},
-}
-_CHAT_EVENT = _CHAT | {"object": "chat.completion.chunk", "seed": _SEED}
-_BEGUN = _CHOICE | {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-_CHAT_EVENTS = {
-    "The first event of an answer": _CHAT_EVENT | {"choices": [_BEGUN]},
-    "The last piece of an answer": _CHAT_EVENT | {"choices": [_CHOICE | {"delta": {"content": "Hi there"}}]},
-}
-
+_HELLO = [{"role": "user", "content": "Hello"}]
 _COMPLETIONS = Operation(
-    "generation",
-    "Continue a prompt",
-    (
-        "The answers.",
-        _COMPLETION | {"choices": [_CHOICE | {"text": " there was"}], "seed": _SEED, "usage": _USAGE},
-    ),
     responses.Completion,
     Stream(responses.CompletionChunk, _COMPLETION_EVENTS),
     CompletionRequest,
@@ -171,23 +123,12 @@ _COMPLETIONS = Operation(
     errors=GENERATION,
 )
 _CHAT_COMPLETIONS = Operation(
-    "generation",
-    "Continue a conversation",
-    (
-        "The answers.",
-        _CHAT
-        | {
-            "choices": [_CHOICE | {"message": {"role": "assistant", "content": "Hi there", "refusal": None}}],
-            "seed": _SEED,
-            "usage": _USAGE,
-        },
-    ),
     chat_responses.ChatCompletion,
     Stream(chat_responses.ChatCompletionChunk, _CHAT_EVENTS),
     ChatRequest,
     {
-        "A question": {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 32},
-        "A stream": {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_completion_tokens": 32},
+        "A question": {"messages": _HELLO, "max_completion_tokens": 32},
+        "A stream": {"messages": _HELLO, "stream": True, "max_completion_tokens": 32},
         "Parts, and log probabilities": {
             "messages": [
                 {"role": "system", "content": "Be brief."},
@@ -211,15 +152,6 @@ _CHAT_COMPLETIONS = Operation(
     errors=(*GENERATION, NoChatTemplate("attend has no chat template: use /v1/completions")),
 )
 
-_MODEL_ID = {
-    "name": "model_id",
-    "in": "path",
-    "required": True,
-    "description": "The model's name.",
-    "schema": {"type": "string"},
-    "example": "attend",
-}
-
 _TOKEN_COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}
 _QUESTION = tuple(
     {"name": name, "in": "query", "description": text, "schema": _TOKEN_COUNT | {"default": default}, "example": example}
@@ -232,25 +164,9 @@ _QUESTION = tuple(
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): _COMPLETIONS,
     ("post", "/v1/chat/completions"): _CHAT_COMPLETIONS,
-    ("get", "/v1/models"): Operation(
-        "models",
-        "The served models",
-        ("The models.", {"object": "list", "data": [_MODEL_OBJECT]}),
-        responses.ModelList,
-        errors=(_KEY, BUG),
-    ),
-    ("get", "/v1/models/{model_id}"): Operation(
-        "models",
-        "One served model",
-        ("The model.", _MODEL_OBJECT),
-        responses.Model,
-        parameters=(_MODEL_ID,),
-        errors=(_KEY, _MODEL, BUG),
-    ),
+    ("get", "/v1/models"): Operation(responses.ModelList, errors=(_KEY, BUG)),
+    ("get", "/v1/models/{model_id}"): Operation(responses.Model, errors=(_KEY, _MODEL, BUG)),
     ("post", "/v1/attention"): Operation(
-        "attention",
-        "What the model does with a text",
-        ("What it does.", _ATTENTION),
         Attention,
         body=AttentionRequest,
         requests={
@@ -270,9 +186,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("post", "/v1/embeddings"): Operation(
-        "embeddings",
-        "Texts as vectors",
-        ("The vectors.", _EMBEDDINGS),
         Embeddings,
         body=EmbeddingsRequest,
         requests={
@@ -289,81 +202,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("post", "/tokenize"): Operation(
-        "tokens",
-        "Text to token ids",
-        ("The tokens.", {"count": 2, "max_model_len": 1024, "tokens": [72, 105], "token_strs": ["H", "i"]}),
         responses.Tokens,
         body=TokenizeRequest,
         requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
         errors=(_TYPE, *BODY),
     ),
     ("post", "/detokenize"): Operation(
-        "tokens",
-        "Token ids to text",
-        ("The text.", {"prompt": "Hi"}),
         responses.Text,
         body=DetokenizeRequest,
         requests={"Two tokens": {"tokens": [72, 105]}},
         errors=(_TYPE, *BODY),
     ),
-    ("get", "/tokenizer_info"): Operation(
-        "tokens",
-        "The tokenizer",
-        (
-            "What the checkpoint says of it.",
-            {"eos_token": "<|endoftext|>", "vocab_size": 4096, "model_max_length": 1024},
-        ),
-        responses.TokenizerInfo,
-        errors=(_KEY, BUG),
-    ),
-    ("get", "/healthz"): Operation(
-        "operations", "Liveness", ("Alive.", "ok\n"), unwell=("To be restarted.", "the engine is stuck\n")
-    ),
-    ("get", "/readyz"): Operation(
-        "operations", "Readiness", ("Ready for requests.", "ready\n"), unwell=("Shutting down.", "draining\n")
-    ),
-    ("get", "/version"): Operation(
-        "operations",
-        "Version",
-        (
-            "What is running.",
-            {
-                "version": "0.1.0",
-                "model": "attend",
-                "family": "llama",
-                "device": "cpu",
-                "dtype": "bfloat16",
-                "weights": "bfloat16",
-                "backend": "cpu",
-                "system_fingerprint": _FINGERPRINT,
-            },
-        ),
-        responses.Version,
-    ),
+    ("get", "/tokenizer_info"): Operation(responses.TokenizerInfo, errors=(_KEY, BUG)),
+    ("get", "/healthz"): Operation("ok\n", unwell=("To be restarted.", "the engine is stuck\n")),
+    ("get", "/readyz"): Operation("ready\n", unwell=("Shutting down.", "draining\n")),
+    ("get", "/version"): Operation(responses.Version),
     ("get", "/v1/capacity"): Operation(
-        "operations",
-        "Capacity",
-        (
-            "What there is room for.",
-            {
-                "replicas": {"expected": 1, "answered": 1},
-                "free_blocks": 900,
-                "num_blocks": 1024,
-                "block_size": 16,
-                "running": 3,
-                "waiting": 0,
-                "max_batch_requests": 64,
-                "max_queued_requests": 256,
-                "max_model_len": 1024,
-                "tokens_per_second": 211.4,
-                "computed_tokens_per_second": 498.0,
-                "prompt_tokens": 100,
-                "max_tokens": 200,
-                "fits": True,
-                "estimated_wait_seconds": 0.0,
-                "estimated_seconds": 2.9,
-            },
-        ),
         responses.Capacity,
         parameters=_QUESTION,
         errors=(
@@ -373,12 +227,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("get", "/metrics"): Operation(
-        "operations",
-        "Metrics",
-        (
-            "Prometheus text.",
-            '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n',
-        ),
+        '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n'
     ),
 }
 """A new route needs its row here, and its answer's shape in `responses.py`."""

@@ -1,44 +1,67 @@
-"""The shapes of the answers, for /openapi.json alone: the writers make plain dicts, and tests hold them to these shapes."""
+"""The shapes of the answers, for /openapi.json alone: the writers make plain dicts, and tests hold them to these shapes.
 
-from typing import Any, Literal
+A field's example is part of the example of each answer that has the field.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field
 
 from model.engine.request import FinishReason
+from model.generation_config import NO_DEFAULTS
+from service.http_api.shapes import MAYBE, Shape
 
-MAYBE: Any = None
-"""The value of a field that may be missing from an answer. Where it is there, it has its type: null is no part of it."""
-
-
-class Shape(BaseModel):
-    """A JSON object with these fields and no others."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+T = TypeVar("T")
+Count = Annotated[int, Field(ge=0)]
+ObjectKind = Annotated[T, Field(description="What this is.")]
+MaxModelLen = Annotated[T, Field(description="Tokens that a prompt and its answer may have together.", examples=[1024])]
+OfLogprobs = Annotated[T | None, Field(description="null where the request does not have `logprobs`.")]
+Answers = Annotated[list[T], Field(description="The answers, by index.")]
+Pieces = Annotated[
+    list[T], Field(description="A piece of one answer; empty in the event that brings the usage of the whole call.")
+]
+Logprob = Annotated[float, Field(description="Natural logarithm; -9999 for minus infinity.", examples=[-0.5])]
+Fingerprint = Annotated[
+    str,
+    Field(
+        description="Equal where weights, dtype, backend, instruction set, threads and library versions are: then equal seeds "
+        "draw equally.",
+        examples=["fp_5f0c1d2e3a4b"],
+    ),
+]
+ServedName = Annotated[str, Field(description="The served model's name.", examples=["attend"])]
 
 
 class PromptTokensDetails(Shape):
     """More about the tokens of the prompts."""
 
-    cached_tokens: int = Field(ge=0)
+    cached_tokens: Count
     """Those that were not computed again."""
 
 
 class CompletionTokensDetails(Shape):
     """More about the tokens of the answers."""
 
-    reasoning_tokens: int = Field(ge=0)
+    reasoning_tokens: Count
     """Those of reasoning, which a chat tells apart from the text."""
 
 
-class Usage(Shape):
-    """Tokens of a whole call. A prompt counts once, however many answers it gets."""
+class PromptUsage(Shape):
+    """Tokens of a call that makes none."""
 
-    prompt_tokens: int = Field(ge=0)
-    """Tokens of the prompts."""
-    completion_tokens: int = Field(ge=0)
+    prompt_tokens: Count = Field(examples=[3])
+    """Tokens of the prompts or texts. A prompt counts once, however many answers it gets."""
+    total_tokens: Count = Field(examples=[3])
+    """All tokens of the call."""
+
+
+class Usage(PromptUsage):
+    """Tokens of a whole call."""
+
+    completion_tokens: Count = Field(examples=[2])
     """Tokens of all answers, stop tokens included."""
-    total_tokens: int = Field(ge=0)
-    """Both together."""
+    total_tokens: Count = Field(examples=[5])
+    """All tokens of the call."""
     prompt_tokens_details: PromptTokensDetails
     """What else is known of the prompts' tokens."""
     completion_tokens_details: CompletionTokensDetails
@@ -54,30 +77,55 @@ class Timing(Shape):
     """Milliseconds on the prompt."""
     decode_ms: float
     """Milliseconds on the answer."""
-    cached_tokens: int = Field(ge=0)
+    cached_tokens: Count
     """Tokens of the prompt that were not computed again; of several answers, the fewest."""
 
 
-class Event(Shape):
+class Made(Shape):
+    """What every object that the model makes has."""
+
+    id: str = Field(examples=["cmpl-8d3f"])
+    """The request's id, with a prefix that tells the route."""
+    created: int = Field(examples=[1767225600])
+    """When the call began, in seconds since 1970."""
+    model: str = Field(examples=["attend"])
+    """The model's name, as the request has it."""
+    system_fingerprint: Fingerprint
+
+
+class Event(Made):
     """What every object of a call that generates has."""
 
-    id: str
-    """The request's id, with a prefix that tells the route."""
-    created: int
-    """When the call began, in seconds since 1970."""
-    model: str
-    """The served model's name."""
-    system_fingerprint: str
-    """Equal where weights, dtype, backend, instruction set, threads and library versions are: then equal seeds draw equally."""
     timing: Timing = MAYBE
     """Where the request has `timing`: in a stream, with the last chunk of an answer."""
+
+
+class Whole(Event):
+    """What every answer that is not streamed has."""
+
+    seed: int = Field(examples=[229101])
+    """The request's, or the one that the service chose; the answers can be drawn again with it."""
+    usage: Usage
+    """What the call took."""
+
+
+class Chunk(Event):
+    """What every event of a stream has."""
+
+    seed: int = MAYBE
+    """The request's, or the one that the service chose; missing from the event that brings the usage of the whole call."""
+    usage: Usage | None = MAYBE
+    """In the last event, where the request has `include_usage`; null in those before it, or with `continuous_usage_stats` the
+    tokens so far."""
 
 
 class Choice(Shape):
     """What every choice has: one answer, or a piece of one."""
 
-    index: int = Field(ge=0)
+    index: Count
     """Answer i of prompt p has index p * n + i."""
+    stop_reason: str | int | None
+    """The stop string or stop token that ended the answer; null for the model's own end-of-text token."""
     token_ids: list[int] = MAYBE
     """The answer's token ids, where the request has `return_token_ids`; in a stream, those of this chunk."""
     prompt_token_ids: list[int] = MAYBE
@@ -100,8 +148,7 @@ class CompletionLogprobs(Shape):
 class ScoredToken(Shape):
     """A token with its log probability."""
 
-    logprob: float
-    """Natural logarithm; -9999 for minus infinity."""
+    logprob: Logprob
     decoded_token: str
     """The token alone as text."""
 
@@ -109,14 +156,11 @@ class ScoredToken(Shape):
 class CompletionChunkChoice(Choice):
     """A piece of one answer."""
 
-    text: str
+    text: str = Field(examples=[" there was"])
     """The answer's text, after its prompt's where the request has `echo`; in a stream, what is new."""
-    logprobs: CompletionLogprobs | None
-    """null where the request does not have `logprobs`."""
-    finish_reason: FinishReason | None
+    logprobs: OfLogprobs[CompletionLogprobs]
+    finish_reason: FinishReason | None = Field(examples=["length"])
     """Why the answer ended; null where it goes on."""
-    stop_reason: str | int | None
-    """The stop string or stop token that ended the answer; null for the model's own end-of-text token."""
     prompt_logprobs: list[dict[str, ScoredToken] | None] = MAYBE
     """Of each prompt token: null for the first, then objects by token id; where the request has `prompt_logprobs`."""
 
@@ -124,53 +168,38 @@ class CompletionChunkChoice(Choice):
 class CompletionChoice(CompletionChunkChoice):
     """One answer."""
 
-    finish_reason: FinishReason
+    finish_reason: FinishReason = Field(examples=["length"])
     """Why the answer ended."""
 
 
-class Completion(Event):
+class Completion(Whole):
     """The answer to a completion that is not streamed."""
 
-    object: Literal["text_completion"]
-    """What this is."""
-    choices: list[CompletionChoice]
-    """The answers, by index."""
-    seed: int
-    """The request's, or the one that the service chose; the answers can be drawn again with it."""
-    usage: Usage
-    """What the call took."""
+    object: ObjectKind[Literal["text_completion"]]
+    choices: Answers[CompletionChoice]
 
 
-class CompletionChunk(Event):
+class CompletionChunk(Chunk):
     """One event of a streamed completion."""
 
-    object: Literal["text_completion"]
-    """What this is."""
-    choices: list[CompletionChunkChoice]
-    """A piece of one answer; empty in the event that brings the usage of the whole call."""
-    seed: int = MAYBE
-    """The request's, or the one that the service chose; missing from the event that brings the usage of the whole call."""
-    usage: Usage | None = MAYBE
-    """In the last event, where the request has `include_usage`; null in those before it, or with `continuous_usage_stats` the
-    tokens so far."""
+    object: ObjectKind[Literal["text_completion"]]
+    choices: Pieces[CompletionChunkChoice]
 
 
 class Model(Shape):
     """A model that is served."""
 
-    id: str
+    id: str = Field(examples=["attend"])
     """Its name."""
-    object: Literal["model"]
-    """What this is."""
-    created: int
+    object: ObjectKind[Literal["model"]]
+    created: int = Field(examples=[1767225600])
     """When the server started, in seconds since 1970."""
     owned_by: Literal["attend"]
     """Who serves it."""
-    max_model_len: int
-    """Tokens that a prompt and its answer may have together."""
-    default_sampling: dict[str, float]
+    max_model_len: MaxModelLen[int]
+    default_sampling: dict[str, float] = Field(examples=[NO_DEFAULTS.values()])
     """By field, what a call gets that leaves it out: generation_config.json's values with `generation_config=model`."""
-    stop_token_ids: list[int]
+    stop_token_ids: list[int] = Field(examples=[[2]])
     """The tokens that end an answer."""
     parent: str = MAYBE
     """Of a LoRA adapter: the model that it changes."""
@@ -179,8 +208,7 @@ class Model(Shape):
 class ModelList(Shape):
     """The served models: one, and its LoRA adapters."""
 
-    object: Literal["list"]
-    """What this is."""
+    object: ObjectKind[Literal["list"]]
     data: list[Model]
     """The models."""
 
@@ -188,63 +216,59 @@ class ModelList(Shape):
 class Tokens(Shape):
     """A text as tokens."""
 
-    count: int = Field(ge=0)
+    count: Count = Field(examples=[2])
     """How many there are."""
-    max_model_len: int
-    """Tokens that a prompt and its answer may have together."""
-    tokens: list[int]
+    max_model_len: MaxModelLen[int]
+    tokens: list[int] = Field(examples=[[72, 105]])
     """Their ids."""
-    token_strs: list[str | None] = MAYBE
+    token_strs: list[str | None] = Field(MAYBE, examples=[["H", "i"]])
     """As the vocabulary spells them, where the request has `return_token_strs`."""
 
 
 class Text(Shape):
     """Tokens as a text."""
 
-    prompt: str
+    prompt: str = Field(examples=["Hi"])
     """The text, special tokens included."""
 
 
-class TokenizerInfo(BaseModel):
+class TokenizerInfo(Shape):
     """The checkpoint's tokenizer_config.json, with these fields where it lacks them, and whatever else it holds."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow")
 
-    eos_token: str | dict[str, Any] | None
+    eos_token: str | dict[str, Any] | None = Field(examples=["<|endoftext|>"])
     """The end-of-text token; null where there is none."""
-    vocab_size: int
+    vocab_size: int = Field(examples=[4096])
     """Token ids go from 0 to one below."""
-    model_max_length: float
-    """Tokens that a prompt and its answer may have together."""
+    model_max_length: MaxModelLen[float]
 
 
 class Version(Shape):
     """What is running."""
 
-    version: str
+    version: str = Field(examples=["0.1.0"])
     """Attend's version."""
-    model: str
-    """The served model's name."""
-    family: str
+    model: ServedName
+    family: str = Field(examples=["llama"])
     """The model's architecture."""
-    device: str
+    device: str = Field(examples=["cpu"])
     """Where it is computed."""
-    dtype: str
+    dtype: str = Field(examples=["bfloat16"])
     """The numbers that it is computed in."""
-    weights: str
+    weights: str = Field(examples=["bfloat16"])
     """How its matrices are kept: as such numbers, or in whole numbers as int8 or int4."""
-    backend: str
+    backend: str = Field(examples=["cpu"])
     """How attention is computed."""
-    system_fingerprint: str
-    """Equal where weights, dtype, backend, instruction set, threads and library versions are."""
+    system_fingerprint: Fingerprint
 
 
 class Replicas(Shape):
     """How many replicas told their load."""
 
-    expected: int
+    expected: int = Field(examples=[1])
     """Those that there should be."""
-    answered: int
+    answered: int = Field(examples=[1])
     """Those whose load is in the sums."""
 
 
@@ -253,35 +277,34 @@ class Capacity(Shape):
 
     replicas: Replicas
     """Whose load this is."""
-    free_blocks: int
+    free_blocks: int = Field(examples=[900])
     """The share of the KV cache that is free in the fullest group of layers, in blocks of the first group."""
-    num_blocks: int
+    num_blocks: int = Field(examples=[1024])
     """Blocks of the first group of layers, that of full attention where there is one."""
-    block_size: int | None
+    block_size: int | None = Field(examples=[16])
     """Tokens of a block."""
-    running: int
+    running: int = Field(examples=[3])
     """Requests in the batch."""
-    waiting: int
+    waiting: int = Field(examples=[0])
     """Requests in the queue."""
-    max_batch_requests: int
+    max_batch_requests: int = Field(examples=[64])
     """Requests that the batch may hold."""
-    max_queued_requests: int
+    max_queued_requests: int = Field(examples=[256])
     """Requests that the queue may hold; more are refused with 429."""
-    max_model_len: int | None
-    """Tokens that a prompt and its answer may have together."""
-    tokens_per_second: float
+    max_model_len: MaxModelLen[int | None]
+    tokens_per_second: float = Field(examples=[211.4])
     """New tokens of answers, over the last ten seconds."""
-    computed_tokens_per_second: float
+    computed_tokens_per_second: float = Field(examples=[498.0])
     """Tokens of prompts and answers, over the last ten seconds."""
-    prompt_tokens: int
+    prompt_tokens: int = Field(examples=[100])
     """As asked for."""
-    max_tokens: int
+    max_tokens: int = Field(examples=[200])
     """As asked for."""
-    fits: bool | None
+    fits: bool | None = Field(examples=[True])
     """Whether the context holds such a call; null where no replica answered."""
-    estimated_wait_seconds: float | None
+    estimated_wait_seconds: float | None = Field(examples=[0.0])
     """Until such a call starts; null where that is not known, or the call does not fit."""
-    estimated_seconds: float | None
+    estimated_seconds: float | None = Field(examples=[2.9])
     """Until its last token; null where that is not known, or the call does not fit."""
 
 

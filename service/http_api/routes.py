@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request, params
+from fastapi import APIRouter, Path, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
@@ -114,7 +114,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     """The routes that generate."""
     service = site.service
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", tags=["generation"], summary="Continue a prompt", response_description="The answers.")
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
         record = opened(site.metrics, request)
@@ -137,7 +137,9 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             )
             return await _answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
 
-    @router.post("/v1/chat/completions")
+    @router.post(
+        "/v1/chat/completions", tags=["generation"], summary="Continue a conversation", response_description="The answers."
+    )
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
         record = opened(site.metrics, request)
@@ -164,7 +166,9 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 def _add_attention(router: APIRouter, site: Site) -> None:
     """What the model does with a text."""
 
-    @router.post("/v1/attention")
+    @router.post(
+        "/v1/attention", tags=["attention"], summary="What the model does with a text", response_description="What it does."
+    )
     async def explain_attention(request: Request) -> Response:
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
         record = opened(site.metrics, request)
@@ -187,7 +191,7 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
     """Texts as vectors."""
     service = site.service
 
-    @router.post("/v1/embeddings")
+    @router.post("/v1/embeddings", tags=["embeddings"], summary="Texts as vectors", response_description="The vectors.")
     async def embed_texts(request: Request) -> Response:
         """Each text as a vector of length 1: OpenAI's embeddings."""
         record = opened(site.metrics, request)
@@ -236,13 +240,13 @@ async def _answer(
 def _add_models(router: APIRouter, service: GenerationService) -> None:
     """What is served."""
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", tags=["models"], summary="The served models", response_description="The models.")
     async def models() -> Response:
         """The served model, and its adapters."""
         return Json({"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]})
 
-    @router.get("/v1/models/{model_id:path}")
-    async def model(model_id: str) -> Response:
+    @router.get("/v1/models/{model_id:path}", tags=["models"], summary="One served model", response_description="The model.")
+    async def model(model_id: Annotated[str, Path(description="The model's name.", examples=["attend"])]) -> Response:
         """The served model, or an adapter, by its name."""
         return Json(model_object() if service.find(model_id) is None else adapter_object(model_id))
 
@@ -264,7 +268,7 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
 def _add_capacity(router: APIRouter, site: Site) -> None:
     """How much room there is."""
 
-    @router.get("/v1/capacity")
+    @router.get("/v1/capacity", tags=["operations"], summary="Capacity", response_description="What there is room for.")
     async def capacity(request: Request) -> Response:
         """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
         question = read_question(request.query_params.multi_items())
@@ -278,20 +282,20 @@ def _add_operations(router: APIRouter, site: Site) -> None:
 
     @router.head("/healthz", include_in_schema=False)
     @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
-    @router.get("/healthz")
+    @router.get("/healthz", tags=["operations"], summary="Liveness", response_description="Alive.")
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
         stuck = site.service.engine.overdue() >= STALE_SECONDS
         return PlainTextResponse("the engine is stuck\n" if stuck else "ok\n", 503 if stuck else 200)
 
     @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz")
+    @router.get("/readyz", tags=["operations"], summary="Readiness", response_description="Ready for requests.")
     async def readyz() -> Response:
         """Ready for requests: the weights are loaded, and no drain has begun."""
         draining = site.is_draining()
         return PlainTextResponse("draining\n" if draining else "ready\n", 503 if draining else 200)
 
-    @router.get("/version")
+    @router.get("/version", tags=["operations"], summary="Version", response_description="What is running.")
     async def version() -> Response:
         """What is running."""
         info = site.service.engine.info
@@ -308,7 +312,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
             }
         )
 
-    @router.get("/metrics")
+    @router.get("/metrics", tags=["operations"], summary="Metrics", response_description="Prometheus text.")
     async def metrics() -> Response:
         """Prometheus text of all replicas."""
         return Response(await site.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")

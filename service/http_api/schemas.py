@@ -1,4 +1,5 @@
-"""The bodies of the OpenAI routes: names and JSON types, strictly. Ranges are checked in `model/params.py`.
+"""The bodies of the OpenAI routes: names and JSON types, strictly, and what /openapi.json says of them. Ranges are checked in
+`model/params.py`.
 
 null means absent everywhere. A field of the contract that this build does not carry out is listed with the values
 that mean "off"; any other value is refused by name, never ignored.
@@ -9,7 +10,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictBool,
     StrictFloat,
@@ -17,12 +17,39 @@ from pydantic import (
     StrictStr,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 
 from model.errors import InvalidRequest, NotSupported
-from model.params import MAX_BIASES, at_most, describe
+from model.params import (
+    DEFAULT_PRIORITY,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_CHOICES_TIMES_PROMPTS,
+    MAX_INT32,
+    MAX_INT64,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_PRIORITY,
+    MAX_PROMPT_SCORES,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
+    SEED_HIGH,
+    SEED_LOW,
+    at_most,
+    describe,
+)
+from service.http_api.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
+from service.http_api.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
+MAX_COMPLETION_LOGPROBS = 5
 Number = StrictInt | StrictFloat
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -39,7 +66,50 @@ def _integers(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 PART = 8192
 """Items that are looked at in one go: a tenth of a millisecond."""
-TokenIds = Annotated[List[StrictInt], WrapValidator(_integers)]
+TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
+TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
+TOKEN: Schema = {"type": "integer", "minimum": 0}
+SOME_TOKENS = listed(TOKEN, minItems=1)
+_PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES_TIMES_PROMPTS}
+TEXTS = WithJsonSchema(one_of(TEXT, listed(TEXT, **_PROMPTS), SOME_TOKENS, listed(SOME_TOKENS, **_PROMPTS)))
+"""A text, token ids, or a list of either."""
+_WORD: Schema = TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_BIASES: Schema = {
+    "type": ["object", "null"],
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
+    "additionalProperties": {"type": "number", **between(-MAX_BIAS, MAX_BIAS)},
+    "maxProperties": MAX_BIASES,
+}
+TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
+ModelName = Annotated[
+    StrictStr | None,
+    Field(description="The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."),
+]
+User = Annotated[
+    Annotated[StrictStr, Field(max_length=256)] | None, Field(description="Your name for the person who asks; not used.")
+]
+RequestId = Annotated[
+    StrictStr | None,
+    Field(
+        description="The id of this call, in the answer and in the logs. Default, also for an empty one: X-Request-Id, or a "
+        "new one.",
+        json_schema_extra={"pattern": f"^({REQUEST_ID.pattern})?$"},
+    ),
+]
+DeadlineMs = Annotated[
+    StrictInt | None,
+    Field(
+        description="Milliseconds in which to answer; then the status is 504. Default: the server's own limit.",
+        json_schema_extra=between(1, MAX_DEADLINE_MS),
+    ),
+]
+TruncateTokens = Annotated[
+    StrictInt | None,
+    Field(
+        description="Keep only so many tokens from the prompt's end. Default: keep all.",
+        json_schema_extra=between(1, MAX_INT32),
+    ),
+]
 
 OFF: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -53,64 +123,121 @@ def _few(biases: Any) -> Any:
     return biases
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Shape):
     """What a stream carries beside the text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: StrictBool | None = told(False)
+    """One more event at the end, with the token counts and no choices."""
+    continuous_usage_stats: StrictBool | None = told(False)
+    """The token counts so far with every event."""
 
-    include_usage: StrictBool | None = None
-    """One more chunk at the end, with the token counts."""
-    continuous_usage_stats: StrictBool | None = None
 
-
-class Generation(BaseModel):
+class Generation(Shape):
     """What the bodies of both generating routes have in common."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: StrictStr | None = None
-    max_tokens: StrictInt | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    n: StrictInt | None = None
-    stream: StrictBool | None = None
+    model: ModelName = None
+    max_tokens: StrictInt | None = param("max_tokens", **between(0, MAX_INT32))
+    """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
+    together have at most `max_model_len` tokens."""
+    temperature: Number | None = param("temperature", **between(0, MAX_TEMPERATURE))
+    """Divides the scores before a token is drawn; 0 takes the likeliest, of equals the one with the lowest id."""
+    top_p: Number | None = param("top_p", **above(0, 1))
+    """Draw among the likeliest that together reach this probability."""
+    n: StrictInt | None = told(
+        1,
+        description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
+        **between(1, MAX_CHOICES),
+    )
+    stream: StrictBool | None = told(False)
+    """Send the answer in pieces, as server-sent events."""
     stream_options: StreamOptions | None = None
-    stop: StrictStr | List[StrictStr] | None = None
-    seed: StrictInt | None = None
-    user: Annotated[StrictStr, Field(max_length=256)] | None = None
-    top_k: StrictInt | None = None
-    min_p: Number | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: StrictBool | None = None
-    ignore_eos: StrictBool | None = None
-    min_tokens: StrictInt | None = None
-    skip_special_tokens: StrictBool | None = None
-    return_token_ids: StrictBool | None = None
-    request_id: StrictStr | None = None
-    deadline_ms: StrictInt | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few)] = None
-    truncate_prompt_tokens: StrictInt | None = None
-    priority: StrictInt | None = None
-    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: List[StrictStr] | None = None
-    response_format: dict[StrictStr, Any] | None = None
-    structured_outputs: dict[StrictStr, Any] | None = None
-    timing: StrictBool | None = None
+    """What a stream carries beside the text. Only where `stream` is true."""
+    stop: (
+        Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, listed(_WORD, maxItems=MAX_STOP_STRINGS)))] | None
+    ) = told(
+        description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
+        "Default: none."
+    )
+    seed: StrictInt | None = param("seed", **between(SEED_LOW, SEED_HIGH))
+    """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
+    user: User = None
+    top_k: StrictInt | None = param("top_k", **between(-1, MAX_INT64))
+    """Draw among the k likeliest tokens; 0 and -1 mean all."""
+    min_p: Number | None = param("min_p", **between(0, 1))
+    """Draw among those at least this likely relative to the likeliest."""
+    stop_token_ids: TokenIds | None = told(
+        description=f"Tokens that end an answer. {TOKENS} Default: none beside the model's own.", maxItems=MAX_STOP_TOKENS
+    )
+    include_stop_str_in_output: StrictBool | None = told(False)
+    """Leave the stop string, or the stop token's text, in the answer."""
+    ignore_eos: StrictBool | None = told(False)
+    """Do not end at the model's end-of-text token."""
+    min_tokens: StrictInt | None = param("min_tokens", **between(0, MAX_INT32))
+    """No stop token is drawn, and no stop string obeyed, before so many tokens; at most `max_tokens`."""
+    skip_special_tokens: StrictBool | None = told(True)
+    """Leave special tokens out of the answer's text."""
+    return_token_ids: StrictBool | None = told(False)
+    """Report the token ids of prompt and answer."""
+    request_id: RequestId = None
+    deadline_ms: StrictInt | None = told(**between(1, MAX_DEADLINE_MS))
+    """Milliseconds in which to finish what fits; then `finish_reason` is `deadline`, or the status 504 where nothing did.
+    Default: the server's own limit."""
+    presence_penalty: Number | None = param("presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY))
+    """Taken from the score of every token that the answer holds already."""
+    frequency_penalty: Number | None = param("frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY))
+    """Taken from a token's score once for each time that the answer holds it."""
+    repetition_penalty: Number | None = param("repetition_penalty", **above(0, MAX_REPETITION_PENALTY))
+    """Divides the positive, and multiplies the negative, scores of tokens of the prompt and the answer."""
+    logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = told(
+        description=f"Added to the scores of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none."
+    )
+    truncate_prompt_tokens: TruncateTokens = None
+    priority: StrictInt | None = told(DEFAULT_PRIORITY, **between(0, MAX_PRIORITY))
+    """Higher first. A level counts as much as ten seconds of waiting, so that no call waits for ever."""
+    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = told(
+        description=f"Callers share cached prefixes only within one salt; 1 to {MAX_SALT} characters. Default: one salt for "
+        "all.",
+        maxLength=MAX_SALT,
+    )
+    allowed_token_ids: TokenIds | None = told(description=f"Only these tokens may be drawn. {TOKENS} Default: all.", minItems=1)
+    bad_words: Annotated[List[StrictStr], WithJsonSchema(listed(_WORD, maxItems=MAX_BAD_WORDS))] | None = told(
+        description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none."
+    )
+    response_format: Annotated[dict[StrictStr, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
+    """What the answer must look like, in OpenAI's words. Default: anything."""
+    structured_outputs: Annotated[dict[StrictStr, Any], WithJsonSchema(STRUCTURED_OUTPUTS)] | None = None
+    """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
+    Default: anything."""
+    timing: StrictBool | None = told(False)
+    """Report where the time went."""
 
 
 class CompletionRequest(Generation):
     """The body of POST /v1/completions."""
 
-    prompt: StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None = None
-    best_of: StrictInt | None = None
-    logprobs: StrictInt | None = None
-    echo: StrictBool | None = None
-    prompt_logprobs: StrictInt | None = None
-    resume_token_ids: TokenIds | None = None
+    model_config = body(
+        "prompt", **{name: off("Not supported yet: only where it is empty.", *values) for name, values in OFF.items()}
+    )
+
+    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
+        description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
+        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}."
+    )
+    best_of: StrictInt | None = told(**between(1, MAX_CHOICES))
+    """Must equal `n`."""
+    logprobs: StrictInt | None = told(**between(0, MAX_COMPLETION_LOGPROBS))
+    """Report the log probability of each token, and so many of the likeliest in its place. Default: report none."""
+    echo: StrictBool | None = told(False)
+    """Begin each answer with its prompt."""
+    prompt_logprobs: StrictInt | None = told(
+        description="Report the log probability of each prompt token, and so many of the likeliest in its place. Must equal "
+        f"`logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
+        **between(0, MAX_LOGPROBS),
+    )
+    resume_token_ids: TokenIds | None = told(
+        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them. "
+        f"{TOKENS} Needs a single prompt and `n` = 1. Default: none."
+    )
 
 
 def read_completion(document: dict[str, Any]) -> CompletionRequest:

@@ -4,12 +4,43 @@ import json
 from typing import Any
 
 from model.errors import InvalidRequest
-from model.grammar import GrammarSpec
+from model.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, GrammarSpec
 from model.params import describe
+from service.http_api.shapes import TEXT, Schema, closed, listed, one_of
 
 FORMATS = ("text", "json_object", "json_schema")
 KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
 """vLLM's name -> ours."""
+_SOME: Schema = TEXT | {"minLength": 1}
+_SCHEMA = one_of({"type": "object"}, _SOME, text="A JSON schema, or the text of one. At most 64 KiB.")
+_NAMED = {
+    "schema": _SCHEMA,
+    "name": {"description": "Not used."},
+    "strict": {"description": "Not used: answers always fit."},
+    "description": {"description": "Not used."},
+}
+RESPONSE_FORMAT = one_of(
+    closed({"type": {"enum": ["text", "json_object"], "description": "Anything, or any JSON object."}}, "type"),
+    closed(
+        {
+            "type": {"const": "json_schema", "description": "JSON that fits a schema."},
+            "json_schema": closed(_NAMED, "schema") | {"description": "The schema."},
+        },
+        "type",
+        "json_schema",
+    ),
+)
+_CHOICES = listed(_SOME | {"maxLength": MAX_CHOICE_CHARACTERS}, minItems=1, maxItems=MAX_CHOICES)
+_NULL: Schema = {"type": "null"}
+STRUCTURED_OUTPUTS = closed(
+    {
+        "json": one_of(*_SCHEMA["anyOf"], _NULL, text=_SCHEMA["description"]),
+        "regex": one_of(_SOME, _NULL, text="A regular expression in Rust's syntax, for the whole answer. At most 64 KiB."),
+        "choice": one_of(_CHOICES, _NULL, text="The answers to choose from. At most 64 KiB."),
+        "grammar": one_of(_SOME, _NULL, text="A grammar in Lark's form, or in GBNF. At most 64 KiB."),
+        "json_object": one_of({"type": "boolean"}, _NULL, text="Any JSON object; false is off."),
+    }
+)
 
 
 def grammar_of(response_format: dict[str, Any] | None, structured_outputs: dict[str, Any] | None) -> GrammarSpec | None:

@@ -4,40 +4,40 @@ from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
+from pydantic import Field, StrictBool, StrictStr
 
 from model.chat import ChatTemplate
 from service.access.quota import Key, name_of
 from service.generation.generation import GenerationService
 from service.http_api.body import read_json
 from service.http_api.pieces import json_response
-from service.http_api.schemas import TokenIds, validated
+from service.http_api.schemas import TOKENS, ModelName, TokenIds, validated
+from service.http_api.shapes import Shape, told
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Shape):
     """The body of POST /tokenize."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     prompt: StrictStr
-    model: StrictStr | None = None
-    add_special_tokens: StrictBool | None = None
-    return_token_strs: StrictBool | None = None
+    """The text."""
+    model: ModelName = None
+    add_special_tokens: StrictBool | None = told(True)
+    """With the special tokens that the checkpoint puts around a text."""
+    return_token_strs: StrictBool | None = told(False)
+    """Report each token as the vocabulary spells it, too."""
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Shape):
     """The body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    tokens: TokenIds
-    model: StrictStr | None = None
+    tokens: TokenIds = Field(description=f"Token ids. {TOKENS}")
+    model: ModelName = None
 
 
 def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemplate | None) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", tags=["tokens"], summary="Text to token ids", response_description="The tokens.")
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         key: Key | None = request.state.key
@@ -48,7 +48,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         limit = service.engine.info.max_model_len
         return json_response({"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens), **texts})
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", tags=["tokens"], summary="Token ids to text", response_description="The text.")
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         key: Key | None = request.state.key
@@ -56,7 +56,9 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         service.check_model(body.model or "")
         return json_response({"prompt": await service.detokenize(body.tokens, key=key)})
 
-    @router.get("/tokenizer_info")
+    @router.get(
+        "/tokenizer_info", tags=["tokens"], summary="The tokenizer", response_description="What the checkpoint says of it."
+    )
     async def tokenizer_info() -> Response:
         """The special tokens and the chat template, as tokenizer_config.json has them."""
         info, facts = service.engine.info, service.tokenizer.facts

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from model.params import MAX_INT32
 from service.http_api.documents import schemas
-from service.http_api.fields import MAX_INT32, NOTES
 from service.http_api.operations import OPERATIONS
 from tests.fakes import FakeEngine, info
 from tests.service.http_api import test_chat, test_schemas
@@ -90,9 +90,10 @@ def test_a_limit_of_the_document_is_the_one_that_holds(path, name, value, fits):
 
 
 def test_limits_are_tried_for_every_number():
-    numbers = {name for name, note in NOTES.items() if "minimum" in note.limits or "exclusiveMinimum" in note.limits}
+    bodies = [schemas()[OPERATIONS["post", path].body.__name__]["properties"] for path in LEAST]
+    numbers = {name for fields in bodies for name, field in fields.items() if {"minimum", "exclusiveMinimum"} & field.keys()}
     tried = {param.values[1] for param in LIMITED}
-    assert {name.rpartition(".")[2] for name in numbers} <= tried
+    assert {"temperature", "top_p", "max_tokens", "seed", "n", "priority", "deadline_ms", "dimensions"} <= numbers <= tried
     assert len(tried) >= 25
 
 

@@ -16,7 +16,7 @@ from service.chat.forms import form_of
 from service.chat.prompt import EFFORTS
 from service.chat.tools import CHOICES, calling_of
 from service.http_api.app import build_app
-from service.http_api.fields import NOTES
+from service.http_api.documents import schemas
 from service.http_api.page import PAGES, STATIC
 from service.http_api.routes import Site
 from tests.fakes import build_server
@@ -95,8 +95,9 @@ def test_the_ranges_of_the_page_are_those_of_the_api():
     """The field of a parameter has its name; one without a lower end begins a step above it."""
     fields = {name: dict(re.findall(r'(min|max)="([^"]*)"', rest)) for name, rest in NUMBER.findall(INDEX)}
     assert {"temperature", "max_tokens", "top_p", "top_k", "min_p", "presence_penalty", "min_tokens"} <= fields.keys()
+    known = schemas()["CompletionRequest"]["properties"]
     for name, shown in fields.items():
-        limits = NOTES[name].limits
+        limits = known[name]
         assert float(shown["min"]) > limits.get("exclusiveMinimum", -math.inf), name
         assert float(shown["min"]) == max(
             limits.get("minimum", float(shown["min"])), 1 if name == "max_tokens" else -math.inf

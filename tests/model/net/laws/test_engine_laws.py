@@ -20,7 +20,7 @@ from model.params import SamplingParams
 from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, run, sizes, told
-from tests.model.net.laws.ways import Way, each_way
+from tests.model.net.laws.ways import Way, each_pair, each_way
 
 BLOCK = 32
 MODELS = {
@@ -53,7 +53,6 @@ COMINGS = {
     "preempted": TIGHT,
     "preempted, in chunks, with prefix hits": {**TIGHT, "prefix_caching": True, "max_batch_tokens": 40},
 }
-each_coming = pytest.mark.parametrize("coming", COMINGS)
 
 
 @cache
@@ -154,9 +153,7 @@ def test_a_request_alone_is_the_decoder_without_a_cache(way, config):
     assert_near(way, config, crowd(), alone(way, config))
 
 
-@each_coming
-@each_model
-@each_way
+@each_pair(COMINGS, MODELS)
 def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
     """Where the dtype is too coarse for that, its scores are still those of its tokens."""
     machine = engine(way, config, **COMINGS[coming])
@@ -177,7 +174,7 @@ EXPERTS = tiny_config(max_positions=256, sinks=True, sliding_window=20, window_l
 EXPERTS = replace(EXPERTS, num_experts=6, experts_per_token=2, expert_size=24, expert_layers=(1,), routing="chosen")
 
 
-@each_coming
+@pytest.mark.parametrize("coming", COMINGS)
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_with_experts_and_sinks_too(backend, coming):
     """In float32 alone: a coarser router may choose other experts, and then other tokens."""

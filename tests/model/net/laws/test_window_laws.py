@@ -13,7 +13,7 @@ from model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config
 from tests.model.engine.machines import answers, ask, run
 from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine, repeating
-from tests.model.net.laws.ways import Way, each_way, leaves
+from tests.model.net.laws.ways import Way, each_pair, each_way, leaves
 
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "max_positions": 256}
 MODELS = {
@@ -32,7 +32,6 @@ COMINGS = {
     "preempted": {"num_blocks": 8},
     "preempted, in chunks, with prefix hits": {"num_blocks": 8, "prefix_caching": True, "max_batch_tokens": 40},
 }
-each_coming = pytest.mark.parametrize("coming", COMINGS)
 
 
 def crowd() -> list[Request]:
@@ -88,9 +87,7 @@ def poison(machine: Engine) -> None:
             part.view(-1, size, *part.shape[1:]).index_fill_(0, lost, leaves(part, torch.nan))
 
 
-@each_coming
-@each_model
-@each_way
+@each_pair(COMINGS, MODELS)
 def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
     machine = window_engine(way, config, **COMINGS[coming])
     found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}

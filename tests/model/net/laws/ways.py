@@ -6,9 +6,10 @@ decided for a server, in `choose_backend`, and `promised` says what may not be r
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import pytest
 import torch
@@ -84,6 +85,25 @@ _needs_native = pytest.mark.skipif(not NATIVE, reason="no native library was bui
 _params = [pytest.param(way, id=str(way), marks=_needs_native if way.backend == "native" else ()) for way in WAYS]
 each_way = pytest.mark.parametrize("way", _params)
 each_exact_way = pytest.mark.parametrize("way", [param for param in _params if param.values[0].exact])
+
+
+def each_pair(comings: Iterable[str], models: Mapping[str, ModelConfig]) -> pytest.MarkDecorator:
+    """Each way with each coming and one model, which is another one for the next way and for the next coming: so each pair of
+    the three is met.
+    """
+    comings, names = list(comings), list(models)
+    rows = [
+        (param, coming, names[(at + turn) % len(names)])
+        for at, param in enumerate(_params)
+        for turn, coming in enumerate(comings)
+    ]
+    assert {(coming, name) for _, coming, name in rows} == {*product(comings, names)}
+    assert {(param.id, name) for param, _, name in rows} == {*product([param.id for param in _params], names)}
+    cases = [
+        pytest.param(*param.values, models[name], coming, id=f"{param.id}-{name}-{coming}", marks=param.marks)
+        for param, coming, name in rows
+    ]
+    return pytest.mark.parametrize(("way", "config", "coming"), cases)
 
 
 @dataclass(frozen=True)

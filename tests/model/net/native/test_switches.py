@@ -1,5 +1,6 @@
 """The native decoder computes every switch of a model, alone and as families set them together."""
 
+from functools import cache
 from typing import get_args
 
 import pytest
@@ -106,7 +107,8 @@ TOGETHER = {
     "normed-without-positions": {"norm": "layernorm", "qk_norm": "all", "rope_layers": (), "residual_scale": 2.0},
     "normed-heads": {"norm": "layernorm", "qk_norm": "head", "rope_layers": (0,), "norm_place": "sandwich"},
 }
-each_case = pytest.mark.parametrize("switches", [*ALONE.values(), *TOGETHER.values()], ids=[*ALONE, *TOGETHER])
+CASES = ALONE | TOGETHER
+each_case = pytest.mark.parametrize("name", CASES)
 
 
 def exact_gains(*nets: Decoder) -> None:
@@ -184,21 +186,27 @@ def nets_of(switches: dict) -> tuple[Decoder, Decoder]:
     return whole, half
 
 
-@needs_library
-@each_case
-@torch.inference_mode()
-def test_a_switch_is_computed_no_farther_from_float32_than_torch_computes_it(variant, switches):
-    """In one chunk and in several, beyond the window and beyond the original context."""
-    whole, half = nets_of(switches)
+@cache
+def expected(name: str) -> tuple[Decoder, torch.Tensor, float]:
+    """A case's net in bfloat16, what the equation in float32 gives, and how far torch is from it: for all instruction sets."""
+    whole, half = nets_of(CASES[name])
     variants = half.config.attention_variants
-    assert NativeBackend.supports(half.config, torch.bfloat16, "cpu", 32)
     if half.config.num_experts is not None:
         margin, noise = margin_and_noise(whole, half)
         assert margin > 2 * noise, "a router decides within the noise: this case needs other weights"
     wanted = run(whole, ReferenceBackend(variants), 1000, 32, torch.float32, TEXTS)
-    theirs = distance(run(half, TorchBackend(variants), 1000, 32, torch.bfloat16, TEXTS), wanted)
+    return half, wanted, distance(run(half, TorchBackend(variants), 1000, 32, torch.bfloat16, TEXTS), wanted)
+
+
+@needs_library
+@each_case
+@torch.inference_mode()
+def test_a_switch_is_computed_no_farther_from_float32_than_torch_computes_it(variant, name):
+    """In one chunk and in several, beyond the window and beyond the original context."""
+    net, wanted, theirs = expected(name)
+    assert NativeBackend.supports(net.config, torch.bfloat16, "cpu", 32)
     for chunk in (1000, 7):
-        found = run_native(half, chunk, 32, texts=TEXTS)
+        found = run_native(net, chunk, 32, texts=TEXTS)
         assert torch.isfinite(found).all()
         assert distance(found, wanted) <= min(theirs, 0.02)
 
@@ -206,9 +214,9 @@ def test_a_switch_is_computed_no_farther_from_float32_than_torch_computes_it(var
 @needs_library
 @each_case
 @torch.inference_mode()
-def test_a_switch_leaves_a_token_its_bits_whatever_is_computed_beside_it(variant, switches):
+def test_a_switch_leaves_a_token_its_bits_whatever_is_computed_beside_it(variant, name):
     """Alone and in a batch, in one chunk and in many, on one thread and on two."""
-    net = nets_of(switches)[1]
+    net = expected(name)[0]
     torch.set_num_threads(2)
     wanted = run_native(net, 1000, 32, texts=TEXTS)
     for chunk in (1, 16):

@@ -1,0 +1,71 @@
+"""What /openapi.json says of a field beside its type. None of it takes part in validation."""
+
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from model.params import DecodingParams, SamplingParams, StopRules
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+MAYBE: Any = None
+"""The value of a field that may be missing. Where it is there, it has its type: null is part of that only if it is named."""
+_DEFAULTS = {each.name: each.default for kind in (SamplingParams, DecodingParams, StopRules) for each in fields(kind)}
+
+
+class Shape(BaseModel):
+    """A JSON object with these fields and no others. The text under a field is its description."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def told(default: Any = None, **keywords: Any) -> Any:
+    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type."""
+    return Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
+
+
+def param(name: str, **keywords: Any) -> Any:
+    """A field with the default of `model/params.py`."""
+    return told(_DEFAULTS[name], **keywords)
+
+
+def body(*required: str, **others: Schema) -> ConfigDict:
+    """For a body: fields whose absence ours refuse, and fields that its model lacks because they may only ask for nothing."""
+
+    def extend(schema: Schema) -> None:
+        schema["properties"] |= others
+        schema["required"] = [*schema.get("required", ()), *required]
+
+    return ConfigDict(json_schema_extra=extend)
+
+
+def off(text: str, *values: Any) -> Schema:
+    """A field that may be null or one of these values, which ask for nothing."""
+    return {"enum": [None, *values], "description": text}
+
+
+def listed(items: Schema, **limits: int) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items, **limits}
+
+
+def closed(properties: dict[str, Schema], *required: str) -> Schema:
+    """An object without other fields."""
+    least = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": properties, "additionalProperties": False, **least}
+
+
+def one_of(*shapes: Schema, text: str | None = None) -> Schema:
+    """Any of the shapes."""
+    return {"anyOf": list(shapes)} | ({} if text is None else {"description": text})
+
+
+def between(low: float, high: float) -> Schema:
+    """A range with its ends."""
+    return {"minimum": low, "maximum": high}
+
+
+def above(low: float, high: float) -> Schema:
+    """A range without its lower end."""
+    return {"exclusiveMinimum": low, "maximum": high}
