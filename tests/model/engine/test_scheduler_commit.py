@@ -103,9 +103,10 @@ def test_no_token_and_no_vector_asked_for_ends_with_the_prompt():
 def test_who_is_put_off_begins_again_and_nobody_else():
     requests = [ask(name, [at, 1, 2]) for at, name in enumerate("ab")]
     scheduler = machine(*requests)
-    assert ["b"] == [output.request_id for output in step(scheduler, put_off={"a": "no memory"})]
-    assert [1, 0] == [request.num_preemptions for request in requests]
-    assert [("a", 0, 3), ("b", 3, 1)] == sorted(parts(scheduler.schedule()))
+    for times in (1, 2):
+        assert ["b"] == [output.request_id for output in step(scheduler, put_off={"a": "no memory"})]
+        assert [times, 0] == [request.num_preemptions for request in requests]
+    assert [("a", 0, 3), ("b", 4, 1)] == sorted(parts(scheduler.schedule()))
     assert 0 == scheduler.num_preemptions, "nobody took its blocks"
 
 
@@ -168,7 +169,7 @@ def test_a_grammar_that_fails_ends_its_request_without_the_token(error, told):
 @pytest.mark.parametrize(
     ("changes", "budgets"),
     [
-        ({"max_batch_tokens": 64, "chunk_size": 8, "max_batch_requests": 2}, [32, 16, 8, 8]),
+        ({"max_batch_tokens": 67, "chunk_size": 8, "max_batch_requests": 2}, [33, 16, 8, 8]),
         ({"max_batch_tokens": 64, "chunk_size": 1, "max_batch_requests": 20}, [32, 20, 20]),
         ({"max_batch_tokens": 5, "chunk_size": 8, "max_batch_requests": 2}, [5, 5]),
     ],
@@ -195,3 +196,83 @@ def test_beside_a_stream_a_prompt_moves_by_a_thirty_second_of_the_budget_however
     scheduler._cost.room = lambda *_: 0.0
     scheduler.add(ask("prompt", range(200)))
     assert [("stream", 1, 1), ("prompt", 0, least)] == parts(scheduler.schedule())
+
+
+REPEATED = [1, 2, 3] * 3
+"""After it, and a 1, the first guess is 2, 3, 1, 2."""
+
+
+def drafts(plan: Plan) -> dict[str, list[int]]:
+    return {item.request.request_id: list(item.draft) for item in plan.scheduled if item.draft}
+
+
+def test_right_guesses_follow_the_token_and_each_is_counted():
+    request = ask("a", REPEATED, 30)
+    scheduler = machine(request, draft_tokens=4)
+    step(scheduler, 1)
+    for guessed, more, total in [(4, [3, 1], (4, 2)), (3, [3, 1, 2], (7, 5)), (4, [], (11, 5))]:
+        plan = scheduler.schedule()
+        token = (request.output[-1]) % 3 + 1
+        assert guessed == plan.num_drafted == len(drafts(plan)["a"])
+        before = request.num_tokens
+        [output] = scheduler.commit(plan, StepResult(tokens={"a": token}, more={"a": more}))
+        assert ((token, *more), None) == (output.token_ids, output.finish_reason)
+        assert (before + 1 + len(more), before + len(more)) == (request.num_tokens, request.num_computed)
+        assert total == (scheduler.num_drafted, scheduler.num_accepted)
+        scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "reason"),
+    [
+        ({"stop_token_ids": frozenset({3})}, (2, 3), FinishReason.STOP),
+        ({"stop_token_ids": frozenset({2})}, (2,), FinishReason.STOP),
+        ({"max_tokens": 4}, (2, 3, 1), FinishReason.LENGTH),
+    ],
+)
+def test_nothing_follows_the_token_that_ends_an_answer_however_right_it_is(fields, tokens, reason):
+    scheduler = machine(ask("a", REPEATED, **{"max_tokens": 30} | fields), draft_tokens=4)
+    step(scheduler, 1)
+    plan = scheduler.schedule()
+    [output] = scheduler.commit(plan, StepResult(tokens={"a": 2}, more={"a": [3, 1][: plan.num_drafted]}))
+    assert (tokens, reason) == (output.token_ids, output.finish_reason)
+    check_all_gone(scheduler, 1)
+
+
+@pytest.mark.parametrize(("max_tokens", "length"), [(2, 0), (3, 1), (5, 3), (6, 4), (30, 4)])
+def test_no_token_is_guessed_that_the_answer_may_not_have(max_tokens, length):
+    scheduler = machine(ask("a", REPEATED, max_tokens), draft_tokens=9)
+    step(scheduler, 1)
+    assert length == scheduler.schedule().num_drafted
+
+
+@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 0), (2, 1), (5, 2), (8, 4)])
+def test_streams_share_the_guesses_evenly_or_have_none(draft_tokens, length):
+    scheduler = machine(ask("a", REPEATED, 30), ask("b", REPEATED, 30), draft_tokens=draft_tokens)
+    step(scheduler, 1)
+    plan = scheduler.schedule()
+    assert 2 * length == plan.num_drafted == sum(map(len, drafts(plan).values()))
+    assert {length} == {len(item.draft) for item in plan.scheduled}
+
+
+def test_a_step_of_guesses_keeps_to_its_budget():
+    scheduler = machine(ask("a", REPEATED, 30), draft_tokens=9, max_batch_tokens=3)
+    while not step(scheduler, 1):
+        pass
+    assert (2, 3) == ((plan := scheduler.schedule()).num_drafted, plan.num_tokens)
+
+
+def test_beside_a_prompt_nothing_is_guessed():
+    scheduler = machine(ask("a", REPEATED, 30), draft_tokens=4)
+    step(scheduler, 1)
+    scheduler.add(ask("b"))
+    assert ({}, 0) == (drafts(plan := scheduler.schedule()), plan.num_drafted)
+
+
+def test_for_a_guess_nobody_gives_way():
+    """Ten tokens lie in three blocks of four; the fourth block is another's: there is room for two guesses."""
+    scheduler = machine(ask("a", REPEATED, 7), ask("b", [5], 2), num_blocks=4, draft_tokens=8)
+    step(scheduler, 1)
+    assert {"a": [2, 3]} == drafts(scheduler.schedule())
+    assert (2, 0) == (scheduler.num_running, scheduler.num_preemptions)
+    scheduler.check_integrity()
