@@ -100,6 +100,22 @@ def test_no_token_and_no_vector_asked_for_ends_with_the_prompt():
     check_all_gone(scheduler, 1)
 
 
+def test_a_part_of_a_prompt_does_not_hide_the_token_of_a_whole_one_behind_it():
+    scheduler = machine(ask("long", range(20)), ask("short", [1, 2]), max_batch_tokens=10, chunk_size=4)
+    plan = scheduler.schedule()
+    assert [("long", 0, 8), ("short", 0, 2)] == parts(plan)
+    assert ["short"] == [output.request_id for output in scheduler.commit(plan, drawn(plan))]
+
+
+@pytest.mark.parametrize(("failed", "learned"), [({}, 1), ({"errors": {"a": "no"}}, 0), ({"put_off": {"a": "no"}}, 0)], ids=str)
+def test_what_a_step_costs_is_learned_of_whole_steps_alone(failed, learned):
+    scheduler = machine(ask("a"), ask("b"))
+    scheduler.commit(Plan(()), StepResult())
+    assert 0 == scheduler._cost.num_steps
+    step(scheduler, **failed)
+    assert learned == scheduler._cost.num_steps
+
+
 def test_who_is_put_off_begins_again_and_nobody_else():
     requests = [ask(name, [at, 1, 2]) for at, name in enumerate("ab")]
     scheduler = machine(*requests)
@@ -110,15 +126,14 @@ def test_who_is_put_off_begins_again_and_nobody_else():
     assert 0 == scheduler.num_preemptions, "nobody took its blocks"
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_who_begins_after_a_block_that_was_not_filled_begins_again_too(name):
+@pytest.mark.parametrize(("name", "again"), [("a", ["a", "b"]), ("b", ["b"]), ("c", ["c"])])
+def test_who_begins_after_a_block_that_was_not_filled_begins_again_too(name, again):
     """Both find the block of the first four tokens, which the first of them was to fill; c is alone."""
     requests = [ask("a", [*range(4), 5]), ask("b", [*range(4), 6]), ask("c", [9] * 5)]
     scheduler = machine(*requests, prefix_caching=True)
     plan = scheduler.schedule()
     assert [("a", 0, 5), ("b", 4, 1), ("c", 0, 5)] == parts(plan)
     outputs = scheduler.commit(plan, drawn(plan, put_off={name: "no memory"}))
-    again = ["a", "b"] if name == "a" else ["b"]
     assert again == [request.request_id for request in requests if request.num_preemptions]
     assert [each for each in "abc" if each not in again] == [output.request_id for output in outputs]
     assert again == [request.request_id for request in requests if not request.num_computed]
