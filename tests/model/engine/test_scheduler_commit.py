@@ -140,6 +140,24 @@ def test_who_begins_after_a_block_that_was_not_filled_begins_again_too(name, aga
     scheduler.check_integrity()
 
 
+def test_a_step_handed_over_early_needs_room_for_its_own_token_and_no_more():
+    scheduler = machine(ask("a", [1], 3), ask("b", [2], 3), num_blocks=2, block_size=2)
+    assert [("a", 1, 1), ("b", 1, 1)] == parts(scheduler.schedule_async(scheduler.schedule()))
+
+
+@pytest.mark.parametrize("field", ["room", "tables", "num_computed"])
+def test_the_integrity_check_sees_whatever_a_waiting_request_holds(field):
+    request = ask("a")
+    scheduler = machine(request)
+    scheduler.check_integrity()
+    if field == "tables":
+        request.tables[0].append(1)
+    else:
+        setattr(request, field, 1)
+    with pytest.raises(AssertionError):
+        scheduler.check_integrity()
+
+
 class Grammar:
     """Is complete after so many tokens, or raises."""
 
