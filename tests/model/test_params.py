@@ -1,6 +1,7 @@
 """The one validator: every boundary is accepted, the next value refused, and the message says what and why."""
 
 import math
+import re
 
 import pytest
 
@@ -119,6 +120,19 @@ def test_a_message_stays_short_however_large_the_value():
         assert len(describe(value)) <= 64 + len("'...' (integer)")
 
 
+def test_of_a_long_list_only_what_is_shown_is_written():
+    """A caller may send a million values in place of one."""
+    written = []
+
+    class Value:
+        def __repr__(self):
+            written.append(self)
+            return "1"
+
+    assert f"{'[' + '1, ' * 21}... (list)" == describe([Value() for _ in range(5000)])
+    assert len(written) <= 64
+
+
 def test_a_message_holds_field_range_and_value():
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(temperature=2.5)
@@ -129,6 +143,13 @@ def test_a_message_holds_field_range_and_value():
     with pytest.raises(InvalidRequest) as caught:
         integer("n", True, 1, 8)
     assert "n must be an integer from 1 to 8; got true (boolean)" == str(caught.value)
+
+
+def test_without_max_tokens_min_tokens_has_the_limit_that_max_tokens_has():
+    """How much the context leaves is known only where the prompt is."""
+    assert LARGEST == StopRules(max_tokens=None, min_tokens=LARGEST).min_tokens
+    with pytest.raises(InvalidRequest, match=f"^min_tokens must be an integer from 0 to {LARGEST}; got"):
+        StopRules(max_tokens=None, min_tokens=LARGEST + 1)
 
 
 @pytest.mark.parametrize("ids", [(), (0,), (95,), [0, 95, 0]])
@@ -143,3 +164,14 @@ def test_one_token_id_outside_the_vocabulary_refuses_them_all(wrong):
     ) as caught:
         token_ids("prompt", [0, wrong], 96)
     assert "prompt" == caught.value.field
+
+
+@pytest.mark.parametrize("wrong", [-1, 96, "1", 2.0, False], ids=str)
+@pytest.mark.parametrize("place", [0, 1, 4095, 4096, 12_287])
+def test_the_first_wrong_token_id_is_shown_wherever_it_stands(place, wrong):
+    """Ids are looked at part by part; a part without a fault says nothing of the next."""
+    ids = [0, 95] * 6144
+    assert tuple(ids) == token_ids("prompt", ids, 96)
+    ids[place] = wrong
+    with pytest.raises(InvalidRequest, match=f"; got {re.escape(describe(wrong))}$"):
+        token_ids("prompt", ids, 96)

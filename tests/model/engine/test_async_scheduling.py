@@ -118,6 +118,22 @@ def test_a_prompt_is_let_in_before_the_streams_go_on():
     assert [["a"], ["a"], ["a", "b"]] == [[name for name, *_ in plan] for plan in engine.runner.plans][:3]
 
 
+def test_who_waits_for_a_place_in_a_full_batch_holds_no_stream_up():
+    engine = logging_engine(max_batch_requests=1)
+    engine.add(ask("a", max_tokens=9))
+    engine.add(ask("b", max_tokens=9))
+    engine.step()
+    assert ["submit 0", "submit 1", "result 0"] == engine.runner.events
+
+
+def test_a_step_waits_where_guesses_follow_the_tokens():
+    engine = logging_engine(draft_tokens=2)
+    engine.add(ask("a", max_tokens=9))
+    engine.step()
+    engine.step()
+    assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
+
+
 def test_what_was_computed_for_one_who_has_ended_goes_nowhere():
     """A stop token shows when the next step is under way already: its row is lost, its blocks are not."""
     request = ask("a", [1], 60, seed=2, stop_token_ids=frozenset(range(0, 16, 3)))

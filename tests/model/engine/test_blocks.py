@@ -76,6 +76,30 @@ def test_a_lost_block_fails_the_check():
         pool.check_integrity(held)
 
 
+def test_a_block_without_a_text_is_given_out_before_one_that_has_a_text():
+    """Whichever was freed first: a known text may still be asked for."""
+    pool = BlockPool(2)
+    known, other = pool.allocate(2)
+    pool.remember("", [1, 2], known)
+    pool.free([known])
+    pool.free([other])
+    assert [[other], [known]] == [pool.allocate(1), pool.allocate(1)]
+    assert None is pool.find("", [1, 2])
+
+
+def test_the_check_of_an_idle_pool_sees_a_block_that_is_held_and_one_that_is_lost():
+    pool = BlockPool(4)
+    pool.check_all_free()
+    held = pool.allocate(3)
+    with pytest.raises(AssertionError, match="lost or doubled"):
+        pool.check_all_free()
+    pool.free(held)
+    pool.check_all_free()
+    pool._free.popitem()
+    with pytest.raises(AssertionError, match="lost or doubled"):
+        pool.check_all_free()
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any sequence of allocations and frees, right and wrong, against a list of tables."""
 

@@ -40,9 +40,10 @@ def test_every_law_holds_after_every_step_of_every_life(groups):
     assert set(FinishReason) == reasons
 
 
+@pytest.mark.parametrize("groups", ["full", "windows", "states"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_seed_lives_the_same_life(seed):
-    assert Simulation(seed).run().trace == Simulation(seed).run().trace
+def test_the_same_seed_lives_the_same_life(seed, groups):
+    assert Simulation(seed, groups=groups).run().trace == Simulation(seed, groups=groups).run().trace
 
 
 def pool_of(scheduler: Scheduler) -> BlockPool:

@@ -175,6 +175,7 @@ def one(**fields):
         (b'{"": {}}', "name"),
         (b'{"a\\n": {}}', r"'a\n'"),
         (b'{"ci": {}, "ci": {}}', "'ci' is there twice"),
+        (b'{"a": {}, "ci": {}, "ci": {}}', "'ci' is there twice"),
         (b'{"ci": {"sha256": 1, "sha256": 1}}', "'sha256' is there twice"),
         (json.dumps({"a": {"sha256": HASH}, "b": {"sha256": HASH}}).encode(), "'a' and 'b' have the same sha256"),
         (one(sha256=None), "sha256"),
@@ -219,6 +220,19 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, monkeypatch):
         write_keys(path, {})
     assert before == path.read_bytes()
     assert [path] == list(path.parent.iterdir())
+
+
+def test_a_new_file_is_made_beside_the_old_one(path, monkeypatch):
+    """Only within a folder is a replacement sure to be one act: /tmp may be another file system."""
+    genuine, moved = keys.os.replace, []
+
+    def replace(source, target):
+        moved.append((keys.Path(source).parent, target))
+        genuine(source, target)
+
+    monkeypatch.setattr(keys.os, "replace", replace)
+    write_keys(path, {})
+    assert [(path.parent, path)] == moved
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
@@ -372,6 +386,17 @@ def test_what_a_name_has_taken_outlives_a_change_of_its_key_and_limits(path, clo
     renewed.arrive()
     with pytest.raises(RateLimited, match="requests_per_minute = 2"):
         renewed.arrive()
+
+
+def test_a_minute_of_a_limit_is_one_of_the_rings_clock(path, clock):
+    write_keys(path, {"ci": Entry(digest_of(SECRET.encode()), Limits(requests_per_minute=1))})
+    key = KeyRing(path, clock).authenticate(bearer(SECRET))
+    key.arrive()
+    clock.now += 59
+    with pytest.raises(RateLimited, match="try again in 1 s"):
+        key.arrive()
+    clock.now += 1
+    key.arrive()
 
 
 # The command
