@@ -17,8 +17,7 @@ def start(folder, threads):
 
     form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
     weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}
-    gpu = {"max_batch_requests": 256, "max_batch_tokens": 8192}
-    sizes = gpu if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
+    sizes = {} if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
     options = EngineOptions(**weights, **sizes, num_threads=threads, prefix_caching=False)
     engine = build_engine(Path(folder), options)
     if isa:
