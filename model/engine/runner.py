@@ -163,16 +163,20 @@ class ModelRunner:
         """
         rows = list(map(Row, step.tables[0], step.starts, step.counts))
         groups = _other_groups(step.tables, self.has_states)
-        tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
-        decoded = self.graphs.run(rows, tokens_T, *groups) if self.graphs is not None and self.graphs.fits(rows) else None
-        with nullcontext() if self.adapters is None else self.adapters.beside(step):
-            hidden_TE = self.hidden(rows, tokens_T, *groups) if decoded is None else decoded.hidden_TE
+        given, decoded = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens, None
+        if self.graphs is not None and self.graphs.fits(rows):
+            decoded = self.graphs.run(rows, given, *groups, step.versions)
+            hidden_TE = decoded.hidden_TE
+        else:
+            tokens_T = given if isinstance(given, Tensor) else integers(given, self.device)
+            with nullcontext() if self.adapters is None else self.adapters.beside(step):
+                hidden_TE = self.hidden(rows, tokens_T, *groups)
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
         draws = step.draws
         if not draws:
             return PendingStep(step, prompt_logprobs=prompt_logprobs, hidden=sums)
-        last_R = slice(None) if len(draws) == len(tokens_T) else integers(step.draw_rows, self.device)
+        last_R = slice(None) if len(draws) == len(hidden_TE) else integers(step.draw_rows, self.device)
         logits_RV = self.net.logits(hidden_TE[last_R]) if decoded is None else decoded.logits_TV[last_R]
         if decoded is not None and all(draw.takes_the_best for draw in draws):
             tokens_R = decoded.greedy_T[last_R]
