@@ -109,7 +109,9 @@ def build_engine(
     natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
     kind = quantised_kind(options.quantize, config, device, backend.name)
     held = choose_kv_dtype(options, dtype, device, backend.name)
-    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
+    floats = backend.name == "triton" and not config.num_experts  # Triton multiplies all codes but those of experts
+    keep = natively or floats
+    net = load(folder, dtype, device, 0, quantize=kind, keep_codes=keep, keep_floats=floats, mapped=natively, report=report)
     weights = names_of_kinds(net) or name_of(dtype)
     engine_config = size_engine(config, held, device, options, measured_memory(net, backend, options, held, device))
     net.reach(engine_config.max_model_len)

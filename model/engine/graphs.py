@@ -199,9 +199,8 @@ class DecodeGraphs:
         for slots_T, table in zip(numbers[FIRST_SLOTS:], tables, strict=True):
             write_slots(rows, table, given, self._cache.block_size, slots_T[:given])
         packed = np.concatenate((numbers.reshape(-1), news.places, news.values))
-        here, places, values = to_device(torch.from_numpy(packed), self._inputs_NT.device).split(
-            [numbers.size, len(news.places), len(news.values)]
-        )
+        sizes = [numbers.size, len(news.places), len(news.values)]
+        here, places, values = torch.split(to_device(torch.from_numpy(packed), self._inputs_NT.device), sizes)
         self._inputs_NT[:, :size].copy_(here.view(numbers.shape))
         if isinstance(tokens_T, Tensor):
             self._inputs_NT[TOKENS, :given].copy_(tokens_T)

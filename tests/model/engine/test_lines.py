@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from model.engine.lines import TableLines
+from model.engine.tables import BlockTables
 from model.net.backends import BatchLayout, Row
+from tests.model.engine.machines import ask, sizes
 from tests.model.engine.simulation import Simulation
 
 WIDTH = 64
@@ -65,6 +67,30 @@ def test_lines_hold_the_tables_of_every_step_of_every_life(groups):
     assert preemptions > LIVES
     assert groups == "states" or hits > LIVES / 3
     assert sent < entries, "as much is sent as there is"
+
+
+def test_a_version_ends_where_a_table_changes_but_at_its_end_or_from_its_beginning():
+    """At an admission, a prefix that is shared later, and a restart; not where a request grows."""
+    tables, requests = BlockTables(sizes(prefix_caching=True, block_size=2, max_batch_tokens=64)), []
+    for name in ("first", "second"):
+        request = ask(name, range(12))
+        request.tables = tables.new()
+        assert tables.admit(request)
+        requests.append(request)
+    first, second = requests
+    seen = [first.version, second.version]
+    assert tables.grow(second, 16)
+    assert [first.version, second.version] == seen
+    tables.remember(first, 8)
+    tables.skip_known(second)
+    assert first.tables[0][:4] == second.tables[0][:4]
+    seen.append(second.version)
+    tables.restart(second)
+    seen.append(second.version)
+    tables.give_back(second)
+    assert tables.admit(second)
+    seen.append(second.version)
+    assert 5 == len({*seen} - {0})
 
 
 def new_of(lines, tables, versions):

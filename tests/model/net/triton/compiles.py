@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from model.config import AttentionVariant
 from model.engine.sampler import TokenSampler
 from model.net.backends import BatchLayout, KVCache, Paged, Row
-from model.net.formats.codes import INT4, INT8, MXFP4
+from model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from model.net.linear import Linear
 from model.net.quantised import QuantisedLinear
 from model.net.transformer import Decoder
@@ -184,7 +184,7 @@ def main():
     for changes in LAYERS.values():
         launch_layer(changes, torch.bfloat16)
     launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
-    for kind in (INT8, INT4, MXFP4):
+    for kind in (INT8, INT4, MXFP4, FP8):
         launch_codes(kind, 4096, 14336)
     TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
     assert all(stand.seen for stand in stands), "a kernel was not launched"
