@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model.config import DEFAULT_MODEL
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
+from model.engine.options import EngineOptions
 from model.engine.request import FinishReason, Request, TokenEngine
 from model.errors import EngineFailed
 from model.net.checkpoint import read_config

@@ -85,8 +85,12 @@ class Settings(BaseModel):
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(
         None, description="tokens of prompt and answer; default: the model's"
     )
-    max_batch_requests: Annotated[int, Field(ge=1, le=4096)] = Field(64, description="requests that run at the same time")
-    max_batch_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="tokens that one step computes at most")
+    max_batch_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None, description="requests that run at the same time; default: 64, and 256 on a GPU"
+    )
+    max_batch_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="tokens that one step computes at most; default: 1024, and 8192 on a GPU"
+    )
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         256, description="requests that may wait; more are refused with 429"
     )

@@ -19,8 +19,9 @@ from loadtest.bench.figures import Figure, file, percentile, show
 from loadtest.bench.machine import Neighbours, threads
 from loadtest.bench.shapes import SHAPES, write_shape
 from model.config import DEFAULT_MODEL
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.loop import AsyncEngine
+from model.engine.options import EngineOptions
 from model.engine.request import FinishReason, Request
 from model.params import SamplingParams
 

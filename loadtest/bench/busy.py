@@ -19,7 +19,8 @@ from pathlib import Path
 from loadtest.bench.figures import Comparison, Figure, percentile, take_turns
 from loadtest.bench.parsing import source_text
 from model.config import DEFAULT_MODEL
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
+from model.engine.options import EngineOptions
 from model.engine.request import StepReport
 from model.grammar import GrammarSpec
 from model.params import SamplingParams, StopRules

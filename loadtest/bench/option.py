@@ -18,8 +18,9 @@ import torch
 from loadtest.bench.figures import Comparison, file, show, take_turns
 from loadtest.bench.machine import threads
 from model.config import DEFAULT_MODEL
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.loop import AsyncEngine
+from model.engine.options import EngineOptions
 from model.engine.request import Request
 from model.params import SamplingParams
 

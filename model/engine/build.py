@@ -18,6 +18,7 @@ from model.engine.exact import check_exact
 from model.engine.fingerprint import fingerprint, processor
 from model.engine.loop import AsyncEngine
 from model.engine.memory import memory_left
+from model.engine.options import EngineOptions
 from model.engine.ranks import Leader, ShardRunner
 from model.engine.request import EngineInfo, Request, StepReport
 from model.engine.runner import ModelRunner
@@ -41,36 +42,6 @@ log = logging.getLogger("attend.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SWITCH_SECONDS = 0.0005
 """How long another thread may keep the interpreter from the step thread; Python's own 5 ms are more than a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What a user may set; None and "auto" are chosen for the checkpoint and the machine."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    backend: str = "auto"
-    quantize: str = "none"
-    """Keep the matrices in whole numbers: int8 or int4."""
-    max_model_len: int | None = None
-    max_batch_requests: int = 64
-    max_batch_tokens: int = 1024
-    max_queued_requests: int = 256
-    max_queued_tokens: int = 1 << 19
-    block_size: int = 32
-    kv_cache_memory: int | None = None
-    """Bytes."""
-    kv_dtype: str = "auto"
-    """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
-    prefix_caching: bool = True
-    draft_tokens: int = 0
-    """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on the other rows of a step."""
-    adapters: bool = False
-    """Compute requests that have LoRA adapters."""
-    deterministic: bool = False
-    """Refuse to start where a request's tokens would depend on the other requests of a step."""
-    num_threads: int = 0
-    """CPU threads of the step thread; 0 leaves torch's own choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +120,7 @@ def build_runner(
     weights = names_of_kinds(net) or name_of(dtype)
     engine_config = agreed_sizes(config, held, device, options, measured_memory(net, backend, options, held, device), group)
     net.reach(engine_config.max_model_len)
-    tell_states(options, engine_config)
+    tell_states(options, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
     form = serving_form(net, backend)  # after which `net` stands for what serves
@@ -184,7 +155,9 @@ def read_net(
         return net
     natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
     kind = quantised_kind(options.quantize, config, device, backend.name)
-    return load(folder, dtype, device, 0, quantize=kind, keep_codes=natively, mapped=natively, report=report)
+    floats = backend.name == "triton" and not config.num_experts  # Triton multiplies all codes but those of experts
+    keep = natively or floats
+    return load(folder, dtype, device, 0, quantize=kind, keep_codes=keep, keep_floats=floats, mapped=natively, report=report)
 
 
 def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
@@ -322,18 +295,18 @@ def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -
     return asked and native.NativeBackend.supports(config, torch.bfloat16, device, options.block_size)
 
 
-def wanted_engine(config: ModelConfig, options: EngineOptions) -> EngineConfig:
+def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> EngineConfig:
     """The sizes that are asked for, whatever the memory. Raises SettingError."""
     asked = options.max_model_len
     if asked is not None and asked > config.max_positions:
         raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
-    context = asked or config.default_context
+    context, batch = asked or config.default_context, options.batch(device)
     return EngineConfig(
         max_model_len=context,
         num_blocks=-(-context // options.block_size),
         block_size=options.block_size,
-        max_batch_requests=options.max_batch_requests,
-        max_batch_tokens=options.max_batch_tokens,
+        max_batch_requests=batch.requests,
+        max_batch_tokens=batch.tokens,
         prefix_caching=options.prefix_caching and not any(group.has_state for group in config.memory_groups),
         draft_tokens=options.draft_tokens,
     )
@@ -347,7 +320,7 @@ def measured_memory(
     """
     if device != "cuda" or options.kv_cache_memory is not None:
         return None
-    config = wanted_engine(net.config, options)
+    config = wanted_engine(net.config, options, device)
     net.reach(config.max_model_len)
     form = serving_form(net, backend)
 
@@ -363,11 +336,11 @@ def size_engine(
     config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None = None
 ) -> EngineConfig:
     """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold."""
-    wanted, asked = wanted_engine(config, options), options.max_model_len
+    wanted, asked = wanted_engine(config, options, device), options.max_model_len
     context = wanted.max_model_len
     if memory is None:
         memory = free_memory() if options.kv_cache_memory is None else options.kv_cache_memory
-    wanted = replace(wanted, max_batch_requests=most_requests(config, memory, options.max_batch_requests))
+    wanted = replace(wanted, max_batch_requests=most_requests(config, memory, wanted.max_batch_requests))
     groups = size_groups(config, wanted, held, memory, asked or 1)
     if not asked:
         room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
@@ -375,10 +348,10 @@ def size_engine(
     return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, groups=groups)
 
 
-def tell_states(options: EngineOptions, config: EngineConfig) -> None:
+def tell_states(options: EngineOptions, config: EngineConfig, device: str) -> None:
     """Log the settings that do not hold, since layers keep a state for each sequence."""
     if options.prefix_caching and not config.prefix_caching:
         log.warning("prefix caching is off: layers of this model keep a state for each sequence, which no other can begin from")
-    if config.max_batch_requests < options.max_batch_requests:
-        fewer = (config.max_batch_requests, options.max_batch_requests)
+    fewer = (config.max_batch_requests, options.batch(device).requests)
+    if fewer[0] < fewer[1]:
         log.warning("max_batch_requests is %d in place of %d: the states of so many take half of kv_cache_memory", *fewer)

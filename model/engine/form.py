@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
+from model.engine.options import EngineOptions
 from model.engine.runner import ModelRunner
 from model.net.backends import Row
 from model.transfer import integers

@@ -1,27 +1,32 @@
 """Steps in which every request has one token, recorded once as CUDA graphs and replayed, without the cost of their launches.
 
 A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes. The inputs of a step are copied
-into the same buffers each time. A batch between two sizes is filled up with rows of padding, which write to the reserved
-block 0, and to slot 0 of states; their results are not read.
+into the same buffers each time; block tables stay on the device, and a step copies what is new in them (`lines.py`). A batch
+between two sizes is filled up with rows of padding, which write to the reserved block 0, and to slot 0 of states; their
+results are not read.
 
 Not yet run on a GPU: everything but `CudaRecorder` is tested on the CPU, by calling what would be recorded.
 
 Shapes: T tokens of a step, one of each request · E model width · V vocabulary · B blocks of a request · G groups of layers.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
+from model.engine.lines import TableLines, Tables
+from model.net.backends import AttentionBackend, BatchLayout, Paged, Row, write_slots
 from model.net.kv_cache import KVCache
 from model.net.transformer import Decoder
 from model.params import SamplingParams
 from model.sampling import sample
 from model.sampling_plan import Draw, SamplingPlan
+from model.transfer import to_device
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -32,6 +37,8 @@ Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256
 """Rows of the largest graph: a larger batch computes for longer than its launches take."""
+TOKENS, POSITIONS, LINES, STATES, FIRST_SLOTS = range(5)
+"""Rows of a step's numbers; then the slots of each group of layers."""
 WARM_UPS = 2
 """Calls before a recording: they compile kernels and let libraries take their memory, which must not be recorded."""
 
@@ -101,39 +108,42 @@ class DecodeGraphs:
         num_groups = (
             max((group for layer, group in enumerate(cache.group_of_layer) if layer not in cache.states), default=0) + 1
         )
-        self._tokens_T, self._positions_T = torch.zeros(2, most, dtype=torch.int64, device=device)
-        self._slots_GT = torch.zeros(num_groups, most, dtype=torch.int64, device=device)
-        self._tables_GTB = torch.zeros(num_groups, most, width, dtype=torch.int64, device=device)
-        self._states_T = torch.zeros(most, dtype=torch.int64, device=device)
+        self._lines = TableLines(num_groups, most, width, device)
+        self._inputs_NT = torch.zeros(FIRST_SLOTS + num_groups, most, dtype=torch.int64, device=device)
+        """Tokens, positions, lines of tables, places of states, and the slots in each group of layers."""
         self._hidden_TE, self._logits_TV = self._outputs(most)
-        self._greedy_T = torch.zeros_like(self._tokens_T)
+        self._greedy_T = torch.zeros(most, dtype=torch.int64, device=device)
         # the largest first: the others then find their memory in the pool
         self._replays = {size: record(self._step(size)) for size in reversed(self._sizes)}
 
     def _outputs(self, most: int) -> tuple[Tensor, Tensor]:
         config, dtype = self._net.config, self._cache.keys[0].dtype
         widths = (config.hidden_size, config.vocab_size)
-        hidden_TE, logits_TV = (torch.zeros(most, width, dtype=dtype, device=self._tokens_T.device) for width in widths)
+        hidden_TE, logits_TV = (torch.zeros(most, width, dtype=dtype, device=self._inputs_NT.device) for width in widths)
         return hidden_TE, logits_TV
 
     def _step(self, size: int) -> Callable[[], None]:
         """What is recorded: the first `size` rows of the input buffers to those of the output buffers."""
-        longest = Row((), self._max_model_len - 1, 1)  # the most that a backend makes room for
 
         def step() -> None:
-            rows, positions_T = [longest] * size, self._positions_T[:size]
-            layout, *others = (
-                BatchLayout(rows, slots_T[:size], positions_T, table_TB[:size], self._cache.block_size, size)
-                for slots_T, table_TB in zip(self._slots_GT, self._tables_GTB, strict=True)
-            )
-            layout = replace(layout, others=tuple(others), states_R=self._states_T[:size])
-            hidden_TE = self._net(self._tokens_T[:size], layout.positions_T, Paged(self._backend, self._cache, layout))
+            tokens_T, layout = self._inputs_NT[TOKENS, :size], self._layout(size)
+            hidden_TE = self._net(tokens_T, layout.positions_T, Paged(self._backend, self._cache, layout))
             logits_TV = self._net.logits(hidden_TE)
             self._hidden_TE[:size].copy_(hidden_TE)
             self._logits_TV[:size].copy_(logits_TV)
             self._greedy_T[:size].copy_(sample(logits_TV, [GREEDY] * size))
 
         return step
+
+    def _layout(self, size: int) -> BatchLayout:
+        """That of the first `size` rows of the input buffers, for requests of any length."""
+        rows = [Row((), self._max_model_len - 1, 1)] * size  # the most that a backend makes room for
+        _, positions_T, lines_T, states_T, *slots_GT = self._inputs_NT[:, :size].unbind()
+        layout, *others = (
+            BatchLayout(rows, slots_T, positions_T, table_LB.index_select(0, lines_T), self._cache.block_size, size)
+            for slots_T, table_LB in zip(slots_GT, self._lines.tables_GLB.unbind(), strict=True)
+        )
+        return replace(layout, others=tuple(others), states_R=states_T)
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether a graph can compute this step: every row has one token, and there are not too many rows."""
@@ -143,26 +153,56 @@ class DecodeGraphs:
     def run(
         self,
         rows: Sequence[Row],
-        tokens_T: Tensor,
+        tokens_T: "Tensor | array[int]",
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
+        versions: Sequence[int] = (),
     ) -> Decoded:
-        """Compute a step that `fits`; one token for each row. Does not wait. The other arguments are those of `hidden`."""
+        """Compute a step that `fits`; one token for each row, on the device or not yet. Does not wait.
+
+        `others` and `states` are those of `ModelRunner.hidden`; `versions` those of `StepInput`.
+        """
         size = next(size for size in self._sizes if size >= len(rows))
-        layout = BatchLayout.build(rows, self._cache.block_size, self._tokens_T.device, others, states)
-        self._fill(layout, tokens_T, size)
+        try:
+            tables = [[row.blocks for row in rows], *others]
+            if len(tables) < len(self._lines.tables_GLB):  # all groups have the same
+                tables *= len(self._lines.tables_GLB)
+            self._fill(rows, tokens_T, tables, states, versions or [0] * len(rows), size)
+        except BaseException:
+            self._lines.forget()
+            raise
         self._replays[size]()
         return Decoded(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
 
-    def _fill(self, layout: BatchLayout, tokens_T: Tensor, size: int) -> None:
-        """Copy a step into the input buffers. Padding is token 0 at position 0 of block 0, with its state in slot 0."""
-        given, width = layout.block_table_RB.shape
-        pairs = [(self._tokens_T, tokens_T), (self._positions_T, layout.positions_T)]
-        if layout.states_R is not None:
-            pairs.append((self._states_T, layout.states_R))
-        for group, (slots_T, table_TB) in enumerate(zip(self._slots_GT, self._tables_GTB, strict=True)):
-            mine = layout.of(group)
-            pairs += [(slots_T, mine.slots_T), (table_TB[:, :width], mine.block_table_RB)]
-        for buffer, values in pairs:
-            buffer[:given].copy_(values)
-            buffer[given:size].zero_()
+    def _fill(
+        self,
+        rows: Sequence[Row],
+        tokens_T: "Tensor | array[int]",
+        tables: Tables,
+        states: Sequence[int] | None,
+        versions: Sequence[int],
+        size: int,
+    ) -> None:
+        """Bring a step to the input buffers, and what is new in its tables to these, in one copy.
+
+        Padding is token 0 at position 0 of block 0, with its state in slot 0.
+        """
+        news, given = self._lines.news(tables, versions), len(rows)
+        numbers = np.zeros((len(self._inputs_NT), size), dtype=np.int64)
+        if not isinstance(tokens_T, Tensor):
+            numbers[TOKENS, :given] = tokens_T
+        numbers[POSITIONS, :given] = [row.start for row in rows]
+        numbers[LINES] = self._lines.padding
+        numbers[LINES, :given] = news.lines
+        if states is not None:
+            numbers[STATES, :given] = states
+        for slots_T, table in zip(numbers[FIRST_SLOTS:], tables, strict=True):
+            write_slots(rows, table, given, self._cache.block_size, slots_T[:given])
+        packed = np.concatenate((numbers.reshape(-1), news.places, news.values))
+        sizes = [numbers.size, len(news.places), len(news.values)]
+        here, places, values = torch.split(to_device(torch.from_numpy(packed), self._inputs_NT.device), sizes)
+        self._inputs_NT[:, :size].copy_(here.view(numbers.shape))
+        if isinstance(tokens_T, Tensor):
+            self._inputs_NT[TOKENS, :given].copy_(tokens_T)
+        if len(places):
+            self._lines.tables_GLB.view(-1)[places] = values

@@ -20,6 +20,7 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
     for item in items:
         request, count = item.request, item.num_rows
         step.request_ids.append(request.request_id)
+        step.versions.append(request.version)
         step.starts.append(item.start)
         step.counts.append(count)
         if request.adapter is not None:

@@ -24,7 +24,14 @@ def needs_best_alone(draw: Draw) -> bool:
 def packed(step: StepInput) -> bytes:
     """What `unpacked` reads."""
     numbers, sizes = array("q"), []
-    for part in (step.starts, step.counts, step.draw_rows, step.tokens, *(row for group in step.tables for row in group)):
+    for part in (
+        step.starts,
+        step.counts,
+        step.versions,
+        step.draw_rows,
+        step.tokens,
+        *(row for group in step.tables for row in group),
+    ):
         numbers.extend(part)
         sizes.append(len(part))
     head = {
@@ -43,7 +50,7 @@ def unpacked(message: bytes) -> StepInput:
     line, _, rest = message.partition(b"\n")
     head, numbers = json.loads(line), array("q")
     numbers.frombytes(rest)
-    starts, counts, draw_rows, tokens, *rows = _cut(numbers, head["sizes"])
+    starts, counts, versions, draw_rows, tokens, *rows = _cut(numbers, head["sizes"])
     num_rows = len(starts)
     return StepInput(
         input_pending=head["pending"],
@@ -51,6 +58,7 @@ def unpacked(message: bytes) -> StepInput:
         tables=[rows[at : at + num_rows] for at in range(0, len(rows), num_rows)] if num_rows else [],
         starts=starts.tolist(),
         counts=counts.tolist(),
+        versions=versions.tolist(),
         tokens=tokens,
         draws=[_draw(told) for told in head["draws"]],
         draw_rows=draw_rows.tolist(),

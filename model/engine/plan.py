@@ -104,6 +104,8 @@ class StepInput:
     """[R], as are starts and counts."""
     tables: list[list["array[int]"]] = field(default_factory=list)
     """[G][R]: block tables, int64, of each group of layers. That of a state has one entry."""
+    versions: list[int] = field(default_factory=list)
+    """Those of the tables, see `Request.version`; 0 where nothing is known of them."""
     starts: list[int] = field(default_factory=list)
     """Positions of the first tokens."""
     counts: list[int] = field(default_factory=list)

@@ -119,6 +119,8 @@ class Request:
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     tables: list["array[int]"] = field(default_factory=list)
     """Its blocks in each group of layers, int64: a step copies them as they lie in memory. A block that went back is 0."""
+    version: int = 0
+    """Of its tables: another one wherever they changed but by blocks at their ends, and by zeros from their beginnings on."""
     room: int = 0
     """Tokens that it has room for in every group; 0 while it waits."""
     num_known: int = 0

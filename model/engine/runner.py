@@ -181,10 +181,11 @@ class ModelRunner:
         """The hidden states [T, E] of a step, and what else a graph has computed, where one fits."""
         rows = list(map(Row, step.tables[0], step.starts, step.counts))
         groups = _other_groups(step.tables, self.has_states)
-        tokens_T = self._pending_tokens(step.request_ids) if step.input_pending else integers(step.tokens, self.device)
+        given = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens
         if self.graphs is not None and self.graphs.fits(rows):
-            decoded = self.graphs.run(rows, tokens_T, *groups)
+            decoded = self.graphs.run(rows, given, *groups, step.versions)
             return decoded.hidden_TE, decoded
+        tokens_T = given if isinstance(given, Tensor) else integers(given, self.device)
         with nullcontext() if self.adapters is None else self.adapters.beside(step):
             return self.hidden(rows, tokens_T, *groups), None
 

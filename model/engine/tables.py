@@ -7,6 +7,7 @@ blocks that the next token sees: full attention all of them, a window the last o
 
 from array import array
 from collections.abc import Sequence
+from itertools import count
 
 from model.config import EngineConfig
 from model.engine.blocks import BlockPool, Parent, Texts
@@ -31,6 +32,7 @@ class BlockTables:
         self._texts: BlockPool | Texts = full[0].pool if full else Texts(TEXTS_OF_BLOCK * config.num_blocks)
         self._others = [(at, group) for at, group in enumerate(self.groups) if group is not self._full]
         self._known_before: list[int] = []
+        self._versions = count(1)
         self.begin_step()
 
     def new(self) -> list["array[int]"]:
@@ -78,7 +80,7 @@ class BlockTables:
         before = 0 if self._full is None else self._full.pool.num_free
         self.skip_known(request)
         if self.grow(request, request.num_tokens):
-            request.lack = None
+            request.lack, request.version = None, next(self._versions)
             return True
         if self._full is not None:
             needed = self._full.missing(request, request.num_tokens) + before - self._full.pool.num_free
@@ -115,6 +117,7 @@ class BlockTables:
         """Have the request compute all of its tokens again, with the same room."""
         for group in self.groups:
             group.restart(request)
+        request.version = next(self._versions)
         request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def looks_up(self, request: Request) -> bool:
@@ -149,6 +152,7 @@ class BlockTables:
             self._full.share(request, start, [block for block, _ in found])
         for _, group in self._others:
             group.share(request, start, [_block_of(group, number) for _, number in found])
+        request.version = next(self._versions)
         request.num_known, request.parent = start + len(found), found[-1][1]
         request.num_computed = request.num_known * self.config.block_size
 

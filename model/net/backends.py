@@ -84,7 +84,7 @@ class BatchLayout:
         _positions(rows, num_single, numbers[:num_tokens])
         for group, table in enumerate(tables):
             part = numbers[num_tokens + group * size :]
-            _slots(rows, table, num_single, block_size, part[:num_tokens])
+            write_slots(rows, table, num_single, block_size, part[:num_tokens])
             _block_table(table, part[num_tokens:size].reshape(len(rows), widest))
         sizes = [num_tokens, *[num_tokens, size - num_tokens] * len(tables)]
         positions, *parts = to_device(torch.from_numpy(numbers), device).split(sizes)
@@ -171,7 +171,9 @@ def _positions(rows: Sequence[Row], num_single: int, positions_T: np.ndarray) ->
         begin += row.count
 
 
-def _slots(rows: Sequence[Row], tables: Sequence[Sequence[int]], num_single: int, block_size: int, slots_T: np.ndarray) -> None:
+def write_slots(
+    rows: Sequence[Row], tables: Sequence[Sequence[int]], num_single: int, block_size: int, slots_T: np.ndarray
+) -> None:
     """Write the slot of each token."""
     singles = zip(rows[:num_single], tables, strict=False)
     slots_T[:num_single] = [blocks[row.start // block_size] * block_size + row.start % block_size for row, blocks in singles]

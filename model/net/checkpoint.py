@@ -22,7 +22,7 @@ from model.errors import CheckpointError, SettingError
 from model.gguf.places import is_gguf
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from model.net.formats.codes import Codes, Form, Kind
+from model.net.formats.codes import FP8, Codes, Form, Kind
 from model.net.formats.gguf import Gguf
 from model.net.formats.safetensors_files import Safetensors
 from model.net.formats.table import format_of
@@ -62,12 +62,14 @@ def load(
     *,
     quantize: Kind | None = None,
     keep_codes: bool = False,
+    keep_floats: bool = False,
     mapped: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
-    With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any.
+    With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any,
+    and with `keep_floats` beside it in floats of 8 bits too.
     SettingError where the files have codes, and `quantize` asks for others.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     `report` is told, again and again, the bytes that are read, and those that there are.
@@ -75,6 +77,8 @@ def load(
     with torch.device("meta"):
         net = Decoder(read_config(folder), context)
     forms = forms_of(net, folder)
+    if not keep_floats or quantize is not None:
+        forms = whole_numbers(forms)
     if quantize is not None and forms:
         raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
     if quantize is not None:
@@ -104,7 +108,8 @@ def fill(
                 stays = not copied and isinstance(tensor, Tensor) and tensor.dim() > 1
                 stays = stays and tensor.dtype == dtype and weights.owns(tensor)
                 _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
-                plain |= isinstance(tensor, Codes) and not isinstance(slot.module, QuantisedLinear)
+                whole = isinstance(tensor, Codes) and tensor.kind != FP8  # of floats a note has told
+                plain |= whole and not isinstance(slot.module, QuantisedLinear)
                 first += tensor.numel() // slot.width
                 del tensor  # before the next is made
                 weights.release()
@@ -131,11 +136,17 @@ def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:
             path = slot.ours.removesuffix(".weight")
             parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot, weights)]
             coded = [form for form in parts if form is not None]
-            if coded and len(coded) == len(parts) and not path.endswith(PLAIN):
+            alike = len({form.kind == FP8 for form in coded}) == 1  # no codes hold whole numbers and floats
+            if alike and len(coded) == len(parts) and not path.endswith(PLAIN):
                 forms[path] = reduce(Form.joined, coded)
         for note in weights.notes:
             log.info("%s: %s", folder, note)
     return forms
+
+
+def whole_numbers(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """Those of the forms that are not of floats."""
+    return {path: form for path, form in forms.items() if form.kind != FP8}
 
 
 def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
@@ -154,10 +165,10 @@ def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
 
 
 def formed(folder: Path) -> Decoder:
-    """A decoder without numbers, whose matrices have the forms that keep what the files have. Raises CheckpointError."""
+    """A decoder without numbers, whose matrices have forms that keep the files' whole numbers. Raises CheckpointError."""
     with torch.device("meta"):
         net = Decoder(read_config(folder), context=0)
-    adopt_forms(net, forms_of(net, folder))
+    adopt_forms(net, whole_numbers(forms_of(net, folder)))
     return net
 
 

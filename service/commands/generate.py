@@ -11,8 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.loop import AsyncEngine
+from model.engine.options import EngineOptions
 from model.errors import SettingError
 from model.generation_config import read_defaults
 from service.generation.adapters import Shelf

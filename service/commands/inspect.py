@@ -8,7 +8,8 @@ import torch
 
 from model.chat import ChatTemplate
 from model.config import MemoryGroup, ModelConfig
-from model.engine.build import DTYPES, EngineOptions, size_engine
+from model.engine.build import DTYPES, size_engine
+from model.engine.options import EngineOptions
 from model.errors import CheckpointError
 from model.net.checkpoint import formed, inspect, open_weights
 from model.net.quantised import count_bytes

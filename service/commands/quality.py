@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from model.engine.build import EngineOptions
 from model.engine.form import ServingForm
+from model.engine.options import EngineOptions
 from model.errors import SettingError
 from model.net.checkpoint import read_config
 from model.net.outliers import write_with_outliers

@@ -69,7 +69,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     gpus = gpus_wanted(settings, ray.cluster_resources().get("GPU", 0))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         **replicas_wanted(settings),
-        max_ongoing_requests=most_calls(settings),
+        max_ongoing_requests=most_calls(settings, "cuda" if gpus else "cpu"),
         **place_wanted(settings, gpus),
         graceful_shutdown_timeout_s=settings.drain_seconds + 1,
         graceful_shutdown_wait_loop_s=0.2,

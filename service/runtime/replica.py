@@ -17,8 +17,9 @@ from typing import Any, TextIO
 from starlette.types import ASGIApp
 
 from model.chat import ChatTemplate
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.loop import AsyncEngine
+from model.engine.options import EngineOptions
 from model.errors import EngineFailed
 from model.generation_config import read_defaults
 from model.machine import usable_cores
@@ -198,6 +199,9 @@ def engine_options(settings: Settings) -> EngineOptions:
     )
 
 
-def most_calls(settings: Settings) -> int:
-    """Calls that a replica takes at once: those in the engine, those being prepared for it, long texts, watches, others."""
-    return 2 * (settings.max_batch_requests + settings.max_queued_requests) + MOST_LARGE + MAX_WATCHES + SPARE_CALLS
+def most_calls(settings: Settings, device: str) -> int:
+    """Calls that a replica on `cpu` or `cuda` takes at once: those in the engine, those being prepared for it, long texts,
+    watches, others.
+    """
+    running = engine_options(settings).batch(device).requests
+    return 2 * (running + settings.max_queued_requests) + MOST_LARGE + MAX_WATCHES + SPARE_CALLS

@@ -81,7 +81,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     from service.runtime.replica import most_calls
     from service.runtime.tls import Certificate
 
-    most = most_calls(settings)
+    most = most_calls(settings, replica.engine.info.device)
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
     server = http_server(replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False), most, tls[0])

@@ -1,6 +1,6 @@
 """What is left for keys and values on a GPU, and how many tokens that is, as a table: `python -m tests.gpu.room`.
 
-Steps take what the counting device counts at their peak, on one GPU, with 64 requests and steps of 1024 tokens. Weights in
+Steps take what the counting device counts at their peak, on one GPU, with 256 requests and steps of 8192 tokens. Weights in
 whole numbers have a bfloat16 scale for 32 of them. On N GPUs weights and keys and values are divided by N; what steps
 take is not, which is more than they take. Of the device 95 % count: the rest is the driver's, the libraries' and the kernels'.
 """
@@ -22,7 +22,7 @@ SHAPES: dict[str, ModelConfig] = {
     "32B": replace(LLAMA_8B, vocab_size=151936, hidden_size=5120, num_layers=64, num_heads=64, mlp_size=25600),
     "70B": replace(LLAMA_8B, hidden_size=8192, num_layers=80, num_heads=64, mlp_size=28672),
 }
-SIZES = EngineConfig(max_model_len=8192, num_blocks=256, block_size=32, max_batch_requests=64, max_batch_tokens=1024)
+SIZES = EngineConfig(max_model_len=8192, num_blocks=256, block_size=32, max_batch_requests=256, max_batch_tokens=8192)
 BITS = {"bfloat16": 16.0, "int8": 8.5, "int4": 4.5}
 
 
@@ -34,7 +34,11 @@ def taken(config: ModelConfig) -> tuple[int, int]:
 
         def runner(cache):
             return ModelRunner(
-                old.net, old.backend, cache, "cuda", DecodeGraphs(old.net, old.backend, cache, 8192, 64, Recorder(device))
+                old.net,
+                old.backend,
+                cache,
+                "cuda",
+                DecodeGraphs(old.net, old.backend, cache, 8192, SIZES.max_batch_requests, Recorder(device)),
             )
 
         memory_left(config, SIZES, torch.bfloat16, "cuda", runner, lambda: 0)

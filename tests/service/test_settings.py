@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as law
 from hypothesis import strategies as st
 
-from model.engine.build import EngineOptions
+from model.engine.options import BATCHES, EngineOptions
 from model.errors import SettingError
 from service.settings import PREFIX, Settings, read_settings
 
@@ -149,3 +149,19 @@ def test_a_setting_of_the_engine_reaches_it():
     assert set(OF_THE_ENGINE) == EngineOptions.__dataclass_fields__.keys() & Settings.model_fields.keys()
     options = engine_options(Settings(**OF_THE_ENGINE))
     assert {name: getattr(options, name) for name in OF_THE_ENGINE} == OF_THE_ENGINE
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
+@pytest.mark.parametrize("device", BATCHES)
+def test_a_replica_takes_the_calls_that_its_device_runs_at_once(device):
+    from service.runtime.replica import most_calls
+
+    usual, default = BATCHES[device].requests, Settings()
+    assert most_calls(default, device) - most_calls(Settings(max_batch_requests=1), device) == 2 * (usual - 1)
+    assert most_calls(Settings(max_batch_requests=5), "cpu") == most_calls(Settings(max_batch_requests=5), "cuda")
+
+
+def test_the_usual_sizes_of_a_step_are_told():
+    for at, name in enumerate(("max_batch_requests", "max_batch_tokens")):
+        cpu, gpu = BATCHES["cpu"][at], BATCHES["cuda"][at]
+        assert f"default: {cpu}, and {gpu} on a GPU" in Settings.model_fields[name].description

@@ -10,15 +10,15 @@ def start(folder, threads):
     """Facts, and (prompts, output tokens) -> tokens made."""
     import torch
 
-    from model.engine.build import EngineOptions, build_engine
+    from model.engine.build import build_engine
+    from model.engine.options import EngineOptions
     from model.engine.request import Request
     from model.net.native import library
     from model.params import SamplingParams
 
     form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
     weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}
-    gpu = {"max_batch_requests": 256, "max_batch_tokens": 8192}
-    sizes = gpu if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
+    sizes = {} if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
     options = EngineOptions(**weights, **sizes, num_threads=threads, prefix_caching=False)
     engine = build_engine(Path(folder), options)
     if isa:

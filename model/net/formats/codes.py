@@ -4,12 +4,13 @@ Columns belong together in groups of 32. Column k of row o is
 
     scales[o, k // 32] * value(codes[o, k]) + minima[o, k // 32]
 
-where the value of a code of 8 bits is itself, and that of 4 bits stands in a table of 16.
+where the value of a code of 8 bits is itself, or a float of 8 bits, and that of 4 bits stands in a table of 16.
 
 Shapes: O rows · I columns · G groups.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ class Kind(NamedTuple):
     name: str
     bits: int
     values: tuple[int, ...] = ()
-    """Those of the 16 codes of 4 bits; none where a code is its own value, from -128 to 127."""
+    """Those of the 16 codes of 4 bits; none where a code is its own value, from -128 to 127, or a float."""
 
 
 INT8 = Kind("int8", 8)
@@ -36,7 +37,10 @@ IQ4_NL = Kind("iq4_nl", 4, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25,
 """Steps that widen with the distance from zero: a table of llama.cpp's ggml-common.h."""
 MXFP4 = Kind("mxfp4", 4, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
 """Floats with two bits of exponent and one of mantissa, doubled (OCP Microscaling 1.0)."""
-KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
+FP8 = Kind("fp8", 8)
+"""Floats with four bits of exponent and three of mantissa (e4m3fn): a code is the bits of one, as int8."""
+LARGEST_FP8 = 448.0
+KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4, FP8)}
 
 
 class Form(NamedTuple):
@@ -90,19 +94,27 @@ class Codes(NamedTuple):
 
 def values_of(kind: Kind, codes: Tensor) -> Tensor:
     """What codes stand for, float32."""
+    if kind == FP8:
+        return codes.view(torch.float8_e4m3fn).float()
     if not kind.values:
         return codes.float()
     first = kind.values[0]
     if kind.values == tuple(range(first, first + 16)):  # several times faster than the table
         return codes.float().add_(first)
-    return torch.tensor(kind.values, dtype=torch.float32).index_select(0, codes.flatten().int()).view(codes.shape)
+    return _table(kind, codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
+
+
+@cache
+def _table(kind: Kind, device: torch.device) -> Tensor:
+    """The values of 16 codes: made once, as a step that is recorded may copy nothing to a device."""
+    return torch.tensor(kind.values, dtype=torch.float32, device=device)
 
 
 def quantise(matrix_OI: Tensor, kind: Kind) -> Codes:
-    """The codes of `kind`, int8 or int4, that come near a matrix of finite numbers. Rows are computed independently."""
+    """The codes of `kind`, int8, int4 or fp8, that come near a matrix of finite numbers. Rows are computed independently."""
     rows_RI = matrix_OI.flatten(0, -2)
     columns, count = rows_RI.shape[1], max(1, SLICE // max(1, rows_RI.shape[1]))
-    choose = {"int8": _eight_bits, "int4": _four_bits}[kind.name]
+    choose = {"int8": _eight_bits, "int4": _four_bits, "fp8": _floats}[kind.name]
     codes_RI = torch.empty(rows_RI.shape, dtype=torch.uint8 if kind.values else torch.int8)
     scales_RG = torch.empty(len(rows_RI), -(-columns // GROUP))
     for first in range(0, len(rows_RI), count):
@@ -117,6 +129,13 @@ def _eight_bits(groups_RGN: Tensor) -> tuple[Tensor, Tensor]:
     """The largest number of a group becomes 127 or -127."""
     largest_RG = groups_RGN.abs().amax(-1)
     return (_shares(groups_RGN, largest_RG) * 127).round().to(torch.int8), largest_RG / 127
+
+
+def _floats(groups_RGN: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number of a group becomes the largest float, or its negative."""
+    largest_RG = groups_RGN.abs().amax(-1)
+    floats_RGN = (_shares(groups_RGN, largest_RG) * LARGEST_FP8).to(torch.float8_e4m3fn)
+    return floats_RGN.view(torch.int8), largest_RG / LARGEST_FP8
 
 
 STEPS = torch.linspace(-9.2, -6.8, 13).tolist()

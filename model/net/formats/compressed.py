@@ -138,10 +138,10 @@ class CompressedTensors:
         }
 
     def form(self, name: str, tensor: Find) -> Form | None:
-        """Codes, but for floats of 8 bits."""
+        """Codes of whole numbers, or of floats."""
         scheme = self._held(name)
         if scheme.layout == FLOATS:
-            return None
+            return fp8.form_of(scheme.block)
         kind = {MX: MXFP4, BYTES: INT8}.get(scheme.layout) or KINDS[scheme.bits]
         zeros, weight = tensor(f"{name}_zero_point"), tensor(f"{name}_packed")
         if scheme.layout == BYTES:
@@ -152,7 +152,7 @@ class CompressedTensors:
         """The whole at once."""
         scheme, weight, scale = self._held(name), tensors["weight"], tensors["scale"]
         if scheme.layout == FLOATS:
-            yield fp8.dense(weight, scale, scheme.block)
+            yield fp8.numbers(weight, scale, scheme.block)
             return
         if scheme.layout == MX:
             yield mxfp4.codes_of(weight, scale)

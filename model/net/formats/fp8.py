@@ -1,19 +1,21 @@
 """Weights in floats of 8 bits (e4m3) with scales in float: of the whole matrix, of each row, or of blocks such as 128 x 128.
 
 NAME is kept beside NAME_scale_inv (DeepSeek, Qwen3: of blocks) or NAME_scale (of a matrix or its rows). Both are multiplied
-by. They become plain numbers: no CPU multiplies floats of 8 bits.
+by. Triton multiplies them as they are; elsewhere they become plain numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
+from model.net.formats.codes import FP8, GROUP, Codes, Form
 from model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
 """Scales that are powers of two, in a byte each."""
-PLAIN = "its weights become plain numbers, for no CPU multiplies floats of 8 bits"
+PLAIN = "its weights become plain numbers where Triton does not serve: no CPU multiplies floats of 8 bits"
 SPARE = (".input_scale", ".activation_scale", ".input_scale_ub", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 """Endings of the names of scales of activations: those are not rounded here, or with scales of our own."""
 
@@ -42,13 +44,13 @@ class Fp8:
         plain = stored(f"{name}_scale") is not None or (self.block is None and stored(f"{name}_scale_inv") is None)
         return parts(name, f"{name}_scale" if plain else f"{name}_scale_inv", shape, self.block)
 
-    def form(self, name: str, tensor: Find) -> None:
-        """Plain numbers."""
-        return
+    def form(self, name: str, tensor: Find) -> Form | None:
+        """The floats themselves, where their blocks are whole groups of columns."""
+        return form_of(self.block)
 
-    def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor]:
-        """The whole in float32."""
-        yield dense(tensors["weight"], tensors["scale"], self.block)
+    def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
+        """The whole at once."""
+        yield numbers(tensors["weight"], tensors["scale"], self.block)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
         """Scales of activations are."""
@@ -71,6 +73,24 @@ def parts(name: str, scale: str, shape: Sequence[int], block: tuple[int, int] | 
         "weight": Part(name, FLOATS, (tuple(shape),)),
         "scale": Part(scale, (*SCALES, POWERS), shapes),
     }
+
+
+def form_of(block: tuple[int, int] | None) -> Form | None:
+    """What keeps floats with scales of blocks, or of rows or the matrix; None: plain numbers."""
+    return Form(FP8) if block is None or block[1] % GROUP == 0 else None
+
+
+def numbers(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor | Codes:
+    """The matrix in that form."""
+    if form_of(block) is None:
+        return dense(weight_OI, scale, block)
+    scale, groups = scale.float(), -(-weight_OI.shape[-1] // GROUP)
+    if block is not None:
+        rows_OG = scale.repeat_interleave(block[0], dim=-2)[..., : weight_OI.shape[-2], :]
+        scale = rows_OG.repeat_interleave(block[1] // GROUP, dim=-1)[..., :groups]
+    elif scale.dim() == 1:
+        scale = scale[:, None]
+    return Codes(FP8, weight_OI.view(torch.int8), scale.expand(*weight_OI.shape[:-1], groups).contiguous())
 
 
 def dense(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.families.reading import Family
 from model.net.families.table import their_names
-from model.net.formats.codes import Codes, Form
+from model.net.formats.codes import FP8, Codes, Form
 from model.net.mapped import release
 
 SHOWN = 5
@@ -133,5 +133,7 @@ class Weights:
 
 def _is_finite(numbers: Tensor | Codes) -> bool:
     parts = (numbers,) if isinstance(numbers, Tensor) else (numbers.scales_OG, numbers.minima_OG)
+    if isinstance(numbers, Codes) and numbers.kind == FP8 and numbers.codes_OI.view(torch.float8_e4m3fn).isnan().any():
+        return False
     # each bound is NaN where there is one
     return all(bound.isfinite() for part in parts if part is not None for bound in part.aminmax())

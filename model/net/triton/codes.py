@@ -1,4 +1,5 @@
-"""x Wᵀ + b where W is kept in codes of 8 or 4 bits: each program makes its part of W plain in registers, and nowhere else.
+"""x Wᵀ + b where W is kept in codes of 8 or 4 bits, whole numbers or floats: each program makes its part of W plain in
+registers, and nowhere else.
 
 W is rounded to the dtype of x, as `QuantisedLinear.dense` cast to it, and products are summed in float32. A sum runs over the
 columns in the same order, in tiles of the same size, however many tokens there are. The product is computed as W xᵀ: the many
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from model.net.formats.codes import GROUP
+from model.net.formats.codes import FP8, GROUP
 from model.net.linear import Linear
 from model.net.quantised import QuantisedLinear
 from model.net.triton.backend import INTERPRETED
@@ -42,6 +43,7 @@ def _plain(
     G: tl.constexpr,
     BITS: tl.constexpr,
     TABLE: tl.constexpr,
+    FLOATS: tl.constexpr,
     MINIMA: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
@@ -55,6 +57,9 @@ def _plain(
     if BITS == 4:
         codes = tl.reshape(tl.join(codes & 15, codes >> 4), [ROWS, INNER])
         values = tl.load(table_ptr + codes) if TABLE else codes.to(tl.float32) - 8.0
+    elif FLOATS:  # e4m3 is a float16 with four bits of exponent, whose bias is less by 8
+        bits = codes.to(tl.uint16)
+        values = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     else:
         values = codes.to(tl.int8, bitcast=True).to(tl.float32)
     group = begin // GROUP_SIZE + tl.arange(0, INNER // GROUP_SIZE)
@@ -85,6 +90,7 @@ def codes_kernel(
     G: tl.constexpr,
     BITS: tl.constexpr,
     TABLE: tl.constexpr,
+    FLOATS: tl.constexpr,
     MINIMA: tl.constexpr,
     BIASED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -98,7 +104,9 @@ def codes_kernel(
     units = tl.load(units_ptr + rows, mask=rows < OUT, other=0.0)
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     for begin in range(0, IN, INNER):
-        w = _plain(codes_ptr, scales_ptr, minima_ptr, table_ptr, units, rows, begin, OUT, G, BITS, TABLE, MINIMA, ROWS, INNER)
+        w = _plain(
+            codes_ptr, scales_ptr, minima_ptr, table_ptr, units, rows, begin, OUT, G, BITS, TABLE, FLOATS, MINIMA, ROWS, INNER
+        )
         column = begin + tl.arange(0, INNER)
         inside = (column < IN)[:, None] & (tokens < num_tokens)[None, :]
         x = tl.load(x_ptr + tokens[None, :] * stride + column[:, None], mask=inside, other=0.0)
@@ -140,6 +148,7 @@ class CodesLinear(QuantisedLinear):
             G=self.scales.shape[-1],
             BITS=self.kind.bits,
             TABLE=bool(values) and values != tuple(range(-8, 8)),
+            FLOATS=self.kind == FP8,
             MINIMA=self.minima is not None,
             BIASED=self.bias is not None,
             ROWS=rows,

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from model.engine.adapters import Adapters
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.choice import open_adapters
 from model.engine.engine import Engine
+from model.engine.options import EngineOptions
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, SettingError
 from model.net.adapters import AdaptedDecoder, Adapter, targets_of

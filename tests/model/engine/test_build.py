@@ -13,7 +13,6 @@ import model.engine.build
 import model.engine.choice
 import model.net.transformer
 from model.engine.build import (
-    EngineOptions,
     build_engine,
     choose_device,
     choose_dtype,
@@ -25,6 +24,7 @@ from model.engine.build import (
 from model.engine.cache import free_memory
 from model.engine.choice import choose_backend
 from model.engine.fingerprint import fingerprint, processor
+from model.engine.options import EngineOptions
 from model.engine.request import FinishReason
 from model.errors import CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import load, save
@@ -144,6 +144,18 @@ def test_a_small_cache_caps_the_context():
 def test_the_cache_takes_no_more_than_could_be_used():
     assert POSITIONS // 16 * 2 == sized(10**6, max_batch_requests=2).num_blocks
     assert -(-33 * 2 // 16) == sized(10**6, max_batch_requests=2, max_model_len=33).num_blocks
+
+
+@pytest.mark.parametrize(("device", "batch"), [("cpu", (64, 1024)), ("cuda", (256, 8192))])
+def test_a_step_is_as_large_as_is_usual_on_the_device_but_for_what_is_set(device, batch):
+    plain = EngineOptions(kv_cache_memory=100 * BLOCK)
+    for options, (requests, tokens) in [
+        (plain, batch),
+        (replace(plain, max_batch_requests=7), (7, batch[1])),
+        (replace(plain, max_batch_tokens=9), (batch[0], 9)),
+    ]:
+        config = size_engine(CONFIG, torch.float32, device, options)
+        assert (requests, tokens) == (config.max_batch_requests, config.max_batch_tokens)
 
 
 def test_a_context_that_was_asked_for_is_taken_as_it_is():

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from model.config import GroupSize, ModelConfig
-from model.engine.build import EngineOptions, size_engine
+from model.engine.build import size_engine
+from model.engine.options import EngineOptions
 from model.errors import SettingError
 from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config

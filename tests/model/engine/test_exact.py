@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.exact import check_exact
+from model.engine.options import EngineOptions
 from model.engine.request import Request
 from model.errors import SettingError
 from model.net.checkpoint import save

@@ -17,7 +17,14 @@ def step(draws, **fields):
     """A prompt of three tokens and a stream, in two groups of layers."""
     tables = [[array("q", [1, 2]), array("q", [3])], [array("q", [4]), array("q", [5, 0, 1 << 40])]]
     names = ["r", "s"]
-    given = {"request_ids": names, "tables": tables, "starts": [9, 0], "counts": [1, 3], "tokens": array("q", [8, 5, 6, 7])}
+    given = {
+        "request_ids": names,
+        "tables": tables,
+        "starts": [9, 0],
+        "counts": [1, 3],
+        "versions": [7, 0],
+        "tokens": array("q", [8, 5, 6, 7]),
+    }
     given |= {"draw_rows": [0, 3][: len(draws)], "draw_ids": names[: len(draws)]}
     return StepInput(draws=draws, **given | fields)
 

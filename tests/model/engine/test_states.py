@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from model.config import GroupSize
-from model.engine.build import EngineOptions, build_engine, size_engine
+from model.engine.build import build_engine, size_engine
 from model.engine.engine import Engine
+from model.engine.options import EngineOptions
 from model.engine.request import FinishReason, Request
 from model.errors import SettingError
 from model.net.native.library import load

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from model.engine.build import EngineOptions, build_runner
+from model.engine.build import build_runner
+from model.engine.options import EngineOptions
 from model.engine.ranks import follow
 from model.errors import DeviceFailed
 from model.parallel.group import Group

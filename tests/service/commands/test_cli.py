@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.engine.build import EngineOptions, build_engine, size_engine
+from model.engine.build import build_engine, size_engine
+from model.engine.options import EngineOptions
 from model.engine.request import Request
 from model.engine.tables import BlockTables
 from model.net.checkpoint import read_config

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
+from model.engine.options import EngineOptions
 from model.errors import QueueFull
 from model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
 from protos.attend.v1 import generation_pb2 as pb

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from model.errors import CheckpointError
 from model.net.checkpoint import formed, load, read_config
-from model.net.formats.codes import INT8
+from model.net.formats.codes import FP8, INT8
 from model.net.formats.fp8 import dense
 from model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import edit_config, edit_tensors
@@ -63,6 +63,35 @@ def test_a_folder_is_the_plain_one_with_its_numbers_and_a_line_says_so(tmp_path,
     with caplog.at_level(logging.INFO, "attend.model"):
         assert_means(folder, plain, coded=False)
     assert len([record for record in caplog.records if "no CPU multiplies floats of 8 bits" in record.message]) == 1
+
+
+@pytest.mark.parametrize(
+    ("pack", "settings"), [(fp8("blocks"), BLOCKS), (fp8("rows", ".weight_scale"), ROWS)], ids=["blocks", "rows"]
+)
+def test_the_floats_themselves_are_kept_where_they_are_multiplied(tmp_path, pack, settings):
+    """Their scales have the 11 bits of float16. Half of bfloat16's memory, and half a bit a number beside."""
+    plain = plain_folder(tmp_path / "plain", intermediate_size=160)
+    folder = pack_folder(plain, pack, settings)
+    kept, large = load(folder, torch.float32, "cpu", keep_codes=True, keep_floats=True), load(plain, torch.float32, "cpu")
+    forms = {name: module for name, module in kept.named_modules() if isinstance(module, QuantisedLinear)}
+    assert {FP8} == {form.kind for form in forms.values()}
+    assert len(forms) >= 4 * len(kept.blocks)
+    for name, form in forms.items():
+        torch.testing.assert_close(form.dense(), large.get_submodule(name).weight, rtol=2**-11, atol=0)
+        assert sum(part.nbytes for part in form.buffers()) <= 1.1 * form.codes.numel() + 4 * form.out_features
+
+
+def test_a_float_that_is_no_number_is_refused(tmp_path):
+    """Kept or not."""
+    folder = pack_folder(plain_folder(tmp_path / "plain"), fp8("rows", ".weight_scale"), ROWS)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn)
+    tensors[name].view(torch.uint8)[3, 5] = 0xFF
+    save_file(tensors, path)
+    for floats in (False, True):
+        with pytest.raises(CheckpointError, match="NaN or infinity"):
+            load(folder, torch.float32, "cpu", keep_codes=True, keep_floats=floats)
 
 
 def test_it_is_kept_in_the_dtype_asked_for(tmp_path):

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model.__main__ import complete
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
+from model.engine.options import EngineOptions
 from model.errors import CheckpointError, SettingError
 from model.net.checkpoint import formed, inspect, load, read_config
 from model.net.formats.codes import INT4, INT8, MXFP4, Form

@@ -1,6 +1,7 @@
 """Compiles every kernel for an H200, and without one, as it would be launched. Exit code 1 if one spills registers,
 takes more shared memory than a program may have, or is not compiled into what makes it fast: keys and values of a decode on
-their way while others are multiplied, by so many programs at once; matrices in codes multiplied by the wide matrix units.
+their way while others are multiplied, by so many programs at once; a prompt's, and matrices in codes, multiplied by the wide
+matrix units.
 
     python -m tests.model.net.triton.compiles
 
@@ -21,7 +22,7 @@ from triton.compiler import ASTSource
 from model.config import AttentionVariant
 from model.engine.sampler import TokenSampler
 from model.net.backends import BatchLayout, KVCache, Paged, Row
-from model.net.formats.codes import INT4, INT8, MXFP4
+from model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from model.net.linear import Linear
 from model.net.quantised import QuantisedLinear
 from model.net.transformer import Decoder
@@ -124,6 +125,8 @@ class Compiled:
         if name == "decode_kernel":
             least = 5 if (constants["D_P"], constants["GROUP_P"]) == (128, 16) else 2
             self.wrong |= max(waits) == 0 or min(buffers) < 2 or programs < least
+        if name == "prefill_kernel" and constants["TILE"] >= 64:  # no matrix units keep float32
+            self.wrong |= "warp_group_dot" not in graph or min(buffers) < 2
         if name == "codes_kernel":
             under_way = constants["TABLE"] or (max(waits) > 0 and min(buffers) >= 2)
             self.wrong |= "warp_group_dot" not in graph or not under_way or programs < (1 if constants["TOKENS"] >= 64 else 2)
@@ -184,7 +187,7 @@ def main():
     for changes in LAYERS.values():
         launch_layer(changes, torch.bfloat16)
     launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
-    for kind in (INT8, INT4, MXFP4):
+    for kind in (INT8, INT4, MXFP4, FP8):
         launch_codes(kind, 4096, 14336)
     TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
     assert all(stand.seen for stand in stands), "a kernel was not launched"

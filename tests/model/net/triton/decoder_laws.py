@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.engine.build import EngineOptions, build_engine
+from model.engine.build import build_engine
 from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.engine.options import EngineOptions
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from model.net.experts import Mixture
 from model.net.features import TRITON, features

@@ -1,0 +1,53 @@
+"""What a user may set of an engine, and what is usual where nothing is set."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Batch(NamedTuple):
+    """The most that a step computes."""
+
+    requests: int
+    tokens: int
+
+
+BATCHES = {"cpu": Batch(64, 1024), "cuda": Batch(256, 8192)}
+"""Where nothing is set, by device. A GPU reads its weights for few tokens in the time that it needs to multiply hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may set; None and "auto" are chosen for the checkpoint and the machine."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    backend: str = "auto"
+    quantize: str = "none"
+    """Keep the matrices in whole numbers: int8 or int4."""
+    max_model_len: int | None = None
+    max_batch_requests: int | None = None
+    max_batch_tokens: int | None = None
+    max_queued_requests: int = 256
+    max_queued_tokens: int = 1 << 19
+    block_size: int = 32
+    kv_cache_memory: int | None = None
+    """Bytes."""
+    kv_dtype: str = "auto"
+    """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
+    prefix_caching: bool = True
+    draft_tokens: int = 0
+    """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on the other rows of a step."""
+    adapters: bool = False
+    """Compute requests that have LoRA adapters."""
+    deterministic: bool = False
+    """Refuse to start where a request's tokens would depend on the other requests of a step."""
+    num_threads: int = 0
+    """CPU threads of the step thread; 0 leaves torch's own choice."""
+
+    def batch(self, device: str) -> Batch:
+        """What is set, else what is usual on the device, `cpu` or `cuda`."""
+        usual = BATCHES[device]
+        return Batch(
+            usual.requests if self.max_batch_requests is None else self.max_batch_requests,
+            usual.tokens if self.max_batch_tokens is None else self.max_batch_tokens,
+        )
