@@ -79,9 +79,10 @@ class Codes(NamedTuple):
 
     def dense(self) -> Tensor:
         """The numbers themselves, float32."""
-        columns = self.shape[-1]
-        padded = torch.nn.functional.pad(self.codes_OI, (0, -columns % GROUP))
-        dense_OGN = values_of(self.kind, padded).unflatten(-1, (-1, GROUP)).mul_(self.scales_OG[..., None])
+        columns, codes_OI = self.shape[-1], self.codes_OI
+        if columns % GROUP:
+            codes_OI = torch.nn.functional.pad(codes_OI, (0, -columns % GROUP))  # which copies, also where it adds nothing
+        dense_OGN = values_of(self.kind, codes_OI).unflatten(-1, (-1, GROUP)).mul_(self.scales_OG[..., None])
         if self.minima_OG is not None:
             dense_OGN.add_(self.minima_OG[..., None])
         return dense_OGN.flatten(-2)[..., :columns]
