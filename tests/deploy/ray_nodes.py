@@ -55,13 +55,15 @@ class Cluster:
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Both nodes; returns when the head's dashboard answers."""
+        """Both nodes; returns when the part of the head's dashboard that deploys answers."""
         head = [
             *("--head", "--num-cpus=0", f"--port={self.gcs}", f"--dashboard-port={self.dashboard}"),
             *("--dashboard-host=127.0.0.1", f"--ray-client-server-port={free_port()}", f"--temp-dir={self.session}"),
         ]
         self.head = self.ray_start("head", head, self.metrics[0], {})
-        assert wait_for(lambda: bool(self.rest("/api/version")) or self.head.poll() is not None, 90), self.log("head")
+        assert wait_for(lambda: bool(self.rest("/api/serve/applications/")) or self.head.poll() is not None, 90), self.log(
+            "head"
+        )
         assert self.head.poll() is None, self.log("head")
         self.start_worker("worker", self.worker_http, self.worker_grpc, self.metrics[1])
 
