@@ -19,6 +19,7 @@ from tests.deploy.manifests import attend_env, ray_env
 from tests.service.server import TAG, free_port, free_ports, processes_of, wait_for
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+START_SECONDS = 240.0
 NODE_DRAIN = 30
 """Seconds; in production it is 640."""
 
