@@ -120,15 +120,59 @@ class Service:
 
 
 @contextmanager
-def service(folder: Path, kind: str) -> Iterator[Service]:
-    """One that serves. Callers go through the node of the replicas; where that node leaves, through the head."""
+def service(folder: Path, *, through_head: bool = False) -> Iterator[Service]:
+    """One that serves. Its callers go through the node of the replicas, or through the head."""
     with cluster(folder) as nodes:
         one = Service(nodes)
-        if kind == "node":
+        if through_head:
             one.address = Address(f"http://127.0.0.1:{nodes.http}", f"127.0.0.1:{nodes.grpc}")
         one.deploy()
         one.wait("two replicas", lambda: one.settled() and one.answers())
         yield one
+
+
+@change
+def kill(one: Service) -> None:
+    """SIGKILL of one of two replicas"""
+    one.lose_a_replica(signal.SIGKILL)
+
+
+@change
+def term(one: Service) -> None:
+    """SIGTERM of the process of one of two replicas"""
+    one.lose_a_replica(signal.SIGTERM)
+
+
+@change
+def freeze(one: Service) -> None:
+    """SIGSTOP of one of two replicas"""
+    one.lose_a_replica(signal.SIGSTOP)
+
+
+@change
+def haproxy(one: Service) -> None:
+    """SIGKILL of the HAProxy that all callers go through"""
+    port = int(one.address.http.rpartition(":")[2])
+
+    def listening() -> list[int]:
+        found = [psutil.Process(pid) for pid in one.pids(HAPROXY)]
+        return [
+            each.pid for each in found if any(c.laddr.port == port and c.status == "LISTEN" for c in each.net_connections())
+        ]
+
+    for pid in (before := listening()):
+        os.kill(pid, signal.SIGKILL)
+    one.wait("another HAProxy", lambda: bool(set(listening()) - set(before)) and one.answers() and one.settled())
+
+
+@change
+def controller(one: Service) -> None:
+    """SIGKILL of Serve's controller"""
+    before, replicas = one.pids(CONTROLLER), one.replica_ids()
+    os.kill(before[-1], signal.SIGKILL)
+    one.wait("another controller", lambda: bool(set(one.pids(CONTROLLER)) - set(before)) and one.settled())
+    if one.replica_ids() != replicas:
+        raise RuntimeError("the new controller has replaced the replicas")
 
 
 @change
@@ -178,50 +222,6 @@ def code(one: Service) -> None:
     found = httpx.get(f"{one.address.http}/version", timeout=10).json()
     if version not in found.values():
         raise RuntimeError(f"the new code is version {version}, but {found} answers")
-
-
-@change
-def kill(one: Service) -> None:
-    """SIGKILL of one of two replicas"""
-    one.lose_a_replica(signal.SIGKILL)
-
-
-@change
-def term(one: Service) -> None:
-    """SIGTERM of the process of one of two replicas"""
-    one.lose_a_replica(signal.SIGTERM)
-
-
-@change
-def freeze(one: Service) -> None:
-    """SIGSTOP of one of two replicas"""
-    one.lose_a_replica(signal.SIGSTOP)
-
-
-@change
-def haproxy(one: Service) -> None:
-    """SIGKILL of the HAProxy that all callers go through"""
-    port = int(one.address.http.rpartition(":")[2])
-
-    def listening() -> list[int]:
-        found = [psutil.Process(pid) for pid in one.pids(HAPROXY)]
-        return [
-            each.pid for each in found if any(c.laddr.port == port and c.status == "LISTEN" for c in each.net_connections())
-        ]
-
-    for pid in (before := listening()):
-        os.kill(pid, signal.SIGKILL)
-    one.wait("another HAProxy", lambda: bool(set(listening()) - set(before)) and one.answers() and one.settled())
-
-
-@change
-def controller(one: Service) -> None:
-    """SIGKILL of Serve's controller"""
-    before, replicas = one.pids(CONTROLLER), one.replica_ids()
-    os.kill(before[-1], signal.SIGKILL)
-    one.wait("another controller", lambda: bool(set(one.pids(CONTROLLER)) - set(before)) and one.settled())
-    if one.replica_ids() != replicas:
-        raise RuntimeError("the new controller has replaced the replicas")
 
 
 @change

@@ -81,13 +81,34 @@ def test_a_run_that_was_ended_goes_on_where_it_was(monkeypatch, tmp_path, capsys
         return 3.0, GOOD
 
     monkeypatch.setattr(updates, "tried", fake)
-    monkeypatch.setattr(updates, "service", lambda folder, kind: nullcontext())
+    monkeypatch.setattr(updates, "service", lambda folder, through_head: nullcontext())
     first, second, *_ = CHANGES
     assert updates.main(["--kind", first, "--times", "2"]) == 0
     assert updates.main(["--kind", first, second, "--times", "3", "--resume"]) == 0
     assert tries == [first] * 3 + [second] * 3
     assert updates.read_found() == {first: [(3.0, GOOD)] * 3, second: [(3.0, GOOD)] * 3}
     assert "| 3 | 0 of 240 | 0 of 36 | 3 of 27, 0, 0 | 0.30 | 0.20 | 3 |" in capsys.readouterr().out
+
+
+def test_a_change_that_does_not_end_is_told_and_the_others_are_tried(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(updates, "OUT", tmp_path / "updates.json")
+    started = []
+
+    def fake(one, kind):
+        if kind == "kill":
+            raise RuntimeError("another replica did not come")
+        return 3.0, GOOD
+
+    def service(folder, through_head):
+        started.append(through_head)
+        return nullcontext()
+
+    monkeypatch.setattr(updates, "tried", fake)
+    monkeypatch.setattr(updates, "service", service)
+    assert updates.main(["--kind", "settings", "kill", "haproxy", updates.APART, "--times", "1"]) == 1
+    assert updates.read_found().keys() - {"kill"} == {"settings", "haproxy", updates.APART}
+    assert started == [False, False, True]  # a new cluster after the failure, and one whose callers go through the head
+    assert "kill: another replica did not come" in capsys.readouterr().err
 
 
 def test_the_packed_code_is_the_tree_under_another_version(tmp_path):
