@@ -78,13 +78,20 @@ def files(target: Target) -> int:
     for process in target.processes():
         with suppress(psutil.Error):
             paths = [Path(process.cwd()), *(Path(file.path) for file in process.open_files())]
-            folders |= {Path(*path.parts[:3]) for path in paths if path.parts[:2] == ("/", "tmp") and len(path.parts) > 3}
+            folders |= {own for path in paths if (own := folder_of(path)) is not None}
     total = 0
     for folder in folders:
         for path in folder.rglob("*"):
             with suppress(OSError):
                 total += path.lstat().st_size
     return total
+
+
+def folder_of(path: Path) -> Path | None:
+    """The folder below /tmp that a file of a server's process lies in; of Ray's, that of its session alone."""
+    parts = path.parts
+    depth = 4 if parts[2:3] == ("ray",) else 3
+    return Path(*parts[:depth]) if parts[:2] == ("/", "tmp") and len(parts) > depth else None
 
 
 def slope(samples: Sequence[Sample], name: str) -> float:
