@@ -19,7 +19,7 @@ from tests.deploy.manifests import attend_env, ray_env
 from tests.service.server import TAG, free_port, free_ports, processes_of, wait_for
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-START_SECONDS = 240.0
+START_SECONDS, STARTS = 240.0, 3
 NODE_DRAIN = 30
 """Seconds; in production it is 640."""
 
@@ -74,12 +74,19 @@ class Cluster:
         return self.workers[0]
 
     def start_worker(self, name: str, http: int, grpc: int, metrics: int | None = None) -> None:
-        """A worker, on ports of its own."""
+        """A worker, on ports of its own; returns when Ray knows it. On a busy machine Ray may give up: then once more."""
         own = {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(http), "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(grpc)}
         names = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
         own |= dict(zip(names, map(str, free_ports(2)), strict=True))
         flags = [f"--address=127.0.0.1:{self.gcs}", "--num-cpus=4"]
-        self.workers.append(self.ray_start(name, flags, metrics or free_port(), own))
+        before = self.alive()
+        for _ in range(STARTS):
+            worker = self.ray_start(name, flags, metrics or free_port(), own)
+            wait_for(lambda worker=worker: self.alive() > before or worker.poll() is not None, START_SECONDS)
+            if worker.poll() is None:
+                break
+        assert worker.poll() is None, self.log(name)
+        self.workers.append(worker)
 
     def ray_start(self, name: str, flags: list[str], metrics: int, extra: dict[str, str]) -> subprocess.Popen[bytes]:
         """`ray start`, with an agent's port of its own, and one for Ray's metrics."""
