@@ -101,8 +101,10 @@ class Callers:
         while not self.over.is_set():
             try:
                 self.plain.append(one(self.address))
-            except (httpx.HTTPError, grpc.RpcError) as error:
+            except httpx.HTTPError as error:
                 self.plain.append(f"{one.__name__}: {type(error).__name__}: {error}"[:160])
+            except grpc.RpcError as error:
+                self.plain.append(f"{one.__name__}: {error.code().name}")
             if self.plain[-1] != "ok":
                 time.sleep(PAUSE)
 

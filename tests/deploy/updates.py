@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from service.client.errors import CallFailed
 from tests.deploy.callers import Callers, Seen, seen
 from tests.deploy.changes import CHANGES, Service, service
 from tests.deploy.manifests import ROOT
@@ -127,7 +128,7 @@ def try_kinds(kinds: Sequence[str], times: int, found: Found) -> Iterator[str]:
                         print(line(kind, len(known), *known[-1]), flush=True)
                         keep(found)
                     left.pop(0)
-        except (RuntimeError, AssertionError) as error:  # the cluster asserts that its own commands succeed
+        except (RuntimeError, AssertionError, CallFailed) as error:  # the cluster asserts that its own commands succeed
             left.remove(kind)
             yield f"{kind}: {error}"
 
