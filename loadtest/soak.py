@@ -1,39 +1,42 @@
-"""`make soak`: a server of our own under steady load for half an hour, with callers who leave and calls that are refused.
+"""`make soak`: a server of our own under steady load for half an hour, beside callers who do harm (`troubles.py`).
 
 python -m loadtest.soak --minutes 30 --rate 40
 
-What the server's processes hold is read every few seconds: memory, descriptors, threads, KV blocks, its files in /tmp. At the
-end a line is fitted to each, from the end of the first fifth on. The exit code is 3 where one of them grew.
+What the server's processes hold is read every few seconds: memory, descriptors, threads, tasks, KV blocks, its files in /tmp.
+At the end a line is fitted to each, from the end of the first fifth on. The exit code is 3 where one of them grew, a call
+failed, or harm ended otherwise than it must.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import aiohttp
 import psutil
 
 from loadtest.faults.target import Target, running, wait_for
+from loadtest.inside.sitecustomize import FOLDER
 from loadtest.load import OUT, locust
 from loadtest.server import StartError
 from loadtest.slo import MISSED
+from loadtest.troubles import Troubled, trouble
 
 SHARE, EVERY = 0.8, 5.0
 """Of the capacity; seconds between two readings."""
 WARM_SHARE = 0.2
 """Of the run, which is left out at its beginning: pools of threads and caches fill."""
-GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "files_mb": 0.5}
+GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "tasks": 0.5, "files_mb": 0.5}
 """The most that a fitted line may rise in a minute."""
-LEAVE_SECONDS = 0.5
-"""Between two callers who leave in the middle of a stream. As often one calls with a field that does not exist."""
 USED = re.compile(r"^attend_kv_cache_usage\{[^}]*\} (\S+)", re.MULTILINE)
 
 
@@ -46,14 +49,16 @@ class Sample:
     """Resident, without what processes share."""
     descriptors: int
     threads: int
+    tasks: int
+    """Of asyncio, in the engine's process."""
     files_mb: float
     """Of the server's own folders in /tmp."""
     blocks: float
     """Share of the KV blocks that requests hold."""
 
 
-def sample(target: Target, started: float) -> Sample:
-    """A reading of the server as it is now."""
+def sample(target: Target, folder: Path, started: float) -> Sample:
+    """A reading of the server as it is now; `folder` holds the numbers of tasks."""
     memory, descriptors, threads = 0, 0, 0
     for process in target.processes():
         with suppress(psutil.Error):
@@ -62,7 +67,9 @@ def sample(target: Target, started: float) -> Sample:
             threads += process.num_threads()
     _, text = target.get("/metrics")
     blocks = max((float(value) for value in USED.findall(text)), default=0.0)
-    return Sample(time.monotonic() - started, memory / 2**20, descriptors, threads, files(target) / 2**20, blocks)
+    tasks = sum(int(path.read_text() or 0) for path in folder.iterdir())  # an empty one is being written
+    seconds, megabytes = time.monotonic() - started, files(target) / 2**20
+    return Sample(seconds, memory / 2**20, descriptors, threads, tasks, megabytes, blocks)
 
 
 def files(target: Target) -> int:
@@ -71,13 +78,20 @@ def files(target: Target) -> int:
     for process in target.processes():
         with suppress(psutil.Error):
             paths = [Path(process.cwd()), *(Path(file.path) for file in process.open_files())]
-            folders |= {Path(*path.parts[:3]) for path in paths if path.parts[:2] == ("/", "tmp") and len(path.parts) > 3}
+            folders |= {own for path in paths if (own := folder_of(path)) is not None}
     total = 0
     for folder in folders:
         for path in folder.rglob("*"):
             with suppress(OSError):
                 total += path.lstat().st_size
     return total
+
+
+def folder_of(path: Path) -> Path | None:
+    """The folder below /tmp that a file of a server's process lies in; of Ray's, that of its session alone."""
+    parts = path.parts
+    depth = 4 if parts[2:3] == ("ray",) else 3
+    return Path(*parts[:depth]) if parts[:2] == ("/", "tmp") and len(parts) > depth else None
 
 
 def slope(samples: Sequence[Sample], name: str) -> float:
@@ -89,43 +103,29 @@ def slope(samples: Sequence[Sample], name: str) -> float:
     return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread if spread else 0.0
 
 
-async def leave(target: Target, over: threading.Event) -> None:
-    """Streams whose callers leave after the first event, and calls that are refused, until `over`."""
-    body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    async with aiohttp.ClientSession() as session:
-        while not over.is_set():
-            with suppress(aiohttp.ClientError):
-                async with session.post(f"{target.address.http}/v1/completions", json=body) as answer:
-                    await answer.content.readany()
-                async with session.post(f"{target.address.http}/v1/completions", json=body | {"unknown": 1}) as answer:
-                    assert answer.status == 400
-            await asyncio.sleep(LEAVE_SECONDS)
-
-
-def soak(target: Target, rate: int, minutes: float) -> tuple[list[Sample], int]:
-    """The readings of the run, and the exit code of locust. The last reading is of the idle server."""
-    over, samples, started = threading.Event(), [], time.monotonic()
-    leaver = threading.Thread(target=lambda: asyncio.run(leave(target, over)))
+def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[Sample], Troubled, int]:
+    """The readings of the run, how harm ended, and the exit code of locust. The last reading is of the idle server."""
+    over, samples, started, troubled = threading.Event(), [], time.monotonic(), Troubled(Counter(), Counter())
 
     def read() -> None:
         while not over.wait(EVERY):
-            samples.append(sample(target, started))
+            samples.append(sample(target, folder, started))
 
-    reader = threading.Thread(target=read)
-    leaver.start()
-    reader.start()
+    threads = [threading.Thread(target=read), threading.Thread(target=lambda: asyncio.run(trouble(target, over, troubled)))]
+    for thread in threads:
+        thread.start()
     load = ["--loop", "open", "-u", str(rate), "-r", str(rate), "-t", f"{round(minutes * 60)}s", "--stop-timeout", "30"]
     with (OUT / "locust.log").open("w", encoding="utf-8") as log:  # at its end are the errors of calls that failed
         code = locust(target.address, OUT, load, stdout=log, stderr=log)
     over.set()
-    leaver.join()
-    reader.join()
-    wait_for(lambda: sample(target, started).blocks == 0, 10)
-    return [*samples, sample(target, started)], code
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: sample(target, folder, started).blocks == 0, 10)
+    return [*samples, sample(target, folder, started)], troubled, code
 
 
-def report(samples: Sequence[Sample], summary: dict, rate: int) -> tuple[list[str], bool]:
-    """The lines of the result, and whether nothing grew, no block is held at the end, and no call failed."""
+def report(samples: Sequence[Sample], summary: dict, troubled: Troubled, rate: int) -> tuple[list[str], bool]:
+    """The lines of the result, and whether nothing grew, no block is held at the end, and each call ended as it must."""
     good, lines = True, []
     for name, most in GROWTH.items():
         rise = slope(samples, name)
@@ -134,8 +134,8 @@ def report(samples: Sequence[Sample], summary: dict, rate: int) -> tuple[list[st
         lines.append(f"{name:<12} {first:>8.1f} to {last:>8.1f} {rise:>+8.3f} a minute  {'ok' if rise <= most else 'GREW'}")
     held = samples[-1].blocks
     calls = f"calls failed {summary['failed']}, refused {summary['refused']}, at {rate} requests a second"
-    lines.append(f"KV blocks held at the end: {held:.1%}; {calls}")
-    return lines, good and held == 0 and summary["failed"] == 0
+    lines += [f"KV blocks held at the end: {held:.1%}; {calls}", troubled.line()]
+    return lines, good and held == 0 and summary["failed"] == 0 and troubled.good
 
 
 def plot(samples: Sequence[Sample], path: Path) -> None:
@@ -151,6 +151,12 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
     drawing.savefig(path, format="svg")
 
 
+def inside(folder: str) -> dict[str, str]:
+    """The variables of a server whose steps can be made to fail, and which writes numbers of tasks to a folder."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "inside"), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, FOLDER: folder}
+
+
 def main(arguments: Sequence[str]) -> int:
     """0 where nothing grew, 1 where no server came up, 3 where something grew or failed."""
     parser = argparse.ArgumentParser(
@@ -163,8 +169,8 @@ def main(arguments: Sequence[str]) -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / "summary.json").unlink(missing_ok=True)
     try:
-        with running(flags) as target:
-            samples, code = soak(target, options.rate, options.minutes)
+        with tempfile.TemporaryDirectory() as folder, running(flags, environment=inside(folder)) as target:
+            samples, troubled, code = soak(target, Path(folder), options.rate, options.minutes)
     except StartError as error:
         print(error, file=sys.stderr)
         return 1
@@ -174,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     summary = json.loads((OUT / "summary.json").read_text(encoding="utf-8"))
     (OUT / "soak.json").write_text(json.dumps([asdict(one) for one in samples]), encoding="utf-8")
     plot(samples, options.plot)
-    lines, good = report(samples, summary, options.rate)
+    lines, good = report(samples, summary, troubled, options.rate)
     print("\n".join(lines))
     return 0 if good else 3
 

@@ -93,6 +93,8 @@ class HttpStreamUser(StreamUser, HttpUser):
         }
         path, deadline = "/v1/completions", self.options.deadline_s
         with self.client.post(path, json=body, stream=True, catch_response=True, timeout=deadline) as response:
+            if response.error:  # there is no answer, and nothing to close
+                raise response.error
             try:
                 self.check(response)
                 self.read(response.iter_lines(), stream)
@@ -101,8 +103,6 @@ class HttpStreamUser(StreamUser, HttpUser):
 
     @staticmethod
     def check(response):
-        if response.error:
-            raise response.error
         if response.status_code == 429:
             raise RefusedError("429", float(response.headers.get("Retry-After", RETRY_SECONDS)))
         if response.status_code != 200:

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,15 +128,20 @@ def make_keys(folder: Path) -> tuple[Path, dict[str, str]]:
 
 
 @contextlib.contextmanager
-def started(flags: Sequence[str] = (), keys: dict[str, str] | None = None) -> Iterator[Target]:
-    """A server that has begun to start. Whatever happens in the block, no process of it is left after it."""
+def started(
+    flags: Sequence[str] = (), keys: dict[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Target]:
+    """A server that has begun to start, with more variables than ours in its environment.
+
+    Whatever happens in the block, no process of it is left after it.
+    """
     http, grpc = free_port(), free_port()
     while grpc == http:
         grpc = free_port()
     mark, (read, write) = secrets.token_hex(8), os.pipe()
     command = [sys.executable, "-m", "service.commands.cli", "serve", *flags, "--port", str(http), "--grpc-port", str(grpc)]
-    environment = os.environ | {MARK: mark}
-    process = subprocess.Popen(command, stdout=write, stderr=write, env=environment, start_new_session=True)
+    variables = {**os.environ, **(environment or {}), MARK: mark}
+    process = subprocess.Popen(command, stdout=write, stderr=write, env=variables, start_new_session=True)
     os.close(write)
     target = Target(Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"), process, mark, keys or {})
     target.reading.set()
@@ -154,9 +159,11 @@ def started(flags: Sequence[str] = (), keys: dict[str, str] | None = None) -> It
 
 
 @contextlib.contextmanager
-def running(flags: Sequence[str] = (), keys: dict[str, str] | None = None) -> Iterator[Target]:
+def running(
+    flags: Sequence[str] = (), keys: dict[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Target]:
     """A server that is ready. Raises StartError with its last lines where it does not come up."""
-    with started(flags, keys) as target:
+    with started(flags, keys, environment) as target:
 
         def ready() -> bool:
             return target.process.poll() is not None or any("Ready:" in line for line in target.lines)

@@ -203,7 +203,7 @@ class GenerationService:
             if output.error == NO_TOKEN_LEFT:
                 raise InvalidRequest(NO_TOKEN_LEFT)
             if output.finish_reason is FinishReason.ERROR:
-                log.error("a request failed in the engine: %s", output.error)
+                log.error("request %s failed in the engine: %s", record.request_id, output.error)
                 raise EngineFailed("internal error")
             if not output.token_ids and (
                 answer.request.pooling is not None or not any(other.begun for other in answers.values())

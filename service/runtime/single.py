@@ -87,6 +87,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     server = http_server(replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False), most, tls[0])
     rpc = grpc_server(replica, settings.host, settings.grpc_port, most, tls[1])
     await rpc.start()
+    http.listen(server.config.backlog)  # the task may not come to it before the line below is read
     serving = asyncio.create_task(server.serve([http]))
     say(ready_line(settings, await replica.describe()))
     try:

@@ -1,164 +1,155 @@
-"""Rolling updates of a Serve application under callers: does any call fail, does any stream break?
+"""Changes of a Serve application under callers, and losses of its parts: does a call fail, is a stream cut, is a token lost?
 
-    python -m tests.deploy.updates --times 20
+    python -m tests.deploy.updates --kind settings --times 20
+    python -m tests.deploy.updates --resume
 
-Two replicas of deploy/serve/attend.yaml on a Ray node of our own. Each update changes a setting, so that every replica is
-replaced while calls and streams of both transports go on through it. It prints a line for each update, and ends with 3 if a
-call failed.
+Two replicas of deploy/serve/attend.yaml on Ray nodes of our own. Meanwhile small calls, plain streams and streams of our own
+client go on over both transports. It prints a line for each change, keeps what callers saw in loadtest/out/updates.json as it
+comes, and then prints the table. --resume goes on where a run was ended. It ends with 3 where a limit was missed.
 """
 
 import argparse
-import itertools
+import json
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 
-import grpc
-import httpx
-import yaml
-
-from loadtest.faults.deaths import Calls
-from loadtest.server import Address
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.client.errors import CallFailed
+from tests.deploy.callers import Callers, Seen, seen
+from tests.deploy.changes import CHANGES, Service, service
 from tests.deploy.manifests import ROOT
-from tests.deploy.ray_nodes import Cluster, cluster
 from tests.service.server import wait_for
 
-PROMPT = "def fibonacci(n):"
-TOKENS, LONGEST = 600, 30
-"""Of a stream; and seconds that a replica which leaves gives its streams."""
-UPDATE_SECONDS = 180
+OUT = ROOT / "loadtest/out/updates.json"
+PLANNED = ("settings", "model", "code", "node", "autoscale")
+"""Of these no caller may notice anything; of the others each answer of our client must be whole."""
+APART = "node"
+"""Its callers go through the head, since the node of the replicas leaves."""
+AGAIN_SECONDS = 5.0
+"""The most until both transports answer calls that began after a change."""
+AFTER_SECONDS = 2.0
+"""That callers still go on when a change is over."""
+Found = dict[str, list[tuple[float, Seen]]]
+"""By kind: how long each change took, and what callers saw."""
 
 
-@dataclass(frozen=True)
-class Application:
-    """What `Calls` needs of a server."""
-
-    address: Address
-
-    def headers(self) -> dict[str, str]:
-        """Of a call."""
-        return {"content-type": "application/json"}
-
-
-class Streams:
-    """A stream of each transport after the other, until the end; `ends` has how each of them ended."""
-
-    def __init__(self, address: Address) -> None:
-        self.address, self.ends, self.over = address, [], threading.Event()
-
-    def over_http(self) -> str:
-        """`[DONE]` is the last event of a whole stream."""
-        body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-        last = ""
-        with httpx.stream("POST", f"{self.address.http}/v1/completions", json=body, timeout=120) as answer:
-            for line in filter(None, answer.iter_lines()):
-                last = line
-        return "ok" if last == "data: [DONE]" else f"HTTP: {answer.status_code}, {last[:80]}"
-
-    def over_grpc(self) -> str:
-        """The last message of a whole stream says why it ended."""
-        request = pb.GenerateRequest(text=PROMPT, max_tokens=TOKENS, stopping=pb.StoppingCriteria(ignore_eos=True))
-        count = 0
-        with grpc.insecure_channel(self.address.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            for message in GenerationServiceStub(channel).GenerateStream(request, timeout=120):
-                count += sum(len(output.token_ids) or 1 for output in message.outputs)
-                reason = message.outputs[-1].finish_info.finish_reason
-        return "ok" if reason == pb.FINISH_REASON_LENGTH else f"gRPC: ended with {reason}"
-
-    def run(self, one) -> None:
-        """Stream after stream."""
-        while not self.over.is_set():
-            try:
-                self.ends.append(one())
-            except (httpx.HTTPError, grpc.RpcError) as error:
-                self.ends.append(f"{type(error).__name__}: {error}"[:120])
-            if self.ends[-1] != "ok":
-                time.sleep(1)  # as a client does
-
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """One of each transport at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            for one in (self.over_http, self.over_grpc):
-                pool.submit(self.run, one)
-            try:
-                yield
-            finally:
-                self.over.set()
-
-
-def deployed(nodes: Cluster, number: int) -> None:
-    """Deploy the file with its ports moved, and as model number so many; returns when only its replicas run."""
-    config = yaml.safe_load((ROOT / "deploy/serve/attend.yaml").read_text())
-    config["http_options"] |= {"host": "127.0.0.1", "port": nodes.http}
-    config["grpc_options"]["port"] = nodes.grpc
-    [application] = config["applications"]
-    application["args"] |= {
-        "request_timeout_seconds": LONGEST,
-        "drain_seconds": LONGEST,
-        "served_model_name": f"model-{number}",
-    }
-    file = nodes.folder / "serve.yaml"
-    file.write_text(yaml.safe_dump(config))
-    before = replica_ids(nodes)
-    nodes.deploy(file)
-
-    def replaced() -> bool:
-        now = replica_ids(nodes)
-        return len(now) == 2 and not now & before and nodes.application().get("status") == "RUNNING"
-
-    if not wait_for(replaced, UPDATE_SECONDS):
-        raise RuntimeError(f"update {number} did not end: {nodes.application()}")
-
-
-def replica_ids(nodes: Cluster) -> set[str]:
-    """All replicas that Serve still knows, those that leave too."""
-    deployment = nodes.application().get("deployments", {}).get("Attend", {})
-    return {each["replica_id"] for each in deployment.get("replicas", [])}
-
-
-def update(nodes: Cluster, address: Address, number: int) -> tuple[list[str], str]:
-    """One update under callers: what failed, and its line."""
-    calls, streams = Calls(Application(address)), Streams(address)
-    with calls.going_on(), streams.going_on():
-        wait_for(lambda: calls.ok_since(0) and len(streams.ends) >= 2, 60)
+def tried(one: Service, kind: str) -> tuple[float, Seen]:
+    """One change under callers. Raises RuntimeError where it does not come to an end."""
+    before = one.uncut()
+    with Callers(one.address).going_on() as callers:
+        if not wait_for(callers.under_way, 120):
+            raise RuntimeError(f"callers are not answered: {callers.plain} {callers.failed}")
         began = time.monotonic()
-        deployed(nodes, number)
+        CHANGES[kind](one)
         seconds = time.monotonic() - began
-        time.sleep(2)
-    broken = [end for end in streams.ends if end != "ok"]
-    failed = [f"{call.transport}: {call.result}" for call in calls.done if call.result != "ok"]
-    when = sorted(call.began - began for call in calls.done if call.result != "ok")
-    span = f", from {when[0]:.1f} to {when[-1]:.1f} s after it began" if when else ""
-    slow = max(calls.done, key=lambda call: call.seconds)
-    slowest = f"the slowest {slow.seconds:.2f} s ({slow.transport}, begun at {slow.began - began:.1f} s)"
-    of_calls = f"{len(calls.done)} calls, {len(failed)} failed{span}, {slowest}"
-    return failed + broken, f"update {number}: {seconds:.0f} s; {of_calls}; {len(streams.ends)} streams, {len(broken)} broken"
+        time.sleep(AFTER_SECONDS)
+    return seconds, seen(callers, began, before | one.uncut())
+
+
+def kept(kind: str, found: Seen) -> bool:
+    """Whether callers saw no more of a change than they may."""
+    lost = found.wrong or found.given_up or found.again > AGAIN_SECONDS
+    return not lost and not (kind in PLANNED and (found.failed or found.broken))
+
+
+def line(kind: str, number: int, seconds: float, found: Seen) -> str:
+    """What is said of a change when it is over."""
+    last = f" (last begun at {found.last_failure:.1f} s)" if found.failed else ""
+    what = Counter([*found.failed, *found.broken, *found.given_up])
+    return (
+        f"{kind} {number}: {seconds:.0f} s; {found.calls} calls, {len(found.failed)} failed{last}, "
+        f"slowest {found.slowest:.2f} s, again after {found.again:.2f} s; "
+        f"{found.streams} plain streams, {len(found.broken)} cut; "
+        f"{found.answers} answers of our client, {found.resumed} of several tries, {found.wrong} wrong, "
+        f"{len(found.given_up)} failed" + "".join(f"\n    {count} x {end}" for end, count in what.items())
+    )
+
+
+def table(found: Mapping[str, Sequence[tuple[float, Seen]]]) -> str:
+    """The rows of a page."""
+    rows = [
+        "| what | times | failed of all calls | cut of all plain streams | our client's answers: resumed, wrong, failed | "
+        "answered again, s | slowest call, s | all as before, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in (kind for kind in CHANGES if found.get(kind)):
+        all_seen = [one for _, one in found[kind]]
+        failed, broken = (sum(len(getattr(one, name)) for one in all_seen) for name in ("failed", "broken"))
+        calls, streams, answers, resumed, wrong = (
+            sum(getattr(one, name) for one in all_seen) for name in ("calls", "streams", "answers", "resumed", "wrong")
+        )
+        given_up = sum(len(one.given_up) for one in all_seen)
+        again, slowest = (max(getattr(one, name) for one in all_seen) for name in ("again", "slowest"))
+        longest = max(seconds for seconds, _ in found[kind])
+        about = (CHANGES[kind].__doc__ or "").strip()
+        rows.append(
+            f"| {about} | {len(all_seen)} | {failed} of {calls} | {broken} of {streams} | {resumed} of {answers}, {wrong}, "
+            f"{given_up} | {again:.2f} | {slowest:.2f} | {longest:.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def read_found() -> Found:
+    """What an earlier run has seen."""
+    if not OUT.is_file():
+        return {}
+    lists = {field.name for field in fields(Seen) if str(field.type).startswith("tuple")}
+
+    def back(one: dict) -> Seen:
+        return Seen(**{name: tuple(value) if name in lists else value for name, value in one.items()})
+
+    return {kind: [(seconds, back(one)) for seconds, one in each] for kind, each in json.loads(OUT.read_text()).items()}
+
+
+def keep(found: Found) -> None:
+    """Write down what was seen so far."""
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps({kind: [(seconds, asdict(one)) for seconds, one in each] for kind, each in found.items()}))
+
+
+def try_kinds(kinds: Sequence[str], times: int, found: Found) -> Iterator[str]:
+    """So many changes of each kind, those counted that are found already, on one cluster as long as each comes to an end.
+
+    Yields what went wrong where one did not.
+    """
+    left = [kind for kind in kinds if len(found.setdefault(kind, [])) < times]
+    while left:
+        apart = (kind := left[0]) == APART
+        try:
+            with tempfile.TemporaryDirectory() as folder, service(Path(folder), through_head=apart) as one:
+                while left and (left[0] == APART) == apart:
+                    known = found[kind := left[0]]
+                    while len(known) < times:
+                        known.append(tried(one, kind))
+                        print(line(kind, len(known), *known[-1]), flush=True)
+                        keep(found)
+                    left.pop(0)
+        except (RuntimeError, AssertionError, CallFailed) as error:  # the cluster asserts that its own commands succeed
+            left.remove(kind)
+            yield f"{kind}: {error}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0, or 3 where a call failed or a stream broke."""
+    """0, 1 where a change did not come to an end, 3 where a limit was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=20, help="updates (default 20)")
-    options, wrong = parser.parse_args(words), 0
-    with tempfile.TemporaryDirectory() as folder, cluster(Path(folder)) as nodes:
-        address = Address(f"http://127.0.0.1:{nodes.worker_http}", f"127.0.0.1:{nodes.worker_grpc}")
-        deployed(nodes, 0)
-        wait_for(lambda: Calls(Application(address)).over_http() == Calls(Application(address)).over_grpc() == "ok", 60)
-        for number in itertools.islice(itertools.count(1), options.times):
-            bad, line = update(nodes, address, number)
-            wrong += len(bad)
-            print(line, *sorted(set(bad)), sep="\n    ", flush=True)
-    print(f"{options.times} updates, {wrong} calls or streams failed")
-    return 3 if wrong else 0
+    parser.add_argument("--kind", nargs="+", choices=CHANGES, default=list(CHANGES), help="what to try (default: all)")
+    parser.add_argument("--times", type=int, default=5, help="of each (default 5)")
+    parser.add_argument("--resume", action="store_true", help="count in what the last run has seen")
+    options = parser.parse_args(words)
+    found, failures = read_found(), []
+    if not options.resume:
+        found = {kind: known for kind, known in found.items() if kind not in options.kind}
+    for failure in try_kinds(options.kind, options.times, found):
+        failures.append(failure)
+        print(failure, file=sys.stderr, flush=True)
+    print(table(found))
+    if failures:
+        return 1
+    return 0 if all(kept(kind, one) for kind in options.kind for _, one in found[kind]) else 3
 
 
 if __name__ == "__main__":

@@ -144,9 +144,15 @@ def test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded_over_both_transp
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_over_both_transports(locked, tmp_path):
-    words = ("--grpc-tls", "--prompts", "short", "--json-file", str(tmp_path / "rows"))
-    assert plain(locked, *words, ATTEND_API_KEY=locked.locked.key).returncode == 3
+    words = ("--grpc-tls", "--prompts", "short")
+    done = plain(locked, *words, "--json-file", str(tmp_path / "rows"), ATTEND_API_KEY=locked.locked.key)
+    assert done.returncode == 3
     assert failed(read_rows(tmp_path / "rows.json")) == {"HTTP short": 1, "GRPC short": 1}
+
+
+def test_the_end_of_a_run_says_why_a_call_got_no_answer(locked):
+    done = plain(locked, "--prompts", "short", "HttpStreamUser", ATTEND_API_KEY=locked.locked.key)
+    assert "CERTIFICATE_VERIFY_FAILED" in done.stdout + done.stderr
 
 
 def test_an_answer_that_ends_in_an_error_is_a_failure_and_no_latency(run, server):

@@ -42,7 +42,7 @@ def command(*prompts, n: int = 1, seed: int | None = None, model: str = "", dead
 
 
 async def batches(server: Server, asked: Command, seen: list[list[Chunk]]) -> None:
-    record = server.metrics.open("http", "/v1/completions")
+    record = server.metrics.open("http", "/v1/completions", asked.request_id)
     async with aclosing(server.service.generate(asked, record, adapter=server.service.adapter_of(asked))) as stream:
         async for chunks in stream:
             seen.append(chunks)
@@ -436,12 +436,13 @@ def test_parameters_that_leave_no_token_are_the_callers_error():
         generate(engine, command())
 
 
-def test_a_request_that_fails_in_the_engine_fails_the_call_without_the_reason():
-    engine = FakeEngine()
+def test_a_request_that_fails_in_the_engine_fails_the_call_and_its_reason_stands_in_the_log_alone(caplog):
+    engine, asked = FakeEngine(), command(n=2)
     engine.broken_after = 2
     with pytest.raises(EngineFailed) as caught:
-        generate(engine, command(n=2))
+        generate(engine, asked)
     assert "Secret" not in str(caught.value)
+    assert caplog.messages == [f"request {asked.request_id} failed in the engine: {engine.error}"]
     assert not engine.open
 
 

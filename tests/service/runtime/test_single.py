@@ -2,12 +2,14 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from model.errors import EngineFailed
 from protos.attend.v1 import generation_pb2 as pb
 from service.runtime import single
+from service.runtime.front import bound
+from service.settings import Settings
 from tests.service.server import Server, free_port, free_ports, running, started, wait_for
 from tests.service.test_contract import (  # noqa: F401 - the laws of any server
     stub,
@@ -168,6 +172,40 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 def read_some(server: Server, begun: threading.Event) -> None:
     """The lines of a stream that will be cut."""
     read_all(post(server, prompt=PROMPT, stream=True, **LONG), begun)
+
+
+def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the server's own task has not yet run."""
+    connected: list[int] = []
+
+    def heard(line: str) -> None:
+        with socket.socket() as caller:
+            connected.append(caller.connect_ex(http.getsockname()))
+
+    class Other(SimpleNamespace):
+        """Stands for the replica and for both servers."""
+
+        async def nothing(self, *given: object) -> None: ...
+
+        start = stop = describe = drain = nothing
+
+        async def serve(self, sockets: list[socket.socket]) -> None:
+            assert connected, "this task runs too early to show anything"
+
+    other = Other(config=SimpleNamespace(backlog=8), application=lambda *given, **named: None)
+    monkeypatch.setattr("service.runtime.front.http_server", lambda *given: other)
+    monkeypatch.setattr("service.grpc_api.server.grpc_server", lambda *given: other)
+    monkeypatch.setattr(single, "ready_line", lambda *given: "Ready")
+    monkeypatch.setattr(single, "say", heard)
+
+    async def serve() -> int:
+        (stop := asyncio.Event()).set()
+        monkeypatch.setattr(single, "watch", lambda *given: stop.wait())
+        return await single.serve(other, Settings(), http, stop)  # type: ignore[arg-type]
+
+    with bound("127.0.0.1", 0) as http:
+        assert asyncio.run(serve()) == 0
+    assert connected[0] == 0
 
 
 def test_a_step_thread_that_is_dead_or_stuck_ends_the_watch() -> None:

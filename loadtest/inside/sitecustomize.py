@@ -1,0 +1,52 @@
+"""Run by each Python process of a server whose PYTHONPATH begins with this folder: makes requests fail, and counts tasks.
+
+In the process of the engine a step that holds a poisoned prompt raises, as a kernel with a bug would. Every few seconds the
+number of asyncio's tasks goes into a file of its own in the folder that SOAK_FOLDER names. A server without it has neither.
+"""
+
+import asyncio.tasks
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+FOLDER = "SOAK_FOLDER"
+POISON = (4097, 4099, 4097, 4099)
+"""Token ids, one after the other in a prompt; no text becomes them."""
+EVERY = 2.0
+
+
+def poisoned(tokens) -> bool:
+    """Whether the tokens of a step hold POISON."""
+    size, first = len(POISON), POISON[0]
+    return any(token == first and tuple(tokens[at : at + size]) == POISON for at, token in enumerate(tokens))
+
+
+def poison(runner) -> None:
+    """Make steps with POISON raise."""
+    submit = runner.submit
+
+    def checked(self, step):
+        if poisoned(step.tokens):
+            raise RuntimeError("a poisoned prompt")
+        return submit(self, step)
+
+    runner.submit = checked
+
+
+def watch(folder: Path) -> None:
+    """Wait for the engine; poison its steps; count tasks for ever. A process without an engine waits for ever."""
+    while not hasattr(runner := sys.modules.get("model.engine.runner"), "ModelRunner"):
+        time.sleep(EVERY)
+    poison(runner.ModelRunner)
+    tasks = getattr(asyncio.tasks, "_scheduled_tasks", None)  # Python 3.12's name; of all loops of the process
+    tasks = asyncio.tasks._all_tasks if tasks is None else tasks
+    counted = folder / f"{os.getpid()}.tasks"
+    while True:
+        counted.write_text(str(len(tasks)))
+        time.sleep(EVERY)
+
+
+if FOLDER in os.environ:
+    threading.Thread(target=watch, args=(Path(os.environ[FOLDER]),), daemon=True).start()
