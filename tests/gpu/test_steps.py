@@ -53,20 +53,20 @@ def streams(runner, count=32, **asked):
 
 
 STEPS = {  # launches, MiB beside weights, cache and what graphs keep, waits of the submission, waits of the result
-    "greedy": (lambda r: streams(r), 12, 1, set(), set()),
-    "drawn": (lambda r: streams(r, sampling=DRAWN), 50, 126, set(), set()),
-    "top-k, top-p and min-p": (lambda r: streams(r, sampling=LIMITED), 87, 126, set(), set()),
-    "penalties and biases": (lambda r: streams(r, decoding=CHANGED), 506, 24, set(), set()),
-    "allowed tokens": (lambda r: streams(r, decoding=ALLOWED), 59, 25, set(), set()),
+    "greedy": (lambda r: streams(r), 5, 1, set(), set()),
+    "drawn": (lambda r: streams(r, sampling=DRAWN), 43, 127, set(), set()),
+    "top-k, top-p and min-p": (lambda r: streams(r, sampling=LIMITED), 80, 127, set(), set()),
+    "penalties and biases": (lambda r: streams(r, decoding=CHANGED), 499, 24, set(), set()),
+    "allowed tokens": (lambda r: streams(r, decoding=ALLOWED), 52, 25, set(), set()),
     "banned tokens": (
         lambda r: streams(r, min_tokens=3, stop_token_ids=frozenset({3, 4})),
-        90,
+        83,
         24,
         set(),
         set(),
     ),
-    "masks": (lambda r: [masked(each) for each in streams(r)], 28, 36, set(), set()),
-    "log probabilities": (lambda r: streams(r, logprobs=3), 19, 40, set(), READ),
+    "masks": (lambda r: [masked(each) for each in streams(r)], 21, 36, set(), set()),
+    "log probabilities": (lambda r: streams(r, logprobs=3), 12, 40, set(), READ),
     "a prompt": (lambda r: [item(r, "p", 0, 1024)], 305, 117, set(), set()),
     "a part of a prompt": (lambda r: [item(r, "p", 0, 1024, 5)], 296, 117, set(), set()),
     "a prompt beside streams": (lambda r: [*streams(r), item(r, "p", 0, 992)], 371, 117, set(), set()),

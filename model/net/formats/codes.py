@@ -40,7 +40,8 @@ MXFP4 = Kind("mxfp4", 4, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 FP8 = Kind("fp8", 8)
 """Floats with four bits of exponent and three of mantissa (e4m3fn): a code is the bits of one, as int8."""
 LARGEST_FP8 = 448.0
-KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4, FP8)}
+KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
+"""Those of whole numbers."""
 
 
 class Form(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.net.checkpoint import load, save
-from model.net.formats.codes import GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind, quantise
+from model.net.formats.codes import FP8, GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind, quantise
 from model.net.linear import ExpertLinear, Linear
 from model.net.quantised import QuantisedLinear
 from model.train.loss import hidden_states
@@ -26,6 +26,8 @@ def some_codes(kind: Kind, rows: int, columns: int, *, minima: bool = False, sca
     dice = torch.Generator().manual_seed(columns)
     low, high, dtype = (0, 16, torch.uint8) if kind.values else (-127, 128, torch.int8)
     codes = torch.randint(low, high, (rows, columns), generator=dice).to(dtype)
+    if kind == FP8:  # in which some codes are no numbers
+        codes = torch.randn(rows, columns, generator=dice).to(torch.float8_e4m3fn).view(torch.int8)
     scales, least = (torch.randn(rows, -(-columns // GROUP), generator=dice).half().float() * scale for _ in range(2))
     return Codes(kind, codes, scales, least if minima else None)
 
@@ -67,7 +69,7 @@ def test_zeros_stay_zeros(kind):
     assert quantise(plain, kind).dense().isfinite().all()
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", [*KINDS.values(), FP8], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("minima", [False, True])
 @pytest.mark.parametrize(("columns", "scale"), list(product(WIDTHS, SCALES)))
 def test_a_matrix_holds_the_codes_that_it_is_given(kind, minima, columns, scale):
