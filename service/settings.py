@@ -112,7 +112,8 @@ class Settings(BaseModel):
         False, description="tokens with the same bits whatever else runs; refused where the machine cannot keep it"
     )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
-        0, description="CPU threads of the engine; 0 is one for each core that affinity and cgroup allow"
+        0,
+        description="CPU threads of the engine; 0 is one for each core that affinity and cgroup allow, shared out among ranks",
     )
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(

@@ -53,7 +53,7 @@ def choose_backend(
         if kind.supports(config, dtype, device, block_size):
             return kind(config.attention_variants)
     if shared and not _computes_parts(wanted, config):
-        raise SettingError(f"backend is {wanted}, but it does not compute this model in parts: tensor_parallel needs torch")
+        raise SettingError(f"backend is {wanted}, but it does not compute this model in parts, as tensor_parallel asks")
     kind = _kind_of(wanted)
     raise SettingError(f"backend is {wanted}, but {ABSENT[wanted] if kind is None else _lack(wanted, config)}")
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from model.engine.ranks import ShardRunner
 from model.engine.runner import ModelRunner
 from model.errors import SettingError
 from model.net.backends import Row
@@ -41,7 +42,8 @@ def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> Non
 
 
 def _refuse(runner: ModelRunner, why: str) -> None:
-    raise SettingError(f"deterministic is set, but with the {runner.backend.name} backend {why}: it needs the native one")
+    needs = "it needs the native one" + (", without tensor_parallel" if isinstance(runner, ShardRunner) else "")
+    raise SettingError(f"deterministic is set, but with the {runner.backend.name} backend {why}: {needs}")
 
 
 def _computed(

@@ -77,7 +77,8 @@ class CudaRecorder:
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        # other threads may call CUDA meanwhile: NCCL's looks at its events all the time
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             step()
         return graph.replay
 

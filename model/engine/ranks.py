@@ -78,10 +78,12 @@ class Leader:
         self.runner = runner
         self._clock = clock
         self._beat = clock()
+        self._failure: DeviceFailed | None = None
+        """Why the ranks do not compute the same any more."""
 
     def submit(self, step: StepInput) -> PendingStep:
-        """See `ModelRunner.submit`. Whatever it raises ends the engine: DeviceFailed."""
-        with _together():
+        """See `ModelRunner.submit`. Whatever it raises ends the engine: DeviceFailed, at every later call too."""
+        with self._together():
             self.idle()
             self.runner.group.send(packed(step))
             return self.runner.submit(step)
@@ -89,10 +91,26 @@ class Leader:
     def idle(self) -> None:
         """Once a second: make sure that all ranks are there and agree. Raises DeviceFailed."""
         if self._clock() - self._beat >= BEAT_SECONDS:
-            with _together():
+            with self._together():
                 self.runner.group.send(BEAT)
                 self.runner.agree()
             self._beat = self._clock()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """No step that failed can be repeated: the other ranks are within it. An engine may drop a step unread, so the
+        failure is kept.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except DeviceFailed as error:
+            self._failure = error
+            raise
+        except Exception as error:
+            self._failure = DeviceFailed(f"a step failed on rank 0 of the model: {type(error).__name__}: {error}")
+            raise self._failure from error
 
 
 def follow(runner: ShardRunner) -> None:
@@ -103,14 +121,3 @@ def follow(runner: ShardRunner) -> None:
             runner.agree()
         else:
             runner.submit(unpacked(message))
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """No error within a step can be repeated: the other ranks are in the middle of it."""
-    try:
-        yield
-    except DeviceFailed:
-        raise
-    except Exception as error:
-        raise DeviceFailed(f"a step failed on rank 0 of the model: {type(error).__name__}: {error}") from error

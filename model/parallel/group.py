@@ -56,6 +56,11 @@ class Group:
         self._bytes: Any = None
         """What sends bytes from rank 0 to the others."""
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether all ranks have come."""
+        return self._bytes is not None
+
     def connect(self) -> None:
         """Wait for all ranks: NCCL joins GPUs, gloo CPUs. Raises DeviceFailed where one does not come."""
         with _among_others():
@@ -82,6 +87,8 @@ class Group:
     def hurry(self) -> None:
         """From here on a rank that others wait for in a step for more than `late` seconds has failed."""
         self._patience = self._late
+        if self._numbers is not self._bytes:  # NCCL has its own, after which its watchdog ends the process: not run yet
+            self._numbers._set_default_timeout(self._late)
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """What each rank gives, in their order: tensors of one shape and dtype. Raises DeviceFailed where a rank is late."""

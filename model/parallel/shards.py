@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.errors import SettingError
 from model.net.attention import MultiHeadAttention
-from model.net.checkpoint import fill
+from model.net.checkpoint import fill, forms_of
 from model.net.experts import Mixture
 from model.net.linear import Linear, reform
 from model.net.transformer import Decoder
@@ -118,6 +118,8 @@ def load_shard(
     check(config, group.ranks)
     with torch.device("meta"):
         net = Decoder(config, 0)
+    if group.rank == 0:
+        forms_of(net, folder)  # it logs what of the files is not carried out
     shard(net, group)
     fill(net, folder, dtype, group.device, report=report)
     for module in net.modules():

@@ -13,7 +13,7 @@ from model.errors import SettingError
 from service.observe import autoscaling, census, scrape, tracing
 from service.observe.capacity import Load
 from service.runtime import ranks
-from service.runtime.place import gpus_wanted, place_wanted
+from service.runtime.place import gpus_wanted, most_gpus, place_wanted
 from service.runtime.replica import Replica, most_calls
 from service.settings import Settings, read_settings
 
@@ -66,7 +66,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     if abspath(settings.tls_cert) != abspath(read_settings({}).tls_cert):
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
     tracing.check(settings.otel_endpoint)
-    gpus = gpus_wanted(settings, ray.cluster_resources().get("GPU", 0))
+    gpus = gpus_wanted(settings, most_gpus(ray.nodes()))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         **replicas_wanted(settings),
         max_ongoing_requests=most_calls(settings, "cuda" if gpus else "cpu"),

@@ -1,16 +1,25 @@
 """What a replica asks of Ray's nodes."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from model.errors import SettingError
 from service.settings import Settings
 
 
 def gpus_wanted(settings: Settings, available: float) -> int:
-    """GPUs that each rank of a replica asks for. With `cuda` it is one, there or not: a cluster's nodes may come after its
-    application.
+    """GPUs that each rank of a replica asks for, where the node with most of them has so many. With `cuda` it is one, there or
+    not: a cluster's nodes may come after its application. SettingError where `auto` could mean either.
     """
-    enough = settings.device == "auto" and available >= settings.tensor_parallel
-    return 1 if settings.device == "cuda" or enough else 0
+    if settings.device == "auto" and 0 < available < settings.tensor_parallel:
+        ranks = f"tensor_parallel is {settings.tensor_parallel}"
+        raise SettingError(f"{ranks}, but a node has {available:g} GPUs: set device to cuda for nodes with more, or to cpu")
+    return 1 if settings.device == "cuda" or (settings.device == "auto" and available > 0) else 0
+
+
+def most_gpus(nodes: Iterable[Mapping[str, Any]]) -> float:
+    """GPUs of the node that has most of them, as `ray.nodes` tells of nodes."""
+    return max((node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]), default=0.0)
 
 
 def place_wanted(settings: Settings, gpus: int) -> dict[str, Any]:

@@ -22,20 +22,26 @@ class Rank:
     """A process with a part of the model."""
 
     def run(self, settings_json: str, rank: int, port: int) -> None:
-        """Load the part, then compute what rank 0 sends. Raises what loading raises; afterwards the process ends."""
+        """Load the part, then compute what rank 0 sends. Raises what loading raises. Once all ranks are connected, the process
+        ends with the first error, so that the others see its connections close.
+        """
         settings = Settings.from_json(settings_json)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         options = engine_options(settings)
         group = Group(rank, settings.tensor_parallel, choose_device(options.device), port)
-        runner = build_runner(settings.folder, options, group=group).runner
-        assert isinstance(runner, ShardRunner)
-        use_threads(options)
         try:
+            runner = build_runner(settings.folder, options, group=group).runner
+            assert isinstance(runner, ShardRunner)
+            use_threads(options)
             follow(runner)
         except DeviceFailed as error:
             log.warning("rank %d ends: %s", rank, error)
-        finally:
-            os._exit(1)  # at once, so that the others see its connections close
+        except Exception:
+            log.exception("rank %d ends", rank)
+            if not group.is_connected:
+                raise
+        logs.close()
+        os._exit(1)
 
 
 def started(settings: Settings) -> Group:

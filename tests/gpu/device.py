@@ -35,7 +35,9 @@ GARBAGE = -(1 << 40)
 
 
 class Memory:
-    """A piece of the device's memory: all views of it hold it."""
+    """A piece of the device's memory: all views of it hold it, and so does a recording that uses it. It holds the numbers: their
+    place would be given to others else, which would count as this piece.
+    """
 
 
 class OnDevice(torch.Tensor):
@@ -258,6 +260,7 @@ class Device(TorchFunctionMode):
         memory = self._memory.get(place)
         if memory is None:
             memory = self._memory[place] = Memory()
+            memory.storage = inner.untyped_storage()
             self.fresh = True
             size = inner.untyped_storage().nbytes()
             self.allocated += size

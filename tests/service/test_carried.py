@@ -56,7 +56,7 @@ STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "t
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
     *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "lack", "history", "_plan"),
-    *("hidden_sum", "num_summed"),
+    *("hidden_sum", "num_summed", "version"),
 }
 
 
