@@ -35,8 +35,9 @@ GARBAGE = -(1 << 40)
 
 
 class Memory:
-    """A piece of the device's memory: all views of it hold it, and so does a recording that uses it. It holds its storage, whose
-    address would else be given to another one, which would count as this piece.
+    """A piece of the device's memory: all views of it hold it, and so does a recording that uses it.
+
+    It holds its storage, whose address would else be given to another one, which would count as this piece.
     """
 
 
