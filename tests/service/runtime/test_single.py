@@ -192,7 +192,8 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
         async def serve(self, sockets: list[socket.socket]) -> None:
             assert connected, "this task runs too early to show anything"
 
-    other = Other(config=SimpleNamespace(backlog=8), application=lambda *given, **named: None)
+    engine = SimpleNamespace(info=SimpleNamespace(device="cpu"))
+    other = Other(config=SimpleNamespace(backlog=8), engine=engine, application=lambda *given, **named: None)
     monkeypatch.setattr("service.runtime.front.http_server", lambda *given: other)
     monkeypatch.setattr("service.grpc_api.server.grpc_server", lambda *given: other)
     monkeypatch.setattr(single, "ready_line", lambda *given: "Ready")
