@@ -207,8 +207,10 @@ def test_what_fails_on_rank_0_within_a_step_cannot_be_repeated(engine, monkeypat
     monkeypatch.setattr(engine.runner.runner.group, "send", lambda message: None)
     leader = Leader(engine.runner.runner, time.monotonic)
     assert leader.submit(StepInput(counts=[1])) == 1
-    for later in (lambda: leader.submit(StepInput()), lambda: leader.submit(StepInput(counts=[1])), leader.idle):
-        leader._beat -= 60
+    with pytest.raises(DeviceFailed, match="ZeroDivisionError"):
+        leader.submit(StepInput())
+    leader._beat -= 60  # the next beat is due
+    for later in (lambda: leader.submit(StepInput(counts=[1])), leader.idle):
         with pytest.raises(DeviceFailed, match="ZeroDivisionError"):
             later()
 
