@@ -3,6 +3,7 @@
 `odd` as one more word: from its first step on it computes other numbers than the others.
 """
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,4 +32,4 @@ if __name__ == "__main__":
     try:
         follow(runner)
     except DeviceFailed:
-        sys.exit(4)
+        os._exit(4)  # see shares.py
