@@ -15,7 +15,7 @@ from model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tens
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
 """Scales that are powers of two, in a byte each."""
-PLAIN = "its weights become plain numbers where Triton does not serve: no CPU multiplies floats of 8 bits"
+PLAIN = "its weights become plain numbers where Triton does not serve the whole model: no CPU multiplies floats of 8 bits"
 SPARE = (".input_scale", ".activation_scale", ".input_scale_ub", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 """Endings of the names of scales of activations: those are not rounded here, or with scales of our own."""
 
