@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from loadtest.troubles import Troubled, trouble
 
 SHARE, EVERY = 0.8, 5.0
 """Of the capacity; seconds between two readings."""
+INSIDE_SECONDS = 10.0
+"""The most that may pass from a server's readiness to its first number of tasks."""
 WARM_SHARE = 0.2
 """Of the run, which is left out at its beginning: pools of threads and caches fill."""
 GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "tasks": 0.5, "files_mb": 0.5}
@@ -151,10 +153,14 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
     drawing.savefig(path, format="svg")
 
 
-def inside(folder: str) -> dict[str, str]:
-    """The variables of a server whose steps can be made to fail, and which writes numbers of tasks to a folder."""
+@contextmanager
+def watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
+    """A server whose steps can be made to fail, and which writes numbers of tasks to `folder`; StartError where it doesn't."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "inside"), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, FOLDER: folder}
+    with running(flags, environment={"PYTHONPATH": path, FOLDER: str(folder)}) as target:
+        if not wait_for(lambda: any(folder.iterdir()), INSIDE_SECONDS):  # the first number is written after the change of steps
+            raise StartError("no process of the server wrote how many tasks it has")
+        yield target
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -169,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / "summary.json").unlink(missing_ok=True)
     try:
-        with tempfile.TemporaryDirectory() as folder, running(flags, environment=inside(folder)) as target:
+        with tempfile.TemporaryDirectory() as folder, watched(flags, Path(folder)) as target:
             samples, troubled, code = soak(target, Path(folder), options.rate, options.minutes)
     except StartError as error:
         print(error, file=sys.stderr)

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from loadtest import troubles
-from loadtest.faults.target import running, wait_for
+from loadtest.faults.target import wait_for
 from loadtest.inside.sitecustomize import POISON, poisoned
-from loadtest.soak import inside, sample
+from loadtest.soak import sample, watched
 from loadtest.troubles import TROUBLES, Troubled, trouble
 
 
@@ -16,7 +16,7 @@ from loadtest.troubles import TROUBLES, Troubled, trouble
 def test_each_harm_ends_as_it_must_on_a_server_that_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(troubles, "EVERY", 0.0)
     over, found = threading.Event(), Troubled(Counter(), Counter())
-    with running(("--single",), environment=inside(str(tmp_path))) as target:
+    with watched(("--single",), tmp_path) as target:
         thread = threading.Thread(target=lambda: troubles.asyncio.run(trouble(target, over, found)))
         thread.start()
         wait_for(lambda: found.done.keys() == TROUBLES.keys() or found.otherwise, 60)
