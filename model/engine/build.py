@@ -126,10 +126,10 @@ def build_runner(
     form = serving_form(net, backend)  # after which `net` stands for what serves
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
-    graphs = record_steps(form, backend, cache, engine_config)
+    graphs, pieces = record_steps(form, backend, cache, engine_config)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    parts = (form, backend, cache, device, graphs, draw, adapters)
+    parts = (form, backend, cache, device, graphs, draw, adapters, pieces)
     runner = ModelRunner(*parts) if group is None else ShardRunner(group, net, *parts, exact=options.deterministic)
     if options.deterministic:
         use_threads(options)  # as many as will serve
@@ -325,7 +325,8 @@ def measured_memory(
     form = serving_form(net, backend)
 
     def runner(cache: KVCache) -> ModelRunner:
-        return ModelRunner(form, backend, cache, "cuda", record_steps(form, backend, cache, config))
+        graphs, pieces = record_steps(form, backend, cache, config)
+        return ModelRunner(form, backend, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)
     give_back()

@@ -9,7 +9,9 @@ import torch
 
 from model.config import EngineConfig, ModelConfig
 from model.engine.adapters import Adapters
-from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.engine.graphs import DecodeGraphs
+from model.engine.pieces import StepPieces
+from model.engine.recorder import CudaRecorder
 from model.engine.runner import DrawTokens
 from model.errors import SettingError
 from model.net.adapters import AdaptedDecoder, targets_of
@@ -123,8 +125,15 @@ def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path,
 
 def record_steps(
     net: "Decoder | NativeDecoder | TritonDecoder", backend: AttentionBackend, cache: KVCache, config: EngineConfig
-) -> DecodeGraphs | None:
-    """Steps of one token a request as CUDA graphs, where the backend can be recorded: Triton's, on a GPU."""
+) -> tuple[DecodeGraphs | None, StepPieces | None]:
+    """Steps of one token a request as CUDA graphs, and others in pieces, where the backend can be recorded: Triton's, on a GPU.
+
+    A step that moves states on is recorded only where each request has one token.
+    """
     if backend.name != "triton" or isinstance(net, NativeDecoder) or not cache.keys[0].is_cuda:
-        return None
-    return DecodeGraphs(net, backend, cache, config.max_model_len, config.max_batch_requests, CudaRecorder())
+        return None, None
+    recorder = CudaRecorder()
+    graphs = DecodeGraphs(net, backend, cache, config.max_model_len, config.max_batch_requests, recorder)
+    if cache.states:
+        return graphs, None
+    return graphs, StepPieces(net, backend, cache, config.max_batch_tokens, recorder.in_pieces)

@@ -5,8 +5,6 @@ into the same buffers each time; block tables stay on the device, and a step cop
 between two sizes is filled up with rows of padding, which write to the reserved block 0, and to slot 0 of states; their
 results are not read.
 
-Not yet run on a GPU: everything but `CudaRecorder` is tested on the CPU, by calling what would be recorded.
-
 Shapes: T tokens of a step, one of each request · E model width · V vocabulary · B blocks of a request · G groups of layers.
 """
 
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model.engine.lines import TableLines, Tables
+from model.engine.recorder import Recorder
 from model.net.backends import AttentionBackend, BatchLayout, Paged, Row, write_slots
 from model.net.kv_cache import KVCache
 from model.net.transformer import Decoder
@@ -31,16 +30,11 @@ from model.transfer import to_device
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
 
-Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes a step that reads and writes only lasting buffers; returns a function that repeats it."""
-
 GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256
 """Rows of the largest graph: a larger batch computes for longer than its launches take."""
 TOKENS, POSITIONS, LINES, STATES, FIRST_SLOTS = range(5)
 """Rows of a step's numbers; then the slots of each group of layers."""
-WARM_UPS = 2
-"""Calls before a recording: they compile kernels and let libraries take their memory, which must not be recorded."""
 
 
 class Decoded(NamedTuple):
@@ -57,30 +51,6 @@ def batch_sizes(max_batch_requests: int) -> list[int]:
     sizes = [1, 2, 4, *range(8, LARGEST + 1, 8)]
     enough = next((size for size in sizes if size >= max_batch_requests), LARGEST)
     return [size for size in sizes if size <= enough]
-
-
-class CudaRecorder:
-    """Records on a stream of its own. All graphs share it and one pool: they never run at the same time, and libraries
-    keep memory for each stream.
-    """
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch gives its constructor no types
-
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """See `Recorder`."""
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # other threads may call CUDA meanwhile: NCCL's looks at its events all the time
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            step()
-        return graph.replay
 
 
 class DecodeGraphs:
@@ -106,11 +76,8 @@ class DecodeGraphs:
         self._sizes = batch_sizes(max_batch_requests)
         most, device = self._sizes[-1], cache.keys[0].device
         width = -(-max_model_len // cache.block_size)
-        num_groups = (
-            max((group for layer, group in enumerate(cache.group_of_layer) if layer not in cache.states), default=0) + 1
-        )
-        self._lines = TableLines(num_groups, most, width, device)
-        self._inputs_NT = torch.zeros(FIRST_SLOTS + num_groups, most, dtype=torch.int64, device=device)
+        self._lines = TableLines(cache.num_groups, most, width, device)
+        self._inputs_NT = torch.zeros(FIRST_SLOTS + cache.num_groups, most, dtype=torch.int64, device=device)
         """Tokens, positions, lines of tables, places of states, and the slots in each group of layers."""
         self._hidden_TE, self._logits_TV = self._outputs(most)
         self._greedy_T = torch.zeros(most, dtype=torch.int64, device=device)

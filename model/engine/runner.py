@@ -14,6 +14,7 @@ from torch import Tensor
 from model.engine.adapters import Adapters
 from model.engine.graphs import Decoded, DecodeGraphs
 from model.engine.lookup import num_right
+from model.engine.pieces import StepPieces
 from model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
 from model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from model.errors import DeviceFailed, OutOfMemory
@@ -141,13 +142,15 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         draw: DrawTokens = sample,
         adapters: Adapters | None = None,
+        pieces: StepPieces | None = None,
     ) -> None:
-        """`graphs` compute the steps that fit them; `adapters` are those that requests may have."""
+        """`graphs`, else `pieces`, compute the steps that fit them; `adapters` are those that requests may have."""
         self.net = net
         self.backend = backend
         self.cache = cache
         self.device = device
         self.graphs = graphs
+        self.pieces = pieces
         self.draw = draw
         self.adapters = adapters
         self.has_states = any(group.has_state for group in net.config.memory_groups)
@@ -185,6 +188,8 @@ class ModelRunner:
         if self.graphs is not None and self.graphs.fits(rows):
             decoded = self.graphs.run(rows, given, *groups, step.versions)
             return decoded.hidden_TE, decoded
+        if self.pieces is not None and self.pieces.fits(rows):
+            return self.pieces.run(rows, given, groups[0]), None
         tokens_T = given if isinstance(given, Tensor) else integers(given, self.device)
         with nullcontext() if self.adapters is None else self.adapters.beside(step):
             return self.hidden(rows, tokens_T, *groups), None

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -227,6 +227,22 @@ class AttentionBackend(Protocol):
         ...
 
 
+class Attending(AttentionBackend, Protocol):
+    """A backend that also attends by itself, where others have written this step's keys and values."""
+
+    def attend(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+        out_THD: Tensor | None = None,
+    ) -> Tensor:
+        """The heads' outputs [T, H, D], in `out_THD` if it is given."""
+        ...
+
+
 class BackendKind(Protocol):
     """A class of backends, before one is made for a model."""
 
@@ -298,9 +314,21 @@ class TorchBackend:
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         cache.write(layer, k_TKD, v_TKD, layout.slots_T)
+        return self.attend(layer, q_THD, cache, layout, sinks_H)
+
+    def attend(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+        out_THD: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attending`."""
         variant = variant_of(self.variants, layer)
         reads = layout.reads(variant.window)
-        out_THD = torch.empty_like(q_THD)
+        out_THD = torch.empty_like(q_THD) if out_THD is None else out_THD
         for rows_N, slots, mask in reads.single:
             pages = cache.read(layer, slots, q_THD.dtype)
             k, v = (page.unflatten(0, (len(rows_N), -1)).transpose(1, 2) for page in pages)
@@ -351,6 +379,11 @@ class Paged:
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
         return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout_of(layer), *sinks_H)
+
+    def attend(self, layer: int, q_THD: Tensor, *sinks_H: Tensor, out_THD: Tensor | None = None) -> Tensor:
+        """See `Attending`, which the backend must be."""
+        backend = cast(Attending, self.backend)
+        return backend.attend(layer, q_THD, self.cache, self.layout_of(layer), *sinks_H, out_THD=out_THD)
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
         """See Attention."""

@@ -64,6 +64,11 @@ class KVCache:
         return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer, states)
 
     @property
+    def num_groups(self) -> int:
+        """Groups of layers that keep keys and values."""
+        return 1 + max((group for layer, group in enumerate(self.group_of_layer) if layer not in self.states), default=0)
+
+    @property
     def in_8_bits(self) -> bool:
         """Whether it holds codes and scales."""
         return self.keys[0].dtype == torch.int8

@@ -28,6 +28,8 @@ from tests.service.server import free_ports, wait_for
 
 LONGEST = 120
 """Seconds that a replica which leaves gives its streams; in production 620."""
+LOADING = 120
+"""Seconds that a node which leaves gives the successors of its replicas, as in production."""
 CHANGE_SECONDS, BUSY_SECONDS = 300.0, 0.5
 QUICK = {"look_back_period_s": 2, "metrics_interval_s": 1, "upscale_delay_s": 1, "downscale_delay_s": 3}
 """Seconds of the autoscaler; in production 600 until a replica goes."""
@@ -137,7 +139,7 @@ class Service:
 @contextmanager
 def service(folder: Path, *, through_head: bool = False) -> Iterator[Service]:
     """One that serves. Its callers go through the node of the replicas, or through the head."""
-    with cluster(folder) as nodes:
+    with cluster(folder, LONGEST + 1 + LOADING) as nodes:
         one = Service(nodes)
         if through_head:
             one.address = Address(f"http://127.0.0.1:{nodes.http}", f"127.0.0.1:{nodes.grpc}")
@@ -251,13 +253,21 @@ def autoscale(one: Service) -> None:
     one.wait("two replicas", one.settled)
 
 
+def another_node(one: Service) -> None:
+    """A further node: on a machine of its own it would come up however busy this one is."""
+    one.nodes.start_worker(f"worker-{len(one.nodes.workers)}", *free_ports(2))
+
+
+BEFORE: dict[str, Change] = {"node": another_node}
+"""What is done before callers begin, by kind."""
+
+
 @change
 def node(one: Service) -> None:
     """SIGTERM of the node that holds the replicas, as when it is drained, while another node can take them"""
     nodes = one.nodes
     holding = {parent.pid for pid in one.pids(REPLICA) for parent in psutil.Process(pid).parents()}
     [leaving] = [worker for worker in nodes.workers if worker.pid in holding]
-    nodes.start_worker(f"worker-{len(nodes.workers)}", *free_ports(2))
     before = one.replica_ids()
     leaving.send_signal(signal.SIGTERM)
     one.wait("replicas elsewhere", lambda: not one.replica_ids() & before and one.settled() and leaving.poll() is not None)

@@ -27,6 +27,8 @@ OLDEST, NEWEST = "1.29", "1.37"
 """Versions of Kubernetes."""
 CUSTOM = yaml.safe_load(Path(__file__).with_name("custom_resources.yaml").read_text())
 QUANTITY = re.compile(r"^(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")
+SHUTDOWN, SUCCESSOR_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 120
+"""What a node that leaves has, beside the drain of its replicas, for their successors elsewhere."""
 EXTERNAL = {"Secret": {"attend-redis", "attend-api-keys"}}
 """What a user makes: it must not be in a repository."""
 PROTOCOL = {8000: "http", 9000: "kubernetes.io/h2c"}
@@ -266,14 +268,19 @@ def settings_are_settings(objects: Objects) -> Iterator[str]:
 
 
 def times_are_in_order(objects: Objects) -> Iterator[str]:
-    """Longest request <= drain <= the node's drain, preStop and exit <= grace period <= deletion delay; a route is longer."""
+    """Longest request <= drain <= the node's drain, preStop and exit <= grace period <= deletion delay; a route is longer.
+
+    The node's drain is longer than its replicas' by the time that their successors take to load.
+    """
     values = settings_of(objects)
     try:
         settings = read_settings({}, values)
     except SettingError:
         return
     longest, drain = settings.request_timeout_seconds, settings.drain_seconds
-    node_drain = float(values.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", drain + 1))
+    node_drain = float(values.get(SHUTDOWN, drain + 1))
+    if SHUTDOWN in values and node_drain - (drain + 1) < SUCCESSOR_SECONDS:
+        yield f"the node's drain {node_drain:g} leaves successors no time to load after a drain of {drain:g}"
     if not longest <= drain <= node_drain:
         yield f"longest request {longest}, drain {drain}, node's drain {node_drain}: not in this order"
     for pods in pods_of(objects):

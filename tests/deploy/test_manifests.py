@@ -132,6 +132,13 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
         SERVE_TEXT.replace("drain_seconds: 620", "drain_seconds: 300"),
         "not in this order",
     ),
+    (
+        HA,
+        "RayService",
+        "spec.serveConfigV2",
+        SERVE_TEXT.replace("drain_seconds: 620", "drain_seconds: 700"),
+        "no time to load",
+    ),
     (HA, "RayService", "spec.serveConfigV2", SERVE_TEXT.replace("drain_seconds:", "drain_second:"), "ATTEND_DRAIN_SECOND"),
     (HA, "RayService", "metadata.namespace", "default", "namespace"),
     (ALONE, "Deployment", "spec.replica", 2, "replica"),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from service.client.errors import CallFailed
 from tests.deploy.callers import Callers, Seen, seen
-from tests.deploy.changes import CHANGES, Service, service
+from tests.deploy.changes import BEFORE, CHANGES, Service, service
 from tests.deploy.manifests import ROOT
 from tests.service.server import wait_for
 
@@ -40,6 +40,8 @@ Found = dict[str, list[tuple[float, Seen]]]
 def tried(one: Service, kind: str) -> tuple[float, Seen]:
     """One change under callers. Raises RuntimeError where it does not come to an end."""
     before = one.uncut()
+    if kind in BEFORE:
+        BEFORE[kind](one)
     with Callers(one.address).going_on() as callers:
         if not wait_for(callers.under_way, 120):
             raise RuntimeError(f"callers are not answered: {callers.plain} {callers.failed}")

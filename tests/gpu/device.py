@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from unittest import mock
-from weakref import WeakValueDictionary, finalize
+from weakref import WeakSet, WeakValueDictionary, finalize
 
 import torch
 from torch import nn
@@ -95,8 +95,8 @@ class Device(TorchFunctionMode):
         self.fresh = False
         """Whether the last operation has taken memory."""
         self.allocated = self.peak = self.num_queued = self.num_drained = 0
-        self.recording: set[Memory] | None = None
-        """The memory taken since a recording began."""
+        self.recording: WeakSet[Memory] | None = None
+        """The memory taken since a recording began, where it was not given back."""
         self.recorded: set[Memory] = set()
         """Memory of others that recordings use."""
         self._queue: deque[Callable[[], None]] = deque()
@@ -188,7 +188,7 @@ class Device(TorchFunctionMode):
             self._blame(f"{name} mixes devices")
         if self.recording is not None:
             used = {each.memory for each in leaves if isinstance(each, OnDevice)}
-            self.recorded |= used - self.recording
+            self.recorded |= used - set(self.recording)
 
     def _moved(self, function, name, args, kwargs):
         source, *rest = args
@@ -313,7 +313,7 @@ class Kernel:
         if not all(isinstance(each, OnDevice) for each in tensors):
             self.owner._blame(f"{self.name} got a tensor of the host")
         if self.owner.recording is not None:
-            self.owner.recorded |= {each.memory for each in tensors} - self.owner.recording
+            self.owner.recorded |= {each.memory for each in tensors} - set(self.owner.recording)
         self.owner._launch(self.name)
 
 

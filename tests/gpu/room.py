@@ -12,6 +12,7 @@ import torch
 from model.config import EngineConfig, ModelConfig
 from model.engine.graphs import DecodeGraphs
 from model.engine.memory import SHARE, memory_left
+from model.engine.pieces import StepPieces
 from model.engine.runner import ModelRunner
 from tests.gpu.steps import Recorder, machine
 from tests.gpu.test_steps import LLAMA_8B
@@ -33,13 +34,10 @@ def taken(config: ModelConfig) -> tuple[int, int]:
         weights = sum(each.numel() * each.element_size() for each in old.net.net.state_dict().values())
 
         def runner(cache):
-            return ModelRunner(
-                old.net,
-                old.backend,
-                cache,
-                "cuda",
-                DecodeGraphs(old.net, old.backend, cache, 8192, SIZES.max_batch_requests, Recorder(device)),
-            )
+            recorder = Recorder(device)
+            graphs = DecodeGraphs(old.net, old.backend, cache, 8192, SIZES.max_batch_requests, recorder)
+            pieces = StepPieces(old.net, old.backend, cache, SIZES.max_batch_tokens, recorder.in_pieces)
+            return ModelRunner(old.net, old.backend, cache, "cuda", graphs, pieces=pieces)
 
         memory_left(config, SIZES, torch.bfloat16, "cuda", runner, lambda: 0)
         return weights, device.peak - weights

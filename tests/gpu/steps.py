@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
+from weakref import WeakSet
 
 import torch
 
-from model.engine.graphs import WARM_UPS, DecodeGraphs
+from model.engine.graphs import DecodeGraphs
+from model.engine.pieces import StepPieces
 from model.engine.plan import Plan, Scheduled
+from model.engine.recorder import WARM_UPS, nothing
 from model.engine.runner import ModelRunner
 from model.net.backends import KVCache
 from model.net.transformer import Decoder
@@ -25,12 +28,28 @@ class Recorder:
         self.device = device
 
     def __call__(self, step):
+        repeat = self.in_pieces(lambda between: step())
+        return lambda: repeat(nothing)
+
+    def in_pieces(self, step):
+        places = []
+
+        def cut(*place):
+            places.append(place)
+
         for _ in range(WARM_UPS):
-            step()
-        self.device.recording = set()
-        step()
+            step(nothing)
+        self.device.recording = WeakSet()
+        step(cut)
         self.device.recording = None
-        return lambda: self.device._launch("a recorded step")
+
+        def repeat(between):
+            for place in places:
+                self.device._launch("a recorded piece")
+                between(*place)
+            self.device._launch("a recorded piece")
+
+        return repeat
 
 
 @dataclass
@@ -60,18 +79,21 @@ class Machine:
 @contextmanager
 def standing_in(device: Device) -> Iterator[None]:
     """Triton's kernels count their launches and compute nothing."""
-    from model.net.triton import delta, fused, grouped, kernels
+    from model.net.triton import delta, fused, grouped, kernels, sampling
 
     with ExitStack() as stack:
-        for module in (kernels, fused, grouped, delta):
+        for module in (kernels, fused, grouped, delta, sampling):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stack.enter_context(mock.patch.object(module, name, Kernel(device, name)))
         yield
 
 
 @contextmanager
-def machine(config, *, requests: int = 0, length: int = 256, num_blocks: int = 64) -> Iterator[Machine]:
-    """A decoder of `config` in bfloat16, of sizes alone; with `requests`, steps of so many rows are recorded."""
+def machine(config, *, requests: int = 0, tokens: int = 0, length: int = 256, num_blocks: int = 64) -> Iterator[Machine]:
+    """A decoder of `config` in bfloat16, of sizes alone; with `requests`, steps of so many rows are recorded, with `tokens`
+    steps of so many tokens in pieces.
+    """
+    from model.engine.sampler import TokenSampler
     from model.net.triton.backend import TritonBackend
     from model.net.triton.decoder import TritonDecoder
 
@@ -82,8 +104,11 @@ def machine(config, *, requests: int = 0, length: int = 256, num_blocks: int = 6
         device.adopt(net)
         form, backend = TritonDecoder(net), TritonBackend(config.attention_variants)
         cache = KVCache.allocate(config, num_blocks, BLOCK, torch.bfloat16, "cuda")
-        graphs = DecodeGraphs(form, backend, cache, length, requests, Recorder(device)) if requests else None
-        yield Machine(device, ModelRunner(form, backend, cache, "cuda", graphs))
+        recorder = Recorder(device)
+        graphs = DecodeGraphs(form, backend, cache, length, requests, recorder) if requests else None
+        pieces = StepPieces(form, backend, cache, tokens, recorder.in_pieces) if tokens else None
+        draw = TokenSampler(config.vocab_size, "cuda")
+        yield Machine(device, ModelRunner(form, backend, cache, "cuda", graphs, draw, pieces=pieces))
 
 
 def item(runner: ModelRunner, name: str, start: int, count: int, left: int = 0, draft=(), **asked) -> Scheduled:

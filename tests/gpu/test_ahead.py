@@ -7,6 +7,7 @@ import torch
 
 from model.engine.engine import Engine
 from model.engine.graphs import DecodeGraphs
+from model.engine.pieces import StepPieces
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.net.backends import KVCache, TorchBackend
@@ -55,33 +56,36 @@ def telling():
     ]
 
 
-def poisoned(graphs_of):
-    """A recorder whose steps first spoil all that the graphs wrote before, as other rows and other steps may."""
+def poisoned(recorded_of):
+    """A recorder whose steps first spoil all that recorded ones wrote before, as other rows and other steps may."""
 
     def record(step):
-        def replay():
-            graphs = graphs_of()
-            if graphs is not None:
-                for held in (graphs._hidden_TE, graphs._logits_TV):
+        def replay(*between):
+            for name, held in ((name, held) for each in recorded_of() for name, held in vars(each).items()):
+                if name in ("_hidden_TE", "_logits_TV", "_q_THD", "_out_THD"):
                     held.fill_(torch.nan)
-                graphs._greedy_T.fill_(1)
-            step()
+                elif name == "_greedy_T":
+                    held.fill_(1)
+            step(*between)
 
         return replay
 
     return record
 
 
-def on_device(device, *, graphs: bool, **changes) -> Engine:
+def on_device(device, *, recorded: bool, **changes) -> Engine:
     """An engine one step ahead on the device."""
     config, clock, net, made = sizes(**changes), Clock(), network(), []
     device.adopt(net)
     cache = KVCache.allocate(CONFIG, config.num_blocks, config.block_size, torch.float32, "cuda")
     backend = TorchBackend(CONFIG.attention_variants)
-    if graphs:
-        recorder = poisoned(lambda: made[0] if made else None)
-        made.append(DecodeGraphs(net, backend, cache, config.max_model_len, 8, recorder))
-    runner = ModelRunner(net, backend, cache, "cuda", made[0] if made else None)
+    graphs, pieces = None, None
+    if recorded:
+        recorder = poisoned(lambda: made)
+        graphs = DecodeGraphs(net, backend, cache, config.max_model_len, 8, recorder)
+        pieces = StepPieces(net, backend, cache, 32, recorder)
+        made += [graphs, pieces]
+    runner = ModelRunner(net, backend, cache, "cuda", graphs, pieces=pieces)
     return Engine(Scheduler(config, clock), runner, clock, async_scheduling=True)
 
 
@@ -92,13 +96,13 @@ def numbers(outputs):
 
 
 @pytest.mark.parametrize("requests", [crowd, telling, lambda: crowd() + telling()], ids=["ahead", "telling", "both"])
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_engine_ahead_of_a_late_device_answers_as_one_that_waits(way, graphs, requests):
+def test_an_engine_ahead_of_a_late_device_answers_as_one_that_waits(way, recorded, requests):
     wanted = run(tiny_engine(network(), **WAYS[way]), requests())
     device = Device()
     with torch.inference_mode(), device:
-        found = run(on_device(device, graphs=graphs, **WAYS[way]), requests())
+        found = run(on_device(device, recorded=recorded, **WAYS[way]), requests())
         device.drain()
     assert {name: told(outputs) for name, outputs in wanted.items()} == {name: told(outputs) for name, outputs in found.items()}
     for name, outputs in wanted.items():

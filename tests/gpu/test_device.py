@@ -1,5 +1,7 @@
 """The GPU of these tests sees what it is for: each kind of mistake, planted, is told."""
 
+from weakref import WeakSet
+
 import pytest
 import torch
 
@@ -93,6 +95,6 @@ def test_launches_are_counted_and_views_are_not(device):
 @pytest.mark.parametrize("act", [lambda x: x.tolist(), lambda x: ask(None), lambda x: x.to("cpu", non_blocking=True)])
 def test_a_recording_takes_no_copy_and_no_look(device, act):
     given = ask(device)
-    device.recording = set()
+    device.recording = WeakSet()
     act(given)
     assert "recording" in device.faults[0]

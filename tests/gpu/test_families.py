@@ -23,10 +23,12 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_records_and_computes_its_steps_without_waiting(family):
     config = tiny_config(**{"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "num_layers": 2} | FAMILIES[family])
-    with machine(config, requests=4) as made:
+    has_states = "delta" in FAMILIES[family]
+    with machine(config, requests=4, tokens=0 if has_states else 64) as made:
         runner = made.runner
         for items in ([item(runner, "a", 40, 1)], [item(runner, "a", 40, 1), item(runner, "b", 0, 50)]):
             cost = made.step(*items)
             assert (set(), set()) == (cost["waits"], cost["late"])
         assert 3 == len(runner.graphs._replays)
+        assert (runner.pieces is None) == has_states
         assert [] == made.device.faults

@@ -10,6 +10,7 @@ import torch
 from model.config import EngineConfig
 from model.engine.graphs import DecodeGraphs
 from model.engine.memory import SHARE, largest_steps, memory_left
+from model.engine.pieces import StepPieces
 from model.engine.runner import ModelRunner
 from model.net.backends import Row
 from tests.gpu.steps import Recorder, machine
@@ -27,8 +28,11 @@ def left(made, config):
     old, device = made.runner, made.device
 
     def runner(cache):
-        graphs = DecodeGraphs(old.net, old.backend, cache, config.max_model_len, config.max_batch_requests, Recorder(device))
-        return ModelRunner(old.net, old.backend, cache, "cuda", graphs)
+        recorder = Recorder(device)
+        graphs = DecodeGraphs(old.net, old.backend, cache, config.max_model_len, config.max_batch_requests, recorder)
+        states = bool(cache.states)
+        pieces = None if states else StepPieces(old.net, old.backend, cache, config.max_batch_tokens, recorder.in_pieces)
+        return ModelRunner(old.net, old.backend, cache, "cuda", graphs, pieces=pieces)
 
     gc.collect()  # what the last runner held is freed
     device.reset()

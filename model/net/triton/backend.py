@@ -334,12 +334,20 @@ class TritonBackend:
         cache.write(layer, k_TKD, v_TKD, layout.slots_T)
         return self.attend(layer, q_THD, cache, layout, sinks_H)
 
-    def attend(self, layer: int, q_THD: Tensor, cache: KVCache, layout: BatchLayout, sinks_H: Tensor | None = None) -> Tensor:
-        """The heads' outputs [T, H, D], where the cache already holds this step's keys and values of `layer`."""
+    def attend(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+        out_THD: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attending`."""
         plan, variant = self.plan(layout), variant_of(self.variants, layer)
         q_THD = q_THD.flatten(1).unflatten(1, q_THD.shape[1:])  # heads side by side; a copy only if they are not
         at = _Layer.of(variant, q_THD, cache.keys[layer], cache.values[layer], sinks_H, cache.block_size)
-        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format) if out_THD is None else out_THD
         single, table_RB = layout.num_single, layout.block_table_RB
         if single:
             at.decode(q_THD[:single], table_RB[:single], layout.positions_T[:single], plan, out_THD[:single])

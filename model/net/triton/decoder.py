@@ -15,7 +15,6 @@ from model.net.delta import GatedDelta
 from model.net.linear import reform
 from model.net.transformer import Decoder
 from model.net.triton import delta, fused
-from model.net.triton.backend import TritonBackend
 from model.net.triton.codes import multiply_codes
 from model.net.triton.mlp import AT_ONCE, feed_forward
 
@@ -90,11 +89,10 @@ class TritonDecoder:
         """Attention's output [T, E], or the delta rule's; the step's keys and values are in the cache then."""
         if isinstance(module, GatedDelta):
             return delta.recur(module, normed_TE, layer, attention, self.config.activation)
-        backend, cache, layout = attention.backend, attention.cache, attention.layout_of(layer)
-        assert isinstance(backend, TritonBackend)
         qkv = module.qkv(normed_TE)
         q_THD = self._turn(module, qkv, layer, attention)
-        heads_TQ = backend.attend(layer, q_THD, cache, layout, module.sinks).flatten(1)
+        sinks = () if module.sinks is None else (module.sinks,)
+        heads_TQ = attention.attend(layer, q_THD, *sinks).flatten(1)
         if self.config.attention_gate:
             width = heads_TQ.shape[1]
             size = min(AT_ONCE, next_power_of_2(width))

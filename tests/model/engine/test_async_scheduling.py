@@ -219,7 +219,8 @@ def test_handing_a_step_over_does_not_wait_for_the_gpu(net, recorded):
     backend = choose_backend("triton", net.config, torch.float32, device, config.block_size)
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, torch.float32, device)
     form = serving_form(copy.deepcopy(net).to(device), backend)
-    runner = ModelRunner(form, backend, cache, device, record_steps(form, backend, cache, config) if recorded else None)
+    graphs, pieces = record_steps(form, backend, cache, config) if recorded else (None, None)
+    runner = ModelRunner(form, backend, cache, device, graphs, pieces=pieces)
     submit, early = runner.submit, []
 
     def watched(step):

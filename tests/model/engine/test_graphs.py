@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from model.engine.graphs import CudaRecorder, DecodeGraphs, batch_sizes
+from model.engine.graphs import DecodeGraphs, batch_sizes
 from model.engine.plan import Plan, Scheduled
+from model.engine.recorder import CudaRecorder
 from model.engine.request import NO_SCORE, NO_TOKEN_LEFT
 from model.engine.runner import ModelRunner
 from model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend

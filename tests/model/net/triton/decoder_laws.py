@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from model.engine.build import build_engine
-from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.engine.graphs import DecodeGraphs
 from model.engine.options import EngineOptions
+from model.engine.pieces import StepPieces
+from model.engine.recorder import CudaRecorder
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from model.net.experts import Mixture
 from model.net.features import TRITON, features
@@ -219,6 +221,28 @@ def test_a_recorded_step_is_the_same_step():
         done = recorded.run(rows, integers(tokens, DEVICE))
         torch.testing.assert_close(done.logits_TV, expected, atol=1e-4, rtol=1e-4)
         assert expected.argmax(-1).tolist() == done.greedy_T.tolist()
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize("name", [name for name, switches in MODELS.items() if "delta" not in switches])
+def test_a_step_in_pieces_is_the_same_step(name, gated):
+    """Streams beside prompts, over the same cache: hidden states of a plain step."""
+    decoder = decoder_of(name, attention_gate=gated)
+    config, backend, net = decoder.config, TritonBackend(decoder.config.attention_variants), TritonDecoder(decoder)
+    cache = KVCache.allocate(config, 24, 8, torch.float32, DEVICE)
+    for cached in (*cache.keys, *cache.values):
+        cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+    record = (lambda step: step) if INTERPRETED else CudaRecorder().in_pieces
+    recorded = StepPieces(net, backend, cache, 32, record)
+    for rows in ([Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 3, 9), Row([9], 0, 4)], [Row([6, 9], 4, 6)]):
+        assert recorded.fits(rows)
+        tokens = [5 + at for at in range(sum(row.count for row in rows))]
+        others = [[row.blocks for row in rows]] * (cache.num_groups - 1)
+        layout = BatchLayout.build(rows, 8, DEVICE, others)
+        with torch.inference_mode():
+            expected = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout)).clone()
+        found = recorded.run(rows, integers(tokens, DEVICE), others)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])

@@ -6,7 +6,8 @@ from torch import nn
 
 from model.config import GroupSize
 from model.engine.engine import Engine
-from model.engine.graphs import CudaRecorder, DecodeGraphs
+from model.engine.graphs import DecodeGraphs
+from model.engine.recorder import CudaRecorder
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend

@@ -23,6 +23,8 @@ from model.config import EngineConfig, GroupSize
 from model.engine.build import warm_up
 from model.engine.engine import Engine
 from model.engine.graphs import DecodeGraphs
+from model.engine.pieces import StepPieces
+from model.engine.recorder import nothing
 from model.engine.request import Request
 from model.engine.runner import DrawTokens, ModelRunner
 from model.engine.sampler import TokenSampler
@@ -138,10 +140,15 @@ def engine(recorded: bool, **changes) -> Engine:
     cache = KVCache.allocate(config, counts, sizes.block_size, torch.bfloat16, "cpu")
     backend = TritonBackend(config.attention_variants)
     graphs = DecodeGraphs(form, backend, cache, 128, MOST, lambda step: (step(), step)[1]) if recorded else None
+    pieces = None
+    if recorded and config.delta is None:
+        pieces = StepPieces(form, backend, cache, sizes.max_batch_tokens, lambda step: (step(nothing), step)[1])
     sampler = TokenSampler(config.vocab_size, "cpu")
     sampler.warm_up(torch.bfloat16)
     clock = partial(next, count())  # each look takes a second, so that all runs plan the same steps
-    return Engine(Scheduler(sizes, clock), ModelRunner(form, backend, cache, "cpu", graphs, drawn(sampler)), clock)
+    return Engine(
+        Scheduler(sizes, clock), ModelRunner(form, backend, cache, "cpu", graphs, drawn(sampler), pieces=pieces), clock
+    )
 
 
 def serve(machine: Engine, mixed: bool) -> int:

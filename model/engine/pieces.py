@@ -1,0 +1,128 @@
+"""Steps with prompts, recorded in pieces: CUDA graphs of all that lies between the attentions of two layers.
+
+The launches of attention depend on how many requests a step has and how long they are. What lies between depends on the number
+of tokens alone. So there are graphs for each of a few numbers of tokens, and attention is launched between them as it is in a
+step that is not recorded. A step between two sizes is filled up with tokens of padding, which write to the reserved block 0;
+their results are not read. A larger step computes for longer than its launches take.
+
+Shapes: T tokens of a step · E model width · H query heads · D head size · G groups of layers.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from model.engine.recorder import Between, PieceRecorder
+from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
+from model.net.kv_cache import KVCache
+from model.net.transformer import Decoder
+from model.transfer import integers
+
+if TYPE_CHECKING:  # triton is not there on every machine
+    from model.net.triton.decoder import TritonDecoder
+
+LARGEST = 512
+"""Tokens of the largest step that is recorded."""
+TOKENS, POSITIONS, FIRST_SLOTS = range(3)
+"""Rows of a step's numbers; from the last on, the slots in each group of layers."""
+
+
+def token_sizes(max_batch_tokens: int) -> list[int]:
+    """The numbers of tokens that have graphs: 16, 32, then multiples of 64, up to the first that holds every step."""
+    sizes = [16, 32, *range(64, LARGEST + 1, 64)]
+    enough = next((size for size in sizes if size >= max_batch_tokens), LARGEST)
+    return [size for size in sizes if size <= enough]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Paged):
+    """The `attention` argument of a step that is recorded: `attend` stands between two pieces, with buffers on both sides."""
+
+    q_THD: Tensor
+    out_THD: Tensor
+    between: Between
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
+        """See `Paged`."""
+        self.cache.write(layer, k_TKD, v_TKD, self.layout_of(layer).slots_T)
+        return self.attend(layer, q_THD, *sinks_H)
+
+    def attend(self, layer: int, q_THD: Tensor, *sinks_H: Tensor, out_THD: Tensor | None = None) -> Tensor:
+        """See `Paged`. The queries are in one buffer then, and what is computed of them comes into the other."""
+        self.q_THD.copy_(q_THD)
+        self.between(layer, *sinks_H)
+        return self.out_THD
+
+
+class StepPieces:
+    """A decoder's step for each of `token_sizes`, over buffers that all of them share."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        net: "Decoder | TritonDecoder",
+        backend: AttentionBackend,
+        cache: KVCache,
+        max_batch_tokens: int,
+        record: PieceRecorder,
+    ) -> None:
+        """The model has no layers with states; `net` must wait for nothing."""
+        assert not cache.states, "what moves a state on depends on the requests of a step"
+        self._net = net
+        self._backend = backend
+        self._cache = cache
+        self._sizes = token_sizes(max_batch_tokens)
+        config, keys, most = net.config, cache.keys[0], self._sizes[-1]
+        self._inputs_NT = torch.zeros(FIRST_SLOTS + cache.num_groups, most, dtype=torch.int64, device=keys.device)
+        self._q_THD, self._out_THD = (keys.new_zeros(most, config.num_heads, config.head_size) for _ in range(2))
+        self._hidden_TE = keys.new_zeros(most, config.hidden_size)
+        # the largest first: the others then find their memory in the pool
+        self._replays = {size: record(self._step(size)) for size in reversed(self._sizes)}
+
+    def _step(self, size: int) -> Callable[[Between], None]:
+        """What is recorded: the first `size` columns of the input buffer to those of the output buffer."""
+
+        def step(between: Between) -> None:
+            tokens_T, positions_T, *slots_GT = self._inputs_NT[:, :size].unbind()
+            nothing = positions_T[None, :0]  # in the place of tables, which attention alone reads
+            layout, *others = (
+                BatchLayout((), slots_T, positions_T, nothing, self._cache.block_size, 0) for slots_T in slots_GT
+            )
+            layout = replace(layout, others=tuple(others))
+            attention = Cut(self._backend, self._cache, layout, self._q_THD[:size], self._out_THD[:size], between)
+            self._hidden_TE[:size].copy_(self._net(tokens_T, positions_T, attention))
+
+        return step
+
+    def fits(self, rows: Sequence[Row]) -> bool:
+        """Whether there are not too many tokens."""
+        return sum(row.count for row in rows) <= self._sizes[-1]
+
+    @torch.inference_mode()
+    def run(
+        self, rows: Sequence[Row], tokens_T: "Tensor | array[int]", others: Sequence[Sequence[Sequence[int]]] = ()
+    ) -> Tensor:
+        """The hidden states [T, E] of a step that `fits`: see `ModelRunner.hidden`. The next step writes to the same memory.
+
+        Does not wait.
+        """
+        layout = BatchLayout.build(rows, self._cache.block_size, self._inputs_NT.device, others)
+        num_tokens = len(layout.positions_T)
+        size = next(size for size in self._sizes if size >= num_tokens)
+        self._fill(layout, tokens_T, size)
+        paged, q_THD, out_THD = Paged(self._backend, self._cache, layout), self._q_THD[:num_tokens], self._out_THD[:num_tokens]
+        self._replays[size](lambda layer, *sinks_H: paged.attend(layer, q_THD, *sinks_H, out_THD=out_THD))
+        return self._hidden_TE[:num_tokens]
+
+    def _fill(self, layout: BatchLayout, tokens_T: "Tensor | array[int]", size: int) -> None:
+        """Bring a step's numbers to the input buffer. Padding is token 0 at position 0 of block 0."""
+        device, num_tokens = self._inputs_NT.device, len(layout.positions_T)
+        self._inputs_NT[:, num_tokens:size].zero_()
+        given = tokens_T if isinstance(tokens_T, Tensor) else integers(tokens_T, device)
+        slots = [layout.of(group).slots_T for group in range(self._cache.num_groups)]
+        for held_T, numbers_T in zip(self._inputs_NT[:, :num_tokens], (given, layout.positions_T, *slots), strict=True):
+            held_T.copy_(numbers_T)
