@@ -24,8 +24,8 @@ from model.transfer import integers
 
 SPLIT = 256
 """Keys of one item of decoding. A number of tokens, not of splits: a row's result does not depend on the batch."""
-DECODE_STAGES = 3
-"""A tile is multiplied while the next one is on its way."""
+STAGES = 3
+"""A tile is multiplied while the next one is on its way, of decode and of prefill."""
 PREFILL_SPLIT = 1024
 """Keys of a split of a prefill row at least."""
 PROCESSORS = 132
@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
     keys: int
     """Of prefill."""
     decode_keys: int
-    """Of decode, which holds DECODE_STAGES - 1 tiles of keys and of values: smaller tiles leave room for more programs."""
+    """Of decode, which holds STAGES - 1 tiles of keys and of values: smaller tiles leave room for more programs."""
     lanes: int
     """Queries times heads of a prefill tile."""
     warps: int
@@ -256,7 +256,7 @@ class _Layer:
             GROUP_P=group_p,
             SPLIT=SPLIT,
             MOST=MOST_SPLITS,
-            num_stages=DECODE_STAGES,
+            num_stages=STAGES,
         )
         self._combine(parts_IHD, weights_IH, out_RHD, shares.first_R, own_R)
 
@@ -292,7 +292,7 @@ class _Layer:
             LANES=self.tiles.lanes,
             TILE=self.tiles.keys,
             num_warps=self.tiles.warps,
-            num_stages=2,
+            num_stages=STAGES,
         )
         if longer.num_parts:
             self._combine(parts_IHD, weights_IH, out_THD, longer.first, longer.tokens)

@@ -235,18 +235,20 @@ def _causal(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The online softmax of lanes at the positions `own` over the tiles from `begin` to `stop`."""
     size = tl.arange(0, q.shape[1])
-    for tile in range(begin, stop, TILE):
-        at = tile + tl.arange(0, TILE)
+    at = begin + tl.arange(0, TILE)
+    slots = _slots(table_ptr, at, (at >= lowest) & (at < end), BLOCK)
+    for _ in range(begin, stop, TILE):
         read = (at >= lowest) & (at < end)
-        slots = _slots(table_ptr, at, read, BLOCK)
         places = (slots * (K * D))[:, None] + size[None, :]
         k = tl.load(keys_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
+        v = tl.load(values_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
         seen = read[None, :] & (at[None, :] <= own[:, None])
         if WINDOW > 0:
             seen = seen & (at[None, :] > own[:, None] - WINDOW)
         scores = _scores(q, k, seen, scale, cap, CAPPED, UPCAST)
-        v = tl.load(values_ptr + places, mask=read[:, None] & (size < D)[None, :], other=0.0)
         best, total, out = _accumulate(scores, v, best, total, out, UPCAST)
+        at += TILE
+        slots = _slots(table_ptr, at, (at >= lowest) & (at < end), BLOCK)  # of the next tile, as in `decode_kernel`
     return best, total, out
 
 
