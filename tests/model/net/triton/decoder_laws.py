@@ -24,6 +24,8 @@ from model.sublayers import DeltaSpec
 from model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import answers, ask
+from tests.model.net.formats.test_fp8 import BLOCKS, fp8
+from tests.model.net.formats.writing import AWQ, GPTQ, awq, gptq, pack_folder, plain_folder
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
@@ -275,22 +277,44 @@ def test_each_group_of_layers_has_blocks_of_its_own(fused):
     torch.testing.assert_close(recorded.run(rows, tokens, others, states).logits_TV, expected, atol=1e-4, rtol=1e-4)
 
 
+OPTIONS = EngineOptions(
+    device=DEVICE, dtype="float32", block_size=8, max_model_len=32, max_batch_requests=4, kv_cache_memory=1 << 20
+)
+
+
+def answers_of(folder, weights, **options):
+    """What an engine answers whose start-up line shows these weights."""
+    engine = build_engine(folder, replace(OPTIONS, **options))
+    assert (engine.info.backend, engine.info.weights) == (options["backend"], weights)
+    requests = [
+        ask("long", range(5, 15), 2),
+        ask("short", [7], 3),
+        ask("drawn", [9, 8], 2, sampling=SamplingParams(), seed=3),
+    ]
+    return answers(engine._engine, requests)
+
+
 @pytest.mark.parametrize(("family", "quantize"), [("llama", "none"), ("gpt2", "none"), ("llama", "int4")])
 def test_an_engine_on_triton_answers_as_one_on_torch(family, quantize, tmp_path):
     """From a checkpoint to tokens, with recorded steps on a GPU. Weights in whole numbers are made plain by torch alone."""
     write_checkpoint(family, tmp_path)
-    options = EngineOptions(
-        device=DEVICE, dtype="float32", block_size=8, max_model_len=32, max_batch_requests=4, kv_cache_memory=1 << 20
-    )
-    found = {}
-    for name in ("torch", "triton"):
-        cpu = {"device": "cpu"} if name == "torch" and quantize != "none" else {}
-        engine = build_engine(tmp_path, replace(options, backend=name, quantize=quantize, **cpu))
-        assert (engine.info.backend, engine.info.weights) == (name, "float32" if quantize == "none" else quantize)
-        requests = [
-            ask("long", range(5, 15), 2),
-            ask("short", [7], 3),
-            ask("drawn", [9, 8], 2, sampling=SamplingParams(), seed=3),
-        ]
-        found[name] = answers(engine._engine, requests)
-    assert found["torch"] == found["triton"]
+    weights = "float32" if quantize == "none" else quantize
+    cpu = {} if quantize == "none" else {"device": "cpu"}
+    wanted = answers_of(tmp_path, weights, backend="torch", quantize=quantize, **cpu)
+    assert wanted == answers_of(tmp_path, weights, backend="triton", quantize=quantize)
+
+
+LAYOUTS = {
+    "awq": (awq(64), AWQ | {"group_size": 64}, "int4"),
+    "gptq": (gptq(8, 32), GPTQ | {"bits": 8, "group_size": 32}, "int8"),
+    "fp8": (fp8("blocks"), BLOCKS, "fp8"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_engine_on_triton_multiplies_the_codes_of_a_checkpoint(layout, tmp_path):
+    """Its answers are those of a plain checkpoint with the same numbers."""
+    pack, settings, weights = LAYOUTS[layout]
+    plain = plain_folder(tmp_path / "plain")
+    folder = pack_folder(plain, pack, settings)
+    assert answers_of(plain, "float32", backend="torch") == answers_of(folder, weights, backend="triton")
