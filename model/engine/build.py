@@ -96,10 +96,9 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-    else:
-        engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead)
-    explainer = Explainer(built.net) if group is None else None
-    return _with_thread(engine, info, options, built.runner.adapters, explainer, group)
+        return _with_thread(engine, info, options, ready=leader.hurry)
+    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead)
+    return _with_thread(engine, info, options, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -183,18 +182,17 @@ def _with_thread(
     engine: Engine,
     info: EngineInfo,
     options: EngineOptions,
-    adapters: Adapters | None,
-    explainer: Explainer | None,
-    group: Group | None,
+    adapters: Adapters | None = None,
+    explainer: Explainer | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> AsyncEngine:
-    """The engine with its step thread, which prepares itself first."""
+    """The engine with its step thread, which prepares itself first, and calls `ready` then."""
 
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         use_threads(options)
         warm_up(engine)  # libraries keep handles and memory for each thread
-        if group is not None:
-            group.hurry()
+        ready()
 
     return AsyncEngine(
         engine,

@@ -28,7 +28,7 @@ BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
 FACTOR = 0x5851F42D4C957F2D
 """Of a digest (Knuth's MMIX): it depends on the order of the steps."""
-BEAT = b"beat"
+BEAT, HURRY = b"beat", b"hurry"
 """What rank 0 sends in the place of a step."""
 
 
@@ -88,6 +88,12 @@ class Leader:
             self.runner.group.send(packed(step))
             return self.runner.submit(step)
 
+    def hurry(self) -> None:
+        """All ranks are prepared: from now on none of them waits long for another, nor the others for rank 0."""
+        with self._together():
+            self.runner.group.send(HURRY)
+            self.runner.group.hurry()
+
     def idle(self) -> None:
         """Once a second: make sure that all ranks are there and agree. Raises DeviceFailed."""
         if self._clock() - self._beat >= BEAT_SECONDS:
@@ -117,7 +123,9 @@ def follow(runner: ShardRunner) -> None:
     """What the other ranks do: compute the steps that rank 0 sends, until it ends or a rank fails: DeviceFailed."""
     while True:
         message = runner.group.receive()
-        if message == BEAT:
+        if message == HURRY:
+            runner.group.hurry()
+        elif message == BEAT:
             runner.agree()
         else:
             runner.submit(unpacked(message))

@@ -22,7 +22,7 @@ c10d: Any = torch.distributed
 HOST = "127.0.0.1"
 """All ranks live on one node."""
 LATE_SECONDS = 6.0
-"""How long a rank that serves waits for another one within a step."""
+"""How long a rank that serves waits for another one. Rank 0 sends something every second."""
 START_SECONDS = 600.0
 """How long ranks wait for each other until then: one may load or compile for longer than another."""
 LOOK_SECONDS = 0.1
@@ -85,7 +85,7 @@ class Group:
         return c10d.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.ranks, chosen)
 
     def hurry(self) -> None:
-        """From here on a rank that others wait for in a step for more than `late` seconds has failed."""
+        """From here on a rank that others wait for for more than `late` seconds has failed, rank 0 too, whatever it does."""
         self._patience = self._late
         if self._numbers is not self._bytes:  # NCCL has its own, after which its watchdog ends the process: not run yet
             self._numbers._set_default_timeout(self._late)
@@ -123,8 +123,8 @@ class Group:
         self._pass_on(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._patience)
 
     def receive(self) -> bytes:
-        """Of the others: wait for a message of rank 0, however long it has nothing to say. Raises DeviceFailed at its end."""
-        size = self._pass_on(torch.zeros(1, dtype=torch.int64), timedelta(seconds=START_SECONDS))
+        """Of the others: wait for a message of rank 0. Raises DeviceFailed where it has ended, or is late."""
+        size = self._pass_on(torch.zeros(1, dtype=torch.int64), self._patience)
         return self._pass_on(torch.empty(int(size), dtype=torch.uint8), self._patience).numpy().tobytes()
 
     def _pass_on(self, x: Tensor, patience: timedelta) -> Tensor:

@@ -233,3 +233,10 @@ def rows(matrix: Any) -> Iterator[Any]:
 def pairs(tokens: Any, logprobs: Any, count: int) -> Sequence[tuple[int, float]]:
     """The first `count` of a row of tokens with their log probabilities."""
     return list(zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True))
+
+
+def explainable(explaining: Explaining | None) -> Explaining:
+    """What explains the model's texts. Raises NotSupported where nothing does: no process has the whole model."""
+    if explaining is None:
+        raise NotSupported("tensor_parallel is set, and a text is explained by a process that has the whole model")
+    return explaining

@@ -16,7 +16,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from model.chat import ChatTemplate
-from model.errors import InvalidRequest, NoChatTemplate, NotSupported
+from model.errors import InvalidRequest, NoChatTemplate
 from model.params import at_most, describe
 from protos.attend.v1 import generation_pb2 as pb
 from service.access.keys import KeyRing
@@ -25,7 +25,7 @@ from service.chat.forms import TEXT_ALONE, AnswerForm
 from service.errors import INTERNAL, retry_after, sentence, wire
 from service.generation.aside import alone
 from service.generation.embed import embed as embed_texts
-from service.generation.explain import Explaining
+from service.generation.explain import Explaining, explainable
 from service.generation.generation import GenerationService
 from service.generation.stall import Stall
 from service.generation.turns import turn
@@ -186,14 +186,13 @@ class GrpcMethods:
         record = self._opened("Explain", grpc_context)
         try:
             with record.errors(), ExitStack() as held:
-                if self.explaining is None:
-                    raise NotSupported("this server does not explain texts")
+                explaining = explainable(self.explaining)
                 key = await self._charged(grpc_context, record)
                 request = await read(message, pb.ExplainRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 command = replace(explain.to_command(request, record.request_id), key=key)
-                return await explain.to_response(await self.explaining.explain(command, record, held), self.explaining)
+                return await explain.to_response(await explaining.explain(command, record, held), explaining)
         except Exception as error:
             _refuse(error, record.request_id, grpc_context)
             return pb.ExplainResponse()

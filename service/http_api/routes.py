@@ -10,13 +10,13 @@ from fastapi import APIRouter, Path, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
 from model.chat import ChatTemplate
-from model.errors import NoChatTemplate, NotSupported
+from model.errors import NoChatTemplate
 from model.net.adapters import Adapter
 from service.access.keys import KeyRing
 from service.access.quota import Key, name_of
 from service.chat.forms import TEXT_ALONE, AnswerForm
 from service.generation.embed import embed
-from service.generation.explain import ExplainCommand, Explaining
+from service.generation.explain import ExplainCommand, Explaining, explainable
 from service.generation.generation import GenerationService
 from service.http_api import attention, chat, embeddings, event_ids
 from service.http_api.body import read_json
@@ -173,8 +173,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
         record = opened(site.metrics, request)
         with record.errors():
-            if site.explaining is None:
-                raise NotSupported("this server does not explain texts")
+            explaining = explainable(site.explaining)
 
             def read(fields: dict[str, Any]) -> ExplainCommand:
                 body = validated(attention.AttentionRequest, fields)
@@ -183,8 +182,8 @@ def _add_attention(router: APIRouter, site: Site) -> None:
             command = await read_json(request, read, name_of(request.state.key))
             request.state.request_id = record.request_id = command.request_id
             with ExitStack() as held:
-                explained = await site.explaining.explain(replace(command, key=request.state.key), record, held)
-                return json_response(attention.AttentionWriter(site.explaining, explained).whole(), held)
+                explained = await explaining.explain(replace(command, key=request.state.key), record, held)
+                return json_response(attention.AttentionWriter(explaining, explained).whole(), held)
 
 
 def _add_embeddings(router: APIRouter, site: Site) -> None:

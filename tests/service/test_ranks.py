@@ -35,12 +35,23 @@ def answers(server: Server) -> list[str]:
     return [complete(server), over_grpc, complete(server, **SAMPLED), complete(server, **SAMPLED, top_p=0.9)]
 
 
+def unexplained(server: Server) -> list[str]:
+    """What is said over both transports to who wants a text explained."""
+    request = urllib.request.Request(f"{server.url}/v1/attention", b'{"prompt": "a"}', {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as over_http:
+        urllib.request.urlopen(request, timeout=60)
+    with grpc.insecure_channel(server.target) as channel, pytest.raises(grpc.RpcError) as over_grpc:
+        GenerationServiceStub(channel).Explain(pb.ExplainRequest(text="a"), timeout=60)
+    return [over_http.value.read().decode(), over_grpc.value.details()]
+
+
 def test_ranks_answer_as_one_process_and_a_dead_one_is_replaced(tmp_path):
     with running(tmp_path / "one", "--single", *WAYS) as server:
         wanted = answers(server)
     with running(tmp_path / "two", "--tensor-parallel", "2", *WAYS) as server:
         assert "2 ranks" in server.output()
         assert answers(server) == wanted
+        assert all("tensor_parallel" in refusal for refusal in unexplained(server))
 
         rank = server.pid_of("ray::Rank")
         os.kill(rank, signal.SIGKILL)

@@ -46,19 +46,19 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def engine_of(folder, number, *words, late=60.0, device="cpu"):
+def engine_of(folder, number, *words, late=60.0, kind="plain"):
     """Rank 0 of so many, in this process, and the processes of the others, each with a GPU of its own if with any."""
-    group = Group(0, number, device, late=late)
+    group = Group(0, number, OPTIONS_OF[kind].device, late=late)
     command = [sys.executable, "-m", "tests.model.parallel.rank"]
     started = [
         subprocess.Popen(
-            [*command, *map(str, (rank, number, group.port, late, device, folder)), *words],
+            [*command, *map(str, (rank, number, group.port, late, kind, folder)), *words],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": str(rank)},
         )
         for rank in range(1, number)
     ]
     try:
-        engine = build_engine(folder, OPTIONS_OF[device], group=group)
+        engine = build_engine(folder, OPTIONS_OF[kind], group=group)
         yield engine, started
         engine.close()
     finally:
@@ -103,13 +103,13 @@ def engine(request, folder):
         yield engine.engine
 
 
-def same(found, wanted):
+def same(found, wanted, within=1e-4):
     for name, (tokens, reason, scores) in wanted.items():
         assert found[name][:2] == (tokens, reason), name
         assert len(found[name][2]) == len(scores)
         for one, other in zip(found[name][2], scores, strict=True):
             assert one.token_id == other.token_id
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert one.logprob == pytest.approx(other.logprob, abs=within)
 
 
 def test_ranks_answer_as_one(engine, wanted):
@@ -120,8 +120,17 @@ def test_ranks_answer_as_one(engine, wanted):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two CUDA devices")
 def test_ranks_on_gpus_answer_as_one_gpu(folder):
     wanted = {name: told(outputs) for name, outputs in run(build_engine(folder, OPTIONS_OF["cuda"]).engine, crowd()).items()}
-    with engine_of(folder, 2, device="cuda") as (engine, _):
+    with engine_of(folder, 2, kind="cuda") as (engine, _):
         same({name: told(outputs) for name, outputs in run(engine.engine, crowd()).items()}, wanted)
+
+
+@pytest.mark.parametrize(("kind", "within"), [("guesses", 1e-4), ("keys in 8 bits", 1e-2)])
+def test_ranks_of_another_kind_answer_as_one(folder, kind, within):
+    """In 8 bits a sum in another order may give a key another code."""
+    whole = build_engine(folder, OPTIONS_OF[kind]).engine
+    wanted = {name: told(outputs) for name, outputs in run(whole, crowd()).items()}
+    with engine_of(folder, 2, kind=kind) as (engine, _):
+        same({name: told(outputs) for name, outputs in run(engine.engine, crowd()).items()}, wanted, within)
 
 
 def test_a_request_among_ranks_is_the_same_alone(engine, wanted):
@@ -171,21 +180,29 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(folder, how, bus
         assert wait_for(lambda: engine.heartbeat_age() == float("inf"), UNHEALTHY)
 
 
-def test_the_other_ranks_end_with_rank_0(folder):
+@pytest.mark.parametrize(
+    ("how", "serves"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGSTOP, True)],
+    ids=["killed before it serves", "killed", "frozen"],
+)
+def test_the_other_ranks_end_with_rank_0(folder, how, serves):
     code = (
         "import sys; from pathlib import Path; from model.parallel.group import Group; from model.engine.build import *\n"
-        "from tests.model.parallel.rank import OPTIONS\n"
-        "group = Group(0, 2, 'cpu'); print(group.port, flush=True)\n"
-        "build_runner(Path(sys.argv[1]), OPTIONS, group=group); print('built', flush=True); sys.stdin.read()"
+        f"from tests.model.parallel.rank import OPTIONS\ngroup = Group(0, 2, 'cpu', late={LATE})\n"
+        "print(group.port, flush=True); engine = build_engine(Path(sys.argv[1]), OPTIONS, group=group)\n"
+        f"if {serves}: engine.start()\n"
+        "print('built', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    port = first.stdout.readline().strip()
-    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, "60", "cpu", str(folder)])
+    port, words = first.stdout.readline().strip(), ("plain", str(folder))
+    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, str(LATE), *words])
     try:
         assert first.stdout.readline() == "built\n"
-        first.kill()
+        time.sleep(1.5 * LATE * serves)
+        assert other.poll() is None, "it waits as long as rank 0 is there"
+        first.send_signal(how)
         assert other.wait(UNHEALTHY) == 4
     finally:
         for process in (first, other):
