@@ -16,8 +16,10 @@ from service.http_api.body import BODY_SECONDS, MAX_BYTES
 
 HEADER_SECONDS = 10
 """Seconds in which a caller must begin a request on a new connection and send all of its head."""
-IDLE_SECONDS = 10
-"""Seconds for which `attend serve` keeps an idle connection."""
+IDLE_SECONDS = 75
+"""Seconds for which `attend serve` keeps an idle connection: longer than load balancers and clients do (60 s at most in common
+ones). Who closes first loses nothing; a call on a connection that the server closes at that moment fails.
+"""
 HANDSHAKE_SECONDS = 30
 """With TLS: seconds for a handshake, and for which a caller may leave unread what it is sent. HAProxy has one time for both."""
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920

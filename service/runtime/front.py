@@ -17,8 +17,8 @@ from model.errors import Overloaded
 from service.http_api.app import ABORT, RequestIds
 from service.http_api.problems import error_response
 
-HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 10, 10
-"""Seconds for all of a request's head, for which an idle connection is kept, and for the handshake of TLS."""
+HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
+"""Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""
 MOST_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MOST_CONNECTIONS = 6144

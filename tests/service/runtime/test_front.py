@@ -4,12 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from service.runtime import front
+from service.runtime import edge, front
 from tests.fakes import until
+
+ROOT = Path(__file__).parents[3]
+LOAD_BALANCER_SECONDS = 60
+"""For which common ones keep a connection to a server: AWS's, and nginx."""
 
 
 class App:
@@ -224,3 +230,9 @@ def test_calls_over_the_bound_are_refused_with_an_id_and_come_in_again_later():
                 writer.close()
 
     run(law)
+
+
+def test_an_idle_connection_outlives_those_of_load_balancers_wherever_attend_serves():
+    """Who closes it first loses nothing: a call that the server gets as it closes the connection fails."""
+    in_the_cluster = yaml.safe_load((ROOT / "deploy/serve/attend.yaml").read_text())["http_options"]["keep_alive_timeout_s"]
+    assert min(front.IDLE_SECONDS, edge.IDLE_SECONDS, in_the_cluster) > LOAD_BALANCER_SECONDS
