@@ -173,10 +173,13 @@ def haproxy(one: Service) -> None:
     port = int(one.address.http.rpartition(":")[2])
 
     def listening() -> list[int]:
-        found = [psutil.Process(pid) for pid in one.pids(HAPROXY)]
-        return [
-            each.pid for each in found if any(c.laddr.port == port and c.status == "LISTEN" for c in each.net_connections())
-        ]
+        found = []
+        for pid in one.pids(HAPROXY):
+            with suppress(psutil.Error):  # one that has ended since
+                connections = psutil.Process(pid).net_connections()
+                if any(each.laddr.port == port and each.status == "LISTEN" for each in connections):
+                    found.append(pid)
+        return found
 
     for pid in (before := listening()):
         os.kill(pid, signal.SIGKILL)
