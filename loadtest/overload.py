@@ -15,12 +15,15 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
+import psutil
 
 from loadtest.bench.figures import percentile
 from loadtest.faults.measure import Measure
@@ -49,6 +52,27 @@ class Call:
     seconds: float
     result: str
     """`ok`, `refused` (429 or RESOURCE_EXHAUSTED, with a time to come again), or what else came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of CPU since something began: what the server took, and what its callers here took."""
+
+    server: float
+    callers: float
+
+    @classmethod
+    def now(cls, target: Target) -> "Spent":
+        """Since both began. What processes of the server took that have ended is not in it."""
+        server = 0.0
+        for process in target.processes():
+            with suppress(psutil.Error):
+                server += sum(process.cpu_times()[:2])
+        return cls(server, time.process_time())
+
+    def since(self, before: "Spent") -> "Spent":
+        """Between two moments."""
+        return Spent(self.server - before.server, self.callers - before.callers)
 
 
 class Callers:
@@ -112,6 +136,19 @@ class Callers:
         return len(hung)
 
 
+def costs(at_capacity: Spent, answers: int, overloaded: Spent, calls: Sequence[Call]) -> list[Measure]:
+    """What the CPU was spent on: callers have the same cores as the server, and what refusals take is there for no answer."""
+    ended = Counter(call.result for call in calls)
+    an_answer = at_capacity.server / max(1, answers)
+    a_refusal = (overloaded.server - ended["ok"] * an_answer) / max(1, ended["refused"])
+    return [
+        Measure("server's CPU for an answer, at capacity", 1000 * an_answer, "ms"),
+        Measure("server's CPU for a refusal", 1000 * a_refusal, "ms", note="if answers cost the same"),
+        Measure("callers' CPU for a call, at capacity", 1000 * at_capacity.callers / max(1, answers), "ms"),
+        Measure("callers' CPU for a call, overloaded", 1000 * overloaded.callers / max(1, len(calls)), "ms"),
+    ]
+
+
 def verdict(calls: Sequence[Call], hung: int, capacity: float, seconds: float) -> list[Measure]:
     """What an overload of so many seconds must keep."""
     refused = [1000 * call.seconds for call in calls if call.result == "refused"]
@@ -135,12 +172,14 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
     own = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target.address.grpc, options=own) for _ in range(CHANNELS)]
     async with http:
-        callers = Callers(target, http, channels)
+        callers, begun = Callers(target, http, channels), Spent.now(target)
         capacity = await callers.closed(CAPACITY_SECONDS)
+        at_capacity, answers = Spent.now(target), sum(call.result == "ok" for call in callers.done)
         hung = await callers.open(times * capacity, seconds)
+        spent = costs(at_capacity.since(begun), answers, Spent.now(target).since(at_capacity), callers.done)
         for channel in channels:
             await channel.close()
-        return verdict(callers.done, hung, capacity, seconds)
+        return [*verdict(callers.done, hung, capacity, seconds), *spent]
 
 
 async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

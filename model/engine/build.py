@@ -117,7 +117,8 @@ def build_runner(
     held = choose_kv_dtype(options, dtype, device, backend.name)
     net = read_net(folder, model, options, dtype, device, backend, report, group)
     weights = names_of_kinds(net) or name_of(dtype)
-    engine_config = agreed_sizes(config, held, device, options, measured_memory(net, backend, options, held, device), group)
+    memory = measured_memory(net, backend, options, held, device, shared=ranks > 1)
+    engine_config = agreed_sizes(config, held, device, options, memory, group)
     net.reach(engine_config.max_model_len)
     tell_states(options, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
@@ -125,7 +126,7 @@ def build_runner(
     form = serving_form(net, backend)  # after which `net` stands for what serves
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
-    graphs, pieces = record_steps(form, backend, cache, engine_config)
+    graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     parts = (form, backend, cache, device, graphs, draw, adapters, pieces)
@@ -311,7 +312,7 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
 
 
 def measured_memory(
-    net: Decoder, backend: AttentionBackend, options: EngineOptions, held: torch.dtype, device: str
+    net: Decoder, backend: AttentionBackend, options: EngineOptions, held: torch.dtype, device: str, *, shared: bool
 ) -> int | None:
     """Bytes of the GPU for the cache, beside what steps take; None on a CPU, or where it is set. The engine's own cache is
     not there yet.
@@ -323,7 +324,7 @@ def measured_memory(
     form = serving_form(net, backend)
 
     def runner(cache: KVCache) -> ModelRunner:
-        graphs, pieces = record_steps(form, backend, cache, config)
+        graphs, pieces = record_steps(form, backend, cache, config, shared=shared)
         return ModelRunner(form, backend, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)

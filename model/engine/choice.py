@@ -124,16 +124,23 @@ def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path,
 
 
 def record_steps(
-    net: "Decoder | NativeDecoder | TritonDecoder", backend: AttentionBackend, cache: KVCache, config: EngineConfig
+    net: "Decoder | NativeDecoder | TritonDecoder",
+    backend: AttentionBackend,
+    cache: KVCache,
+    config: EngineConfig,
+    *,
+    shared: bool = False,
 ) -> tuple[DecodeGraphs | None, StepPieces | None]:
     """Steps of one token a request as CUDA graphs, and others in pieces, where the backend can be recorded: Triton's, on a GPU.
 
-    A step that moves states on is recorded only where each request has one token.
+    A step that moves states on is recorded only where each request has one token. `shared`: by several ranks, which exchange
+    scores only where a draw asks for all of them.
     """
     if backend.name != "triton" or isinstance(net, NativeDecoder) or not cache.keys[0].is_cuda:
         return None, None
     recorder = CudaRecorder()
-    graphs = DecodeGraphs(net, backend, cache, config.max_model_len, config.max_batch_requests, recorder)
+    sizes = (config.max_model_len, config.max_batch_requests)
+    graphs = DecodeGraphs(net, backend, cache, *sizes, recorder, scores=not shared)
     if cache.states:
         return graphs, None
     return graphs, StepPieces(net, backend, cache, config.max_batch_tokens, recorder.in_pieces)

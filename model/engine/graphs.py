@@ -38,7 +38,7 @@ TOKENS, POSITIONS, LINES, STATES, FIRST_SLOTS = range(5)
 
 
 class Decoded(NamedTuple):
-    """What a step computed, for its real rows. The next step writes to the same memory."""
+    """What a step computed, for its real rows; without scores only hidden states. The next step writes to the same memory."""
 
     hidden_TE: Tensor
     logits_TV: Tensor
@@ -65,10 +65,13 @@ class DecodeGraphs:
         max_model_len: int,
         max_batch_requests: int,
         record: Recorder,
+        *,
+        scores: bool = True,
     ) -> None:
         """`net` and `backend` must read positions, pages and places of states from the layout's tensors alone, and wait for
-        nothing.
+        nothing. Without `scores` a step ends with its hidden states: of ranks, each has scores of some tokens.
         """
+        self.has_scores = scores
         self._net = net
         self._backend = backend
         self._cache = cache
@@ -87,7 +90,8 @@ class DecodeGraphs:
     def _outputs(self, most: int) -> tuple[Tensor, Tensor]:
         config, dtype = self._net.config, self._cache.keys[0].dtype
         widths = (config.hidden_size, config.vocab_size)
-        hidden_TE, logits_TV = (torch.zeros(most, width, dtype=dtype, device=self._inputs_NT.device) for width in widths)
+        rows, device = (most, most if self.has_scores else 0), self._inputs_NT.device
+        hidden_TE, logits_TV = (torch.zeros(*shape, dtype=dtype, device=device) for shape in zip(rows, widths, strict=True))
         return hidden_TE, logits_TV
 
     def _step(self, size: int) -> Callable[[], None]:
@@ -96,8 +100,10 @@ class DecodeGraphs:
         def step() -> None:
             tokens_T, layout = self._inputs_NT[TOKENS, :size], self._layout(size)
             hidden_TE = self._net(tokens_T, layout.positions_T, Paged(self._backend, self._cache, layout))
-            logits_TV = self._net.logits(hidden_TE)
             self._hidden_TE[:size].copy_(hidden_TE)
+            if not self.has_scores:
+                return
+            logits_TV = self._net.logits(hidden_TE)
             self._logits_TV[:size].copy_(logits_TV)
             self._greedy_T[:size].copy_(sample(logits_TV, [GREEDY] * size))
 

@@ -187,7 +187,7 @@ class ModelRunner:
         given = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens
         if self.graphs is not None and self.graphs.fits(rows):
             decoded = self.graphs.run(rows, given, *groups, step.versions)
-            return decoded.hidden_TE, decoded
+            return decoded.hidden_TE, decoded if self.graphs.has_scores else None
         if self.pieces is not None and self.pieces.fits(rows):
             return self.pieces.run(rows, given, groups[0]), None
         tokens_T = given if isinstance(given, Tensor) else integers(given, self.device)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loadtest import overload
-from loadtest.overload import Call, until, verdict
+from loadtest.overload import Call, Spent, costs, until, verdict
 
 SECONDS, CAPACITY = 60.0, 10.0
 ANSWERED = [Call(at / CAPACITY, 3.0, "ok") for at in range(int(SECONDS * CAPACITY))]
@@ -33,6 +33,12 @@ def test_answers_that_come_too_rarely_are_found():
 
 def test_hung_calls_and_other_ends_are_found():
     assert missed([*ANSWERED, Call(1, 1, "HTTP 500")], hung=1) == {"hung", "other ends"}
+
+
+def test_what_a_refusal_costs_is_what_answers_do_not():
+    """500 answers at 0.1 s each at capacity; then 600, and 1200 refusals that took 12 s of the server's CPU."""
+    found = costs(Spent(50.0, 5.0), 500, Spent(72.0, 9.0), [*ANSWERED, *REFUSED])
+    assert [round(each.value, 6) for each in found] == [100.0, 10.0, 10.0, 5.0]
 
 
 @pytest.mark.parametrize("frees", [True, False])

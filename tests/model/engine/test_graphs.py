@@ -210,8 +210,9 @@ def crowd():
     ]
 
 
+@pytest.mark.parametrize("has_scores", [True, False], ids=["scores", "hidden states alone"])
 @pytest.mark.parametrize("budget", [1, 3, 64])
-def test_an_engine_with_graphs_answers_as_one_without(budget):
+def test_an_engine_with_graphs_answers_as_one_without(budget, has_scores):
     """In float32, whatever else is in the batch; and only steps of one token a request are computed by graphs."""
     net = tiny_decoder(CONFIG)
     with torch.no_grad():
@@ -222,7 +223,7 @@ def test_an_engine_with_graphs_answers_as_one_without(budget):
     def record(step):
         return lambda: (sizes.append(None), step())
 
-    runner.graphs = DecodeGraphs(net, runner.backend, runner.cache, 64, 8, record)
+    runner.graphs = DecodeGraphs(net, runner.backend, runner.cache, 64, 8, record, scores=has_scores)
     ours, theirs = run(recorded, crowd()), run(plain, crowd())
     assert {name: told(outputs) for name, outputs in theirs.items()} == {name: told(outputs) for name, outputs in ours.items()}
     assert scores(theirs["told"]) == pytest.approx(scores(ours["told"]), abs=1e-4)
