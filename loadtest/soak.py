@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.faults.target import Target, running, wait_for
+from loadtest.faults.target import REPLICA, Target, running, wait_for
 from loadtest.inside.sitecustomize import FOLDER
 from loadtest.load import OUT, locust
 from loadtest.server import StartError
@@ -158,8 +158,13 @@ def watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
     """A server whose steps can be made to fail, and which writes numbers of tasks to `folder`; StartError where it doesn't."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "inside"), os.environ.get("PYTHONPATH"))))
     with running(flags, environment={"PYTHONPATH": path, FOLDER: str(folder)}) as target:
-        if not wait_for(lambda: any(folder.iterdir()), INSIDE_SECONDS):  # the first number is written after the change of steps
-            raise StartError("no process of the server wrote how many tasks it has")
+
+        def all_watched() -> bool:  # the first number is written after the change of steps
+            engines = target.pids(REPLICA) or [target.process.pid]
+            return {f"{pid}.tasks" for pid in engines} <= {path.name for path in folder.iterdir()}
+
+        if not wait_for(all_watched, INSIDE_SECONDS):
+            raise StartError("not every engine of the server wrote how many tasks it has")
         yield target
 
 

@@ -126,7 +126,9 @@ def build_runner(
     form = serving_form(net, backend)  # after which `net` stands for what serves
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
-    graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
+    # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
+    recorded = (None, None) if options.deterministic else record_steps(form, backend, cache, engine_config, shared=ranks > 1)
+    graphs, pieces = recorded
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     parts = (form, backend, cache, device, graphs, draw, adapters, pieces)

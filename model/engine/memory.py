@@ -6,6 +6,7 @@ Not yet run on a GPU: on the CPU it is tested with a device that counts.
 
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import torch
 
@@ -42,28 +43,31 @@ def memory_left(
 
 
 def largest_steps(model: ModelConfig, config: EngineConfig) -> Iterator[StepInput]:
-    """A prompt that fills a step, at the end of the longest request; and as many streams as run, drawn from sorted scores.
+    """Prompts that fill a step, at the ends of the longest requests; and as many streams as run, drawn from sorted scores.
 
     All tokens lie in block 1, and all states in slot 1: nobody looks at what is computed.
     """
-    count = min(config.max_batch_tokens, config.max_model_len)
-    yield _step(model, config, [config.max_model_len - count], count)
-    rows = min(config.max_batch_requests, config.max_batch_tokens)
-    yield _step(model, config, [config.max_model_len - 1] * rows, 1)
+    counts: list[int] = []
+    left = config.max_batch_tokens
+    while left and len(counts) < config.max_batch_requests:
+        counts.append(min(left, config.max_model_len))
+        left -= counts[-1]
+    yield _step(model, config, sorted(counts))  # rows of one token come first
+    yield _step(model, config, [1] * min(config.max_batch_requests, config.max_batch_tokens))
 
 
-def _step(model: ModelConfig, config: EngineConfig, starts: list[int], count: int) -> StepInput:
-    """Rows of `count` tokens that begin at `starts`, each of which draws."""
-    num_rows, names = len(starts), [f"largest {row}" for row in range(len(starts))]
+def _step(model: ModelConfig, config: EngineConfig, counts: list[int]) -> StepInput:
+    """Rows of so many tokens at the ends of the longest requests, each of which draws."""
+    num_rows, names = len(counts), [f"largest {row}" for row in range(len(counts))]
     blocks = array("q", [1]) * -(-config.max_model_len // config.block_size)
     tables = [[array("q", [1]) if group.has_state else blocks] * num_rows for group in model.memory_groups]
     return StepInput(
         request_ids=names,
         tables=tables,
-        starts=starts,
-        counts=[count] * num_rows,
-        tokens=array("q", [0]) * (count * num_rows),
+        starts=[config.max_model_len - count for count in counts],
+        counts=counts,
+        tokens=array("q", [0]) * sum(counts),
         draws=[Draw(SamplingPlan(LIMITED, seed=0), config.max_model_len)] * num_rows,
-        draw_rows=[(row + 1) * count - 1 for row in range(num_rows)],
+        draw_rows=[end - 1 for end in accumulate(counts)],
         draw_ids=names,
     )

@@ -3,7 +3,8 @@
 The launches of attention depend on how many requests a step has and how long they are. What lies between depends on the number
 of tokens alone. So there are graphs for each of a few numbers of tokens, and attention is launched between them as it is in a
 step that is not recorded. A step between two sizes is filled up with tokens of padding, which write to the reserved block 0;
-their results are not read. A larger step computes for longer than its launches take.
+their results are not read. Larger steps are not recorded: those of a model of some billions of parameters should compute for
+longer than their launches take, which no GPU has shown yet.
 
 Shapes: T tokens of a step · E model width · H query heads · D head size · G groups of layers.
 """

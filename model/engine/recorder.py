@@ -4,7 +4,8 @@ Not yet run on a GPU. What records is an argument, so that tests on the CPU call
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,10 +30,11 @@ def nothing(*place: Any) -> None:
 
 class CudaRecorder:
     """Records on a stream of its own. All graphs share it and one pool: they never run at the same time, and libraries
-    keep memory for each stream.
+    keep memory for each stream. All of them end together: torch gives that memory back with the first that ends.
     """
 
     def __init__(self) -> None:
+        gc.collect()
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch gives its constructor no types
 
@@ -62,14 +64,26 @@ class CudaRecorder:
             graphs[-1].replay()
 
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _nothing_freed():
             for _ in range(WARM_UPS):
                 step(nothing)
             torch.cuda.synchronize()
-            gc.collect()  # nothing of the device may be freed within a recording
             torch.cuda.empty_cache()
-            begin()
-            step(cut)
-            graphs[-1].capture_end()
+            try:
+                begin()
+                step(cut)
+            finally:
+                graphs[-1].capture_end()
+            repeat(nothing)  # what the driver takes for a first replay is taken now, and a bad recording is known
         torch.cuda.current_stream().wait_stream(self._stream)
         return repeat
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """Without collections of garbage: nothing of the device may be freed within a recording."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

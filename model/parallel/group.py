@@ -22,7 +22,9 @@ c10d: Any = torch.distributed
 HOST = "127.0.0.1"
 """All ranks live on one node."""
 LATE_SECONDS = 6.0
-"""How long a rank that serves waits for another one. Rank 0 sends something every second."""
+"""How long a rank that serves waits for another one within a step. On GPUs, where it waits for the step too, LONGER times."""
+LONGER = 10
+"""So many times longer it waits for rank 0's next step: rank 0 sends something every second, but not within a long step."""
 START_SECONDS = 600.0
 """How long ranks wait for each other until then: one may load or compile for longer than another."""
 LOOK_SECONDS = 0.1
@@ -48,7 +50,7 @@ class Group:
         self.rank, self.ranks, self.device = rank, ranks, device
         self._alive = alive
         self._late = timedelta(seconds=late)
-        self._patience = timedelta(seconds=START_SECONDS)
+        self._patience = self._silence = timedelta(seconds=START_SECONDS)
         self.store = c10d.TCPStore(HOST, port, is_master=rank == 0, timeout=self._patience, wait_for_workers=False)
         self.port: int = self.store.port
         self._numbers: Any = None
@@ -85,10 +87,13 @@ class Group:
         return c10d.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.ranks, chosen)
 
     def hurry(self) -> None:
-        """From here on a rank that others wait for for more than `late` seconds has failed, rank 0 too, whatever it does."""
-        self._patience = self._late
-        if self._numbers is not self._bytes:  # NCCL has its own, after which its watchdog ends the process: not run yet
-            self._numbers._set_default_timeout(self._late)
+        """From here on a rank has failed that others wait for too long: LATE_SECONDS, LONGER."""
+        self._patience, self._silence = self._late, LONGER * self._late
+        if self._numbers is not self._bytes:
+            # NCCL counts from where a sum is submitted, behind all that the device still has to compute; after this time
+            # its watchdog ends the process: not run yet
+            self._patience = self._silence
+            self._numbers._set_default_timeout(self._silence)
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """What each rank gives, in their order: tensors of one shape and dtype. Raises DeviceFailed where a rank is late."""
@@ -124,7 +129,7 @@ class Group:
 
     def receive(self) -> bytes:
         """Of the others: wait for a message of rank 0. Raises DeviceFailed where it has ended, or is late."""
-        size = self._pass_on(torch.zeros(1, dtype=torch.int64), self._patience)
+        size = self._pass_on(torch.zeros(1, dtype=torch.int64), self._silence)
         return self._pass_on(torch.empty(int(size), dtype=torch.uint8), self._patience).numpy().tobytes()
 
     def _pass_on(self, x: Tensor, patience: timedelta) -> Tensor:

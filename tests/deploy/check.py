@@ -27,8 +27,8 @@ OLDEST, NEWEST = "1.29", "1.37"
 """Versions of Kubernetes."""
 CUSTOM = yaml.safe_load(Path(__file__).with_name("custom_resources.yaml").read_text())
 QUANTITY = re.compile(r"^(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")
-SHUTDOWN, SUCCESSOR_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 120
-"""What a node that leaves has, beside the drain of its replicas, for their successors elsewhere."""
+SHUTDOWN, RAYS_SHUTDOWN, SUCCESSOR_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30, 300
+"""How long a node that leaves waits: Ray's default, and what must be left, beside the replicas' drain, for their successors."""
 EXTERNAL = {"Secret": {"attend-redis", "attend-api-keys"}}
 """What a user makes: it must not be in a repository."""
 PROTOCOL = {8000: "http", 9000: "kubernetes.io/h2c"}
@@ -278,8 +278,9 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
     except SettingError:
         return
     longest, drain = settings.request_timeout_seconds, settings.drain_seconds
-    node_drain = float(values.get(SHUTDOWN, drain + 1))
-    if SHUTDOWN in values and node_drain - (drain + 1) < SUCCESSOR_SECONDS:
+    of_ray = any(of_kind(objects, "RayService"))
+    node_drain = float(values.get(SHUTDOWN, RAYS_SHUTDOWN if of_ray else drain + 1))
+    if of_ray and node_drain - (drain + 1) < SUCCESSOR_SECONDS:
         yield f"the node's drain {node_drain:g} leaves successors no time to load after a drain of {drain:g}"
     if not longest <= drain <= node_drain:
         yield f"longest request {longest}, drain {drain}, node's drain {node_drain}: not in this order"

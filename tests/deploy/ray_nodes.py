@@ -21,7 +21,7 @@ from tests.service.server import TAG, free_port, free_ports, processes_of, wait_
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 START_SECONDS, STARTS = 240.0, 3
 NODE_DRAIN = 30
-"""Seconds; in production it is 760."""
+"""Seconds; in production it is 930."""
 
 
 class Cluster:

@@ -65,6 +65,14 @@ def test_the_largest_steps_are_a_whole_budget_of_a_prompt_and_every_stream_at_th
     assert all(Row(table, 4095, 1).blocks[4095 // 32] == 1 for table in streams.tables[0])
 
 
+def test_short_requests_fill_the_budget_of_a_step_together():
+    prompts, _ = largest_steps(tiny_config(), replace(CONFIG, max_model_len=200))
+    assert ([112, 200, 200], [88, 0, 0]) == (prompts.counts, prompts.starts)
+    assert [111, 311, 511] == prompts.draw_rows
+    few, _ = largest_steps(tiny_config(), replace(CONFIG, max_model_len=200, max_batch_requests=2))
+    assert [200, 200] == few.counts
+
+
 def test_recorded_steps_need_no_more_room_for_longer_requests_than_their_splits_take():
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "num_layers": 1, "max_positions": 1 << 17}
 

@@ -7,7 +7,7 @@ Shapes: T tokens of this step · R requests · H query heads · K key/value head
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,9 @@ from model.transfer import integers
 SPLIT = 256
 """Keys of one item of decoding. A number of tokens, not of splits: a row's result does not depend on the batch."""
 STAGES = 3
-"""A tile is multiplied while the next one is on its way, of decode and of prefill."""
+"""A tile is multiplied while the next one is on its way, of decode and of prefill, where shared memory has room for it."""
+SHARED = 227 << 10
+"""Bytes of shared memory that a program may have on an H200, for which kernels are compiled where there is no GPU."""
 PREFILL_SPLIT = 1024
 """Keys of a split of a prefill row at least."""
 PROCESSORS = 132
@@ -47,6 +49,14 @@ MAX_HEAD = 256
 LOG2_E = kernels.LOG2_E.value
 INTERPRETED = not isinstance(kernels.decode_kernel, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter, on any device: TRITON_INTERPRET was 1 when they were imported."""
+
+
+@cache
+def shared_memory() -> int:
+    """Bytes of shared memory that a program may have on this machine's GPU; SHARED where there is none."""
+    if not torch.cuda.is_available():
+        return SHARED
+    return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
 
 
 class Tiles(NamedTuple):
@@ -71,6 +81,11 @@ class Tiles(NamedTuple):
             lanes = max(16, next_power_of_2(group))
             return cls(16, 32 if size_p <= 128 else 16, lanes, lanes // 4)
         return cls(64, 32, 128 if size_p <= 128 else 64, 8)
+
+    def stages(self, size_p: int, itemsize: int) -> int:
+        """Of prefill: STAGES, or one less where the queries and so many tiles of keys and of values do not fit."""
+        needed = (self.lanes + 2 * STAGES * self.keys) * size_p * itemsize
+        return STAGES if needed <= shared_memory() else STAGES - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +307,7 @@ class _Layer:
             LANES=self.tiles.lanes,
             TILE=self.tiles.keys,
             num_warps=self.tiles.warps,
-            num_stages=STAGES,
+            num_stages=self.tiles.stages(self.sizes["D_P"], self.keys.element_size()),
         )
         if longer.num_parts:
             self._combine(parts_IHD, weights_IH, out_THD, longer.first, longer.tokens)

@@ -37,15 +37,15 @@ class Machine:
         dice = torch.Generator().manual_seed(0)
         for cached in (*self.cache.keys, *self.cache.values):
             cached.normal_(generator=dice)
-        self.sizes, self.runs = [], []
+        self.recorded, self.runs = [], []
         self.pieces = StepPieces(self.net, self.backend, self.cache, MOST, self._record)
 
     def _record(self, step):
         layers = []
         step(lambda layer, *_: layers.append(layer))
         assert layers == list(range(self.config.num_layers)), "each layer's attention is between two pieces"
-        index = len(self.sizes)
-        self.sizes.append(step)
+        index = len(self.recorded)
+        self.recorded.append(step)
 
         def replay(between):
             self.runs.append(index)
@@ -54,12 +54,18 @@ class Machine:
         return replay
 
     def rows(self, step):
-        """Rows that begin at a position with so many tokens, each on pages of its own, and their other tables."""
-        blocks, rows = iter(range(1, 80)), []
+        """Rows that begin at a position with so many tokens, and their tables in other groups: all on pages of their own."""
+        blocks, rows = iter(range(1, 40)), []
         for start, count in step:
             rows.append(Row([next(blocks) for _ in range(-(-(start + count) // BLOCK))], start, count))
-        others = [[row.blocks for row in rows]] * (self.cache.num_groups - 1)
+        others = [[[block + 40 for block in row.blocks] for row in rows]] * (self.cache.num_groups - 1)
         return rows, others
+
+    def own_slots(self, layer, rows, others):
+        """The slots of the rows' tokens in a layer's cache."""
+        tables = ([row.blocks for row in rows], *others)[self.cache.group_of_layer[layer]]
+        reach = [(table, at) for table, row in zip(tables, rows, strict=True) for at in range(row.start, row.start + row.count)]
+        return [table[at // BLOCK] * BLOCK + at % BLOCK for table, at in reach]
 
     @torch.inference_mode()
     def plain(self, rows, tokens, others):
@@ -85,7 +91,7 @@ def test_no_step_of_more_than_64_tokens_is_filled_up_with_64():
 
 
 def test_the_largest_is_recorded_first_and_a_step_runs_the_smallest_that_holds_it(machine):
-    assert 3 == len(machine.sizes)
+    assert 3 == len(machine.recorded)
     machine.runs.clear()
     for count in (2, 16, 17, 33, 60):
         rows, others = machine.rows([(0, count)])
@@ -102,10 +108,9 @@ def test_a_step_in_pieces_is_the_same_step(machine, name):
     tokens = [20 + at % 40 for at in range(sum(row.count for row in rows))]
     expected = machine.plain(rows, tokens, others).clone()
     cached = [part.clone() for part in (*machine.cache.keys, *machine.cache.values)]
-    for part in (*machine.cache.keys, *machine.cache.values):
-        for row in rows:
-            own = [block * BLOCK + slot for block in row.blocks for slot in range(BLOCK)]
-            part[own[row.start : row.start + row.count]] = torch.nan  # what the step itself must write
+    for layer in range(machine.config.num_layers):
+        own = machine.own_slots(layer, rows, others)
+        machine.cache.keys[layer][own] = machine.cache.values[layer][own] = torch.nan  # what the step itself must write
     found = machine.pieces.run(rows, torch.tensor(tokens), others)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     for part, before in zip((*machine.cache.keys, *machine.cache.values), cached, strict=True):
@@ -147,17 +152,23 @@ def test_an_engine_with_pieces_answers_as_one_without(budget):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_recorded_pieces_repeat_what_they_were_made_of_with_what_is_done_between_them():
+    """What one piece leaves to the next holds, whatever is allocated between them."""
     given, doubled = torch.zeros(2, 4, device="cuda")
 
     def step(between):
-        doubled.copy_(given * 2)
+        kept = given * 2
+        doubled.copy_(kept)
         between(3.0)
-        doubled.mul_(2)
+        doubled.mul_(2).add_(kept)
         between(5.0)
         doubled.add_(1)
+
+    def between(number):
+        torch.empty(1 << 20, device="cuda").fill_(torch.nan)
+        doubled.add_(number)
 
     replay = CudaRecorder().in_pieces(step)
     for value in (1.0, 2.0):
         given.fill_(value)
-        replay(doubled.add_)
-        assert [(2 * value + 3) * 2 + 5 + 1] * 4 == doubled.tolist()
+        replay(between)
+        assert [(2 * value + 3) * 2 + 2 * value + 5 + 1] * 4 == doubled.tolist()

@@ -36,6 +36,8 @@ SAMPLINGS = [
 ]
 DECODING = DecodingParams(repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={7: 3.0})
 LATE, UNHEALTHY = 4.0, 10.0
+SOON, SILENT = 1.0, 20.0
+"""Of a group whose ranks wait for rank 0 for ten times as long, and by when they have ended then."""
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +190,7 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(folder, how, bus
 def test_the_other_ranks_end_with_rank_0(folder, how, serves):
     code = (
         "import sys; from pathlib import Path; from model.parallel.group import Group; from model.engine.build import *\n"
-        f"from tests.model.parallel.rank import OPTIONS\ngroup = Group(0, 2, 'cpu', late={LATE})\n"
+        f"from tests.model.parallel.rank import OPTIONS\ngroup = Group(0, 2, 'cpu', late={SOON})\n"
         "print(group.port, flush=True); engine = build_engine(Path(sys.argv[1]), OPTIONS, group=group)\n"
         f"if {serves}: engine.start()\n"
         "print('built', flush=True); sys.stdin.read()"
@@ -197,13 +199,13 @@ def test_the_other_ranks_end_with_rank_0(folder, how, serves):
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     port, words = first.stdout.readline().strip(), ("plain", str(folder))
-    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, str(LATE), *words])
+    other = subprocess.Popen([sys.executable, "-m", "tests.model.parallel.rank", "1", "2", port, str(SOON), *words])
     try:
         assert first.stdout.readline() == "built\n"
-        time.sleep(1.5 * LATE * serves)
+        time.sleep(3 * SOON * serves)
         assert other.poll() is None, "it waits as long as rank 0 is there"
         first.send_signal(how)
-        assert other.wait(UNHEALTHY) == 4
+        assert other.wait(SILENT if how == signal.SIGSTOP else UNHEALTHY) == 4
     finally:
         for process in (first, other):
             process.kill()

@@ -239,10 +239,12 @@ def test_a_step_in_pieces_is_the_same_step(name, gated):
     for rows in ([Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 3, 9), Row([9], 0, 4)], [Row([6, 9], 4, 6)]):
         assert recorded.fits(rows)
         tokens = [5 + at for at in range(sum(row.count for row in rows))]
-        others = [[row.blocks for row in rows]] * (cache.num_groups - 1)
+        others = [[[block + 11 for block in row.blocks] for row in rows]] * (cache.num_groups - 1)
         layout = BatchLayout.build(rows, 8, DEVICE, others)
         with torch.inference_mode():
             expected = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout)).clone()
+        for layer, group in enumerate(cache.group_of_layer):
+            cache.keys[layer][layout.of(group).slots_T] = cache.values[layer][layout.of(group).slots_T] = torch.nan
         found = recorded.run(rows, integers(tokens, DEVICE), others)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 

@@ -13,7 +13,7 @@ import torch
 from model.config import AttentionVariant
 from model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
 from model.net.triton import backend as under_test
-from model.net.triton.backend import INTERPRETED, Shares, TritonBackend
+from model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
 from tests.model.checkpoints import tiny_config
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -339,3 +339,10 @@ def test_scores_are_scaled_by_the_head_size_and_not_by_its_padding():
     at = Scene(decodes(30), (2, 1, 80, 8, torch.float32))
     same = AttentionVariant(scale=1 / math.sqrt(80))
     assert_close(at.attend(TritonBackend()), at.attend(TritonBackend([same])))
+
+
+@pytest.mark.parametrize(("kib", "size", "stages"), [(227, 128, 3), (227, 256, 3), (163, 128, 3), (163, 256, 2), (99, 128, 2)])
+def test_a_prompts_tiles_fit_the_shared_memory_of_the_gpu(monkeypatch, kib, size, stages):
+    """Of H100 and H200, of A100, and of L4 and A10."""
+    monkeypatch.setattr(under_test, "shared_memory", lambda: kib << 10)
+    assert stages == Tiles.of(size, 2, 2).stages(size, 2)
