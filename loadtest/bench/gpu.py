@@ -28,7 +28,7 @@ Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""
 LAWS = {
     "laws of the kernels": ["tests/model/net/triton/test_triton.py"],
-    "laws of recorded steps": ["tests/model/engine/test_graphs.py"],
+    "laws of recorded steps": ["tests/model/engine/test_graphs.py", "tests/model/engine/test_pieces.py"],
     "laws of steps ahead": ["tests/model/engine/test_async_scheduling.py"],
     "laws of ranks, where there are two GPUs": ["tests/model/parallel/test_ranks.py", "-k", "gpus"],
     "laws of faults": ["tests/model/engine/test_engine.py", "-k", "device or memory"],

@@ -243,6 +243,17 @@ def test_the_first_token_is_timed_once_a_call_however_many_answers_it_has():
     assert server.value("attend_time_to_first_token_seconds_sum") == 1
 
 
+def test_tokens_that_come_together_share_the_time_since_those_before():
+    now = iter((0.0, 1.0, 4.0, 5.0))
+    server = build_server(clock=lambda: next(now))
+    record = server.metrics.open(*COMPLETIONS)  # arrives at 0
+    with record.outcome():
+        for total in (3, 6):  # three at 1, three at 4
+            record.delivered([Chunk(0, "xxx", (1, 1, 1), total, 1, 0, FinishReason.LENGTH if total == 6 else None)], 1)
+    assert server.value("attend_inter_token_latency_seconds_count") == 1
+    assert server.value("attend_inter_token_latency_seconds_sum") == 1.0
+
+
 def test_an_error_of_start_up_is_no_callers_mistake():
     assert outcome_of(CheckpointError("x")) not in ("invalid", "stop", "length")
 
