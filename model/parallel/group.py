@@ -22,9 +22,11 @@ c10d: Any = torch.distributed
 HOST = "127.0.0.1"
 """All ranks live on one node."""
 LATE_SECONDS = 6.0
-"""How long a rank that serves waits for another one within a step. On GPUs, where it waits for the step too, LONGER times."""
+"""How long a rank that serves waits for another one within a step, over gloo."""
 LONGER = 10
-"""So many times longer it waits for rank 0's next step: rank 0 sends something every second, but not within a long step."""
+"""How many times as long it waits over NCCL, where the computation of the step counts too, and for rank 0's next message: rank
+0 sends one every second, but none within a long step.
+"""
 START_SECONDS = 600.0
 """How long ranks wait for each other until then: one may load or compile for longer than another."""
 LOOK_SECONDS = 0.1
@@ -87,7 +89,7 @@ class Group:
         return c10d.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.ranks, chosen)
 
     def hurry(self) -> None:
-        """From here on a rank has failed that others wait for too long: LATE_SECONDS, LONGER."""
+        """From here on a rank that others wait for too long has failed: after `late` seconds, or LONGER times that."""
         self._patience, self._silence = self._late, LONGER * self._late
         if self._numbers is not self._bytes:
             # NCCL counts from where a sum is submitted, behind all that the device still has to compute; after this time
