@@ -25,7 +25,7 @@ from model.net.transformer import Decoder
 from model.params import SamplingParams
 from model.sampling import sample
 from model.sampling_plan import Draw, SamplingPlan
-from model.transfer import to_device
+from model.transfer import Parcel
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -131,17 +131,20 @@ class DecodeGraphs:
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
         versions: Sequence[int] = (),
+        parcel: Parcel | None = None,
     ) -> Decoded:
         """Compute a step that `fits`; one token for each row, on the device or not yet. Does not wait.
 
-        `others` and `states` are those of `ModelRunner.hidden`; `versions` those of `StepInput`.
+        `others` and `states` are those of `ModelRunner.hidden`; `versions` those of `StepInput`. The step's numbers go to the
+        device with those in `parcel`.
         """
+        parcel = parcel or Parcel(self._inputs_NT.device)
         size = next(size for size in self._sizes if size >= len(rows))
         try:
             tables = [[row.blocks for row in rows], *others]
             if len(tables) < len(self._lines.tables_GLB):  # all groups have the same
                 tables *= len(self._lines.tables_GLB)
-            self._fill(rows, tokens_T, tables, states, versions or [0] * len(rows), size)
+            self._fill(rows, tokens_T, tables, states, versions or [0] * len(rows), size, parcel)
         except BaseException:
             self._lines.forget()
             raise
@@ -156,8 +159,9 @@ class DecodeGraphs:
         states: Sequence[int] | None,
         versions: Sequence[int],
         size: int,
+        parcel: Parcel,
     ) -> None:
-        """Bring a step to the input buffers, and what is new in its tables to these, in one copy.
+        """Bring a step to the input buffers, and what is new in its tables to these.
 
         Padding is token 0 at position 0 of block 0, with its state in slot 0.
         """
@@ -172,9 +176,8 @@ class DecodeGraphs:
             numbers[STATES, :given] = states
         for slots_T, table in zip(numbers[FIRST_SLOTS:], tables, strict=True):
             write_slots(rows, table, given, self._cache.block_size, slots_T[:given])
-        packed = np.concatenate((numbers.reshape(-1), news.places, news.values))
-        sizes = [numbers.size, len(news.places), len(news.values)]
-        here, places, values = torch.split(to_device(torch.from_numpy(packed), self._inputs_NT.device), sizes)
+        parts = [parcel.add(part) for part in (numbers, news.places, news.values)]
+        here, places, values = (parcel[part] for part in parts)
         self._inputs_NT[:, :size].copy_(here.view(numbers.shape))
         if isinstance(tokens_T, Tensor):
             self._inputs_NT[TOKENS, :given].copy_(tokens_T)

@@ -21,7 +21,7 @@ from model.engine.recorder import Between, PieceRecorder
 from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from model.net.kv_cache import KVCache
 from model.net.transformer import Decoder
-from model.transfer import integers
+from model.transfer import Parcel
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -105,25 +105,30 @@ class StepPieces:
 
     @torch.inference_mode()
     def run(
-        self, rows: Sequence[Row], tokens_T: "Tensor | array[int]", others: Sequence[Sequence[Sequence[int]]] = ()
+        self,
+        rows: Sequence[Row],
+        tokens_T: "Tensor | array[int]",
+        others: Sequence[Sequence[Sequence[int]]] = (),
+        parcel: Parcel | None = None,
     ) -> Tensor:
         """The hidden states [T, E] of a step that `fits`: see `ModelRunner.hidden`. The next step writes to the same memory.
 
-        Does not wait.
+        The step's numbers go to the device with those in `parcel`. Does not wait.
         """
-        layout = BatchLayout.build(rows, self._cache.block_size, self._inputs_NT.device, others)
+        parcel = parcel or Parcel(self._inputs_NT.device)
+        given = tokens_T if isinstance(tokens_T, Tensor) else parcel.add(tokens_T)
+        layout = BatchLayout.build(rows, self._cache.block_size, parcel, others)
         num_tokens = len(layout.positions_T)
         size = next(size for size in self._sizes if size >= num_tokens)
-        self._fill(layout, tokens_T, size)
+        self._fill(layout, given if isinstance(given, Tensor) else parcel[given], size)
         paged, q_THD, out_THD = Paged(self._backend, self._cache, layout), self._q_THD[:num_tokens], self._out_THD[:num_tokens]
         self._replays[size](lambda layer, *sinks_H: paged.attend(layer, q_THD, *sinks_H, out_THD=out_THD))
         return self._hidden_TE[:num_tokens]
 
-    def _fill(self, layout: BatchLayout, tokens_T: "Tensor | array[int]", size: int) -> None:
+    def _fill(self, layout: BatchLayout, tokens_T: Tensor, size: int) -> None:
         """Bring a step's numbers to the input buffer. Padding is token 0 at position 0 of block 0."""
-        device, num_tokens = self._inputs_NT.device, len(layout.positions_T)
+        num_tokens = len(layout.positions_T)
         self._inputs_NT[:, num_tokens:size].zero_()
-        given = tokens_T if isinstance(tokens_T, Tensor) else integers(tokens_T, device)
         slots = [layout.of(group).slots_T for group in range(self._cache.num_groups)]
-        for held_T, numbers_T in zip(self._inputs_NT[:, :num_tokens], (given, layout.positions_T, *slots), strict=True):
+        for held_T, numbers_T in zip(self._inputs_NT[:, :num_tokens], (tokens_T, layout.positions_T, *slots), strict=True):
             held_T.copy_(numbers_T)

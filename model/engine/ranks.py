@@ -18,11 +18,13 @@ from model.engine.packing import needs_best_alone, packed, unpacked
 from model.engine.plan import StepInput
 from model.engine.runner import ModelRunner, PendingStep
 from model.errors import DeviceFailed
+from model.net.backends import Row
 from model.net.transformer import Decoder, final_scores
 from model.parallel.drawing import draw_over_ranks
 from model.parallel.group import Group
 from model.parallel.shards import SplitHead
 from model.sampling_plan import Draw
+from model.transfer import Parcel
 
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
@@ -43,16 +45,24 @@ class ShardRunner(ModelRunner):
         self._head, self._config = part.head, part.config
         self._digest = torch.zeros(1, dtype=torch.int64, device=group.device)
 
-    def _computed(self, step: StepInput) -> tuple[Tensor, Decoded | None]:
+    def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
+        """See `ModelRunner`. Rank 0 alone draws, and only where the best of each rank do not decide."""
+        return self.group.rank == 0 and not self._best_decide(draws) and super()._draws_from_scores(draws, rows)
+
+    def _best_decide(self, draws: Sequence[Draw]) -> bool:
+        """Whether the scores stay where they are, as the best of each rank decide."""
+        return all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws)
+
+    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
         """See `ModelRunner`. Counts the bits of the hidden states into the digest."""
-        hidden_TE, decoded = super()._computed(step)
+        hidden_TE, decoded = super()._computed(step, rows, parcel)
         words = hidden_TE.view(torch.int32 if hidden_TE.itemsize == 4 else torch.int16)
         self._digest.mul_(FACTOR).add_(words.sum(dtype=torch.int64))
         return hidden_TE, decoded
 
     def _draw_after(self, hidden_RE: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor | None]:
-        """See `ModelRunner`. The scores stay where they are, where the best of each rank decide."""
-        if not all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws):
+        """See `ModelRunner`."""
+        if not self._best_decide(draws):
             return super()._draw_after(hidden_RE, draws)
         scores_RM = final_scores(self._head.mine(hidden_RE), self._config)
         return draw_over_ranks(scores_RM, self._head.rows[0].start, draws, self.group), None

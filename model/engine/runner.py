@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from model.net.native.decoder import NativeDecoder
 from model.net.transformer import Decoder
 from model.sampling import EXCLUDED, UNSCORED, logprobs, sample
 from model.sampling_plan import Draw
-from model.transfer import integers
+from model.transfer import Parcel, integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from model.net.triton.decoder import TritonDecoder
@@ -52,7 +52,15 @@ def device_errors() -> Iterator[None]:
 
 
 DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
-"""(scores [R, V], how each row draws) -> tokens [R]: `sample`, or the same row by row."""
+"""(scores [R, V], how each row draws) -> tokens [R]: `sample`, the same row by row, or a `Told`."""
+
+
+@runtime_checkable
+class Told(Protocol):
+    """A DrawTokens on a device whose numbers can go there with the rest of a step."""
+
+    def tell(self, draws: Sequence[Draw], parcel: Parcel) -> None:
+        """Put what these draws need into a parcel. The next call, with the same list of draws, reads it from there."""
 
 
 @dataclass(slots=True)
@@ -164,13 +172,17 @@ class ModelRunner:
 
         So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
-        hidden_TE, decoded = self._computed(step)
+        rows, parcel = list(map(Row, step.tables[0], step.starts, step.counts)), Parcel(self.device)
+        part = None if len(step.draws) in (0, step.num_tokens) else parcel.add(step.draw_rows)
+        if isinstance(self.draw, Told) and self._draws_from_scores(step.draws, rows):
+            self.draw.tell(step.draws, parcel)
+        hidden_TE, decoded = self._computed(step, rows, parcel)
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
         draws = step.draws
         if not draws:
             return PendingStep(step, prompt_logprobs=prompt_logprobs, hidden=sums)
-        last_R = slice(None) if len(draws) == len(hidden_TE) else integers(step.draw_rows, self.device)
+        last_R = slice(None) if part is None else parcel[part]
         if decoded is None:
             tokens_R, logits_RV = self._draw_after(hidden_TE[last_R], draws)
         else:
@@ -180,19 +192,25 @@ class ModelRunner:
         self._drawn = step.draw_ids, tokens_R
         return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, sums)
 
-    def _computed(self, step: StepInput) -> tuple[Tensor, Decoded | None]:
-        """The hidden states [T, E] of a step, and what else a graph has computed, where one fits."""
-        rows = list(map(Row, step.tables[0], step.starts, step.counts))
+    def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
+        """Whether `self.draw` will be called: a graph has drawn the best tokens."""
+        graph = self.graphs is not None and self.graphs.has_scores and self.graphs.fits(rows)
+        return bool(draws) and not (graph and all(draw.takes_the_best for draw in draws))
+
+    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
+        """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the parcel."""
         groups = _other_groups(step.tables, self.has_states)
         given = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens
         if self.graphs is not None and self.graphs.fits(rows):
-            decoded = self.graphs.run(rows, given, *groups, step.versions)
+            decoded = self.graphs.run(rows, given, *groups, step.versions, parcel)
             return decoded.hidden_TE, decoded if self.graphs.has_scores else None
         if self.pieces is not None and self.pieces.fits(rows):
-            return self.pieces.run(rows, given, groups[0]), None
-        tokens_T = given if isinstance(given, Tensor) else integers(given, self.device)
+            return self.pieces.run(rows, given, groups[0], parcel), None
+        part = given if isinstance(given, Tensor) else parcel.add(given)
+        layout = BatchLayout.build(rows, self.cache.block_size, parcel, *groups)
+        tokens_T = part if isinstance(part, Tensor) else parcel[part]
         with nullcontext() if self.adapters is None else self.adapters.beside(step):
-            return self.hidden(rows, tokens_T, *groups), None
+            return self._hidden(tokens_T, layout), None
 
     def _draw_after(self, hidden_RE: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor | None]:
         """The tokens [R] drawn after these hidden states, and the scores [R, V] that they were drawn from, if all are here."""
@@ -222,7 +240,9 @@ class ModelRunner:
 
         `others` and `states`: see `BatchLayout.build`. Without `others` the rows have the same blocks in all groups.
         """
-        layout = BatchLayout.build(rows, self.cache.block_size, self.device, others, states)
+        return self._hidden(tokens_T, BatchLayout.build(rows, self.cache.block_size, self.device, others, states))
+
+    def _hidden(self, tokens_T: Tensor, layout: BatchLayout) -> Tensor:
         return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
 
     def _score(self, asked: PromptScores, hidden_TE: Tensor) -> list[TokenLogprob]:

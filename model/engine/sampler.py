@@ -1,4 +1,4 @@
-"""`model.sampling.sample` on a GPU: a step's parameters are copied to it once, and Triton draws.
+"""`model.sampling.sample` on a GPU: a step's parameters go to it with the step's other numbers, and Triton draws.
 
 What a step copies is a record for each row, its biases and bans, a bit for each token of a mask, and what is new in the texts
 that penalties look at: their counts stay on the device.
@@ -20,7 +20,7 @@ from torch import Tensor
 from model.net.triton import sampling as kernels
 from model.params import SamplingParams
 from model.sampling_plan import Draw, SamplingPlan, TextCounts
-from model.transfer import to_device
+from model.transfer import Parcel
 
 CHUNK = 4096
 """Scores that one program takes."""
@@ -89,6 +89,11 @@ class Texts:
                 news.extend((known.line * self.counts.shape[1] + token, value))
         return [self._known[id(text.seen)].line for text in texts], news
 
+    def forget(self) -> None:
+        """Know no text any more, as after a draw of which nobody knows whether it has written its news."""
+        self._known.clear()
+        self.counts = self.counts[:0]
+
     def _make_room(self, num_texts: int) -> None:
         room = max(TEXTS, _power_of_2(num_texts))
         if num_texts and room > len(self.counts):
@@ -114,6 +119,14 @@ class _Fixed(NamedTuple):
     allowed: NDArray[np.bool_] | None
 
 
+class _Told(NamedTuple):
+    """What the next draw needs, before it is read on the device."""
+
+    draws: Sequence[Draw]
+    parcel: Parcel
+    parts: list[int]
+
+
 class TokenSampler:
     """The same call as `model.sampling.sample`, and the same tokens: see `model/net/triton/sampling.py` for how far."""
 
@@ -121,12 +134,20 @@ class TokenSampler:
         self._vocab_size, self._device = vocab_size, device
         self._texts = Texts(vocab_size, device)
         self._fixed: dict[int, _Fixed] = {}
+        self._told: _Told | None = None
+
+    def tell(self, draws: Sequence[Draw], parcel: Parcel) -> None:
+        """Put what these draws need into a parcel. The next call, with the same list of draws, reads it from there."""
+        if self._told is not None:  # an error came before that draw
+            self._texts.forget()
+        self._told = _Told(draws, parcel, [])
+        self._told.parts.extend(map(parcel.add, self._numbers(draws)))
 
     def __call__(self, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
         """Token ids int64 [R], UNSCORED or EXCLUDED. Does not wait."""
         num_rows, num_chunks = len(draws), -(-self._vocab_size // CHUNK)
         changes = any(draw.may_exclude for draw in draws)
-        records, *lists = self._numbers(draws)
+        records, *lists = self._received(draws)
         scores_RV = logits_RV.new_empty(logits_RV.shape, dtype=torch.float32) if changes else logits_RV
         highest_2RS = logits_RV.new_empty(2, num_rows, num_chunks, dtype=torch.float32)
         best_R, borders_R, tokens_R = (records.new_empty(num_rows) for _ in range(3))
@@ -162,8 +183,20 @@ class TokenSampler:
             for banned in ((), (0,)):
                 self(logits_1V, [Draw(SamplingPlan(params, seed=0), 0, banned)])
 
-    def _numbers(self, draws: Sequence[Draw]) -> list[Tensor]:
-        """Records, entries and words on the device; `counts` there is up to date. One copy."""
+    def _received(self, draws: Sequence[Draw]) -> list[Tensor]:
+        """Records, entries and words on the device; `counts` there is up to date."""
+        if self._told is None or self._told.draws is not draws:
+            self.tell(draws, Parcel(self._device))
+        assert self._told is not None
+        records, entries, words, news = (self._told.parcel[part] for part in self._told.parts)
+        if len(news):
+            places, values = news.view(-1, 2).unbind(1)
+            self._texts.counts.view(-1)[places] = values.to(torch.int32)
+        self._told = None
+        return [records.view(-1, NUMBERS), entries, words.view(torch.int32)]
+
+    def _numbers(self, draws: Sequence[Draw]) -> "list[NDArray[np.int64] | array[int]]":
+        """Records, entries, words, and pairs of a place in `counts` and what it is to hold."""
         fixed = [self._fixed_of(draw.plan) for draw in draws]
         records_RN = np.array([each.record for each in fixed])
         keys_R = np.array([each.plan.key for each in fixed], np.uint64)
@@ -181,13 +214,7 @@ class TokenSampler:
                 texts.append((at, draw.text))
         lines, news = self._texts.lines([text for _, text in texts])
         records_RN[[at for at, _ in texts], TEXT] = lines
-        parts = [records_RN.reshape(-1), np.array(entries, np.int64), words, np.array(news, np.int64)]
-        numbers = to_device(torch.from_numpy(np.concatenate(parts)), self._device)
-        records, entry, word, new = torch.split(numbers, [len(part) for part in parts])
-        if len(new):
-            places, values = new.view(-1, 2).unbind(1)
-            self._texts.counts.view(-1)[places] = values.to(torch.int32)
-        return [records.view(-1, NUMBERS), entry, word.view(torch.int32)]
+        return [records_RN, entries, words, news]
 
     def _words(self, draws: Sequence[Draw], fixed: Sequence[_Fixed], records_RN: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which tokens the rows allow that do not allow all, a bit for each; the records say which line is a row's."""

@@ -24,7 +24,7 @@ from model.net.attention import PLAIN, attend, attention_scores, causal_mask, so
 from model.net.features import ALL, features
 from model.net.kv_cache import KVCache
 from model.net.states import Recurrence, Turns, advance
-from model.transfer import integers, to_device
+from model.transfer import Parcel, integers
 
 LEAST_KEYS = 64
 """Rows with fewer keys are computed together, whatever their lengths are."""
@@ -66,29 +66,32 @@ class BatchLayout:
         cls,
         rows: Sequence[Row],
         block_size: int,
-        device: str | torch.device,
+        device: str | torch.device | Parcel,
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
     ) -> "BatchLayout":
         """`rows` must have those with one token first; tokens lie in the order of the rows.
 
-        The rows have the blocks of the first group, `others` [G - 1][R] those of the other groups of layers.
+        The rows have the blocks of the first group, `others` [G - 1][R] those of the other groups of layers. A parcel in the
+        place of a device is sent: all that is in it goes to its device with the layout.
         """
+        parcel = device if isinstance(device, Parcel) else Parcel(device)
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"
         num_tokens = sum(row.count for row in rows)
         widest = max(-(-(row.start + row.count) // block_size) for row in rows)
         tables = ([row.blocks for row in rows], *others)
         size = num_tokens + len(rows) * widest
-        numbers = np.empty(num_tokens + len(tables) * size, dtype=np.int64)  # one piece, which goes to the device at once
+        numbers = np.empty(num_tokens + len(tables) * size, dtype=np.int64)
         _positions(rows, num_single, numbers[:num_tokens])
         for group, table in enumerate(tables):
             part = numbers[num_tokens + group * size :]
             write_slots(rows, table, num_single, block_size, part[:num_tokens])
             _block_table(table, part[num_tokens:size].reshape(len(rows), widest))
         sizes = [num_tokens, *[num_tokens, size - num_tokens] * len(tables)]
-        positions, *parts = to_device(torch.from_numpy(numbers), device).split(sizes)
-        states_R = None if states is None else integers(states, device)
+        places, written = None if states is None else parcel.add(states), parcel.add(numbers)
+        positions, *parts = parcel[written].split(sizes)
+        states_R = None if places is None else parcel[places]
         layouts: tuple[BatchLayout, ...] = ()
         for slots, table in zip(parts[-2::-2], parts[::-2], strict=True):  # the first group's last, for it has the others
             known = layouts if len(layouts) == len(others) else ()

@@ -108,11 +108,12 @@ class Group:
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of what the ranks give, added in their order: the same bits on all of them."""
+        """The sum of what the ranks give, added in their order in float32, rounded once: the same bits on all of them."""
         first, *others = self.gather(x)
+        total = first.float()
         for part in others:
-            first += part
-        return first
+            total += part
+        return total.to(x.dtype)
 
     def least(self, number: int) -> int:
         """The smallest of the whole numbers that the ranks give."""

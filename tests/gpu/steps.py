@@ -70,6 +70,7 @@ class Machine:
             pending.result()
         return {
             "launches": sum(self.device.launches.values()),
+            "copies": self.device.launches["copy to the device"],
             "peak": self.device.peak - before,
             "waits": set(early),
             "late": set(self.device.waits) - set(early),

@@ -17,6 +17,7 @@ from model.net.transformer import Decoder
 from model.parallel.group import Group
 from model.parallel.shards import load_shard
 
+DTYPES = (torch.float32, torch.bfloat16)
 TOKENS = [[5, 9, 3, 7, 11, 2, 60, 33, 8], [4, 4, 17, 80, 1], [90, 12, 45]]
 """Texts of one step."""
 BESIDE = 500
@@ -32,8 +33,8 @@ def scores(net: Decoder, texts: Sequence[Sequence[int]], backend: str = "torch")
         count = -(-len(text) // size)
         rows.append(Row(list(range(at, at + count)), 0, len(text)))
         at += count
-    groups = len(config.memory_groups)
-    cache = KVCache.allocate(config, [at] * groups, size, torch.float32, "cpu")
+    groups, dtype = len(config.memory_groups), next(matrix.dtype for matrix in net.blocks.parameters() if matrix.dim() > 1)
+    cache = KVCache.allocate(config, [at] * groups, size, dtype, "cpu")
     layout = BatchLayout.build(rows, size, "cpu", [[row.blocks for row in rows]] * (groups - 1))
     attention = BACKENDS[backend](net.config.attention_variants)
     tokens_T = torch.tensor([token for text in texts for token in text])
@@ -58,9 +59,11 @@ def exact(net: Decoder) -> tuple[Tensor, Tensor]:
         return scores(net, TOKENS, "reference"), torch.cat([scores(net, [text], "reference") for text in TOKENS])
 
 
-def share(folder: Path, group: Group) -> tuple[Decoder, Tensor, list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
+def share(
+    folder: Path, group: Group, dtype: torch.dtype
+) -> tuple[Decoder, Tensor, list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
     """This rank's shard; scores of all texts in one step, and of each alone; the first, as each rank has them; `exact`."""
-    net = load_shard(folder, read_config(folder), torch.float32, group)
+    net = load_shard(folder, read_config(folder), dtype, group)
     net.reach(64)
     batched, alone = scores(net, TOKENS), [scores(net, [text]) for text in TOKENS]
     return net, batched, alone, group.gather(batched), exact(net)
@@ -72,11 +75,13 @@ def part(rank: int) -> Tensor:
 
 
 def sums(group: Group) -> tuple[list[Tensor], list[Tensor]]:
-    """Sums [7, 33] over the ranks: in one message, a row at a time, and behind other rows; the first, as each rank has it."""
+    """Sums [7, 33] over the ranks: in one message, a row at a time, behind other rows, and in bfloat16; the first, as each rank
+    has it.
+    """
     mine = part(group.rank)
     whole, rows = group.sum(mine), torch.cat([group.sum(row) for row in mine.split(1)])
     behind = group.sum(torch.cat([torch.ones(BESIDE, 33), mine]))[BESIDE:]
-    return [whole, rows, behind], group.gather(whole)
+    return [whole, rows, behind, group.sum(mine.bfloat16())], group.gather(whole)
 
 
 if __name__ == "__main__":
@@ -85,6 +90,7 @@ if __name__ == "__main__":
     group = Group(int(rank), int(ranks), "cpu", int(port), late=float(late))
     group.connect()
     for folder in folders:
-        share(Path(folder), group)
+        for dtype in DTYPES:
+            share(Path(folder), group, dtype)
     sums(group)
     os._exit(0)  # gloo's threads abort a process now and then that ends while others close their connections

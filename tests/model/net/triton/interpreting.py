@@ -2,7 +2,8 @@
 
 The interpreter patches Triton's language at every call of a function: it is done once for all. It looks at every product of
 integers for an overflow, which tiny tensors do not have, and makes the same table of types anew for every operation: it does
-not. So the laws take a third of the time. It cuts bfloat16 off: it is rounded to the nearest, as a GPU rounds it.
+not. So the laws take a third of the time. It cuts bfloat16 off: it is rounded to the nearest, as a GPU rounds it. OpenBLAS sums
+a row in another order where it stands elsewhere in its matrix, on some CPUs: products are summed in float64, and rounded.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
 
 from model.net.triton.backend import INTERPRETED
 
@@ -32,6 +34,7 @@ def interpreter_set_up():
         patch.setattr(interpreter, "_get_np_dtype", known_types(interpreter._get_np_dtype))
         builder = interpreter.interpreter_builder
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+        patch.setattr(builder, "create_dot", in_double(builder.create_dot))
         yield
         scope.restore()
 
@@ -56,3 +59,15 @@ def convert(numbers: np.ndarray, given: tl.dtype, wanted: tl.dtype, rounding: ob
         return numbers.astype(np.uint32) << 16
     assert (given, wanted) == (tl.float32, tl.bfloat16)
     return torch.tensor(numbers).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def in_double(product: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
+    """The same function; what it adds up of float32 numbers is rounded once."""
+
+    def summed(left: TensorHandle, right: TensorHandle, added: TensorHandle, *more: object) -> TensorHandle:
+        if left.data.dtype != np.float32:
+            return product(left, right, added, *more)
+        sums = np.matmul(left.data, right.data, dtype=np.float64).astype(np.float32)
+        return TensorHandle(sums + added.data, added.dtype.scalar)
+
+    return summed

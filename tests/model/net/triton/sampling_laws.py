@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from model import sampling
+from model import sampling, transfer
 from model.engine import sampler as under_test
 from model.engine.sampler import TokenSampler, mixed
 from model.net.triton import sampling as kernels
@@ -16,6 +16,7 @@ from model.net.triton.backend import INTERPRETED
 from model.params import DecodingParams, SamplingParams
 from model.sampling import EXCLUDED, UNSCORED, sample
 from model.sampling_plan import Draw, History, SamplingPlan, mix
+from model.transfer import Parcel
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 CHUNK = 64
@@ -78,7 +79,7 @@ def changed(scores_RV, draws):
     chunks = -(-VOCAB // CHUNK)
     out_RV = torch.zeros(rows, VOCAB, device=DEVICE)
     rest = [torch.empty(2 * rows * chunks, dtype=kind, device=DEVICE) for kind in (torch.float32, torch.int64, torch.int32)]
-    numbers = drawer._numbers(draws)
+    numbers = drawer._received(draws)
     kernels.highest_kernel[(rows, chunks)](
         *(scores_RV, *numbers, drawer._texts.counts, out_RV, *rest, torch.empty_like(rest[1]), scores_RV.stride(0)),
         V=VOCAB,
@@ -170,7 +171,7 @@ def kept(scores_RV, draws):
     borders_R = torch.full((rows,), -1, dtype=torch.int64, device=DEVICE)
     highest_R1 = scores_RV.float().amax(1, keepdim=True)
     kernels.limit_kernel[(rows,)](
-        *(scores_RV, drawer._numbers(draws)[0], highest_R1, borders_R, scores_RV.stride(0)),
+        *(scores_RV, drawer._received(draws)[0], highest_R1, borders_R, scores_RV.stride(0)),
         V=VOCAB,
         S=1,
         S_P=1,
@@ -262,12 +263,12 @@ def test_counts_follow_texts_that_grow_come_and_go(monkeypatch):
 def test_a_step_of_a_known_text_copies_as_much_after_ten_tokens_as_after_a_thousand(monkeypatch):
     sizes = []
     drawer = TokenSampler(VOCAB, DEVICE)
-    monkeypatch.setattr(under_test, "to_device", lambda part, device: (sizes.append(part.nbytes), part.to(device))[1])
+    monkeypatch.setattr(transfer, "to_device", lambda part, device: (sizes.append(part.nbytes), part.to(device))[1])
     history, prompt, output = History(), list(range(100)), []
     for step in range(1000):
         output.append(step * 7 % VOCAB)
         text = history.follow(prompt, output)
-        drawer._numbers([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
+        drawer._received([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
     assert sizes[10] == sizes[-1] == 8 * (kernels.NUMBERS.value + 2)
 
 
@@ -288,6 +289,34 @@ def test_a_step_is_two_launches_and_three_where_candidates_are_chosen(monkeypatc
         launched.clear()
         drawer(scores_RV, draws)
         assert len(launched) == count
+
+
+def test_what_went_to_the_device_with_other_numbers_is_drawn_as_what_went_alone():
+    scores_RV, draws, parcel = scores_of(32), changing(32), Parcel(DEVICE)
+    told, alone = TokenSampler(VOCAB, DEVICE), TokenSampler(VOCAB, DEVICE)
+    before, after = parcel.add([5]), (told.tell(draws, parcel), parcel.add([6, 7]))[1]
+    assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
+    assert (parcel[before].tolist(), parcel[after].tolist()) == ([5], [6, 7])
+    assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
+
+
+def test_counts_that_were_told_and_never_written_are_sent_again():
+    """An error of the step came between."""
+    history, prompt, output = History(), [1, 2, 3], [3, 4]
+    scores_RV, drawer = scores_of(1), TokenSampler(VOCAB, DEVICE)
+    penalties = {"repetition_penalty": 2.0, "frequency_penalty": 1.5}
+    for position in range(4):
+        draws = [draw(position, text=history.follow(prompt, output), decoding=penalties, temperature=0.0)]
+        if position in (0, 2):
+            drawer.tell(draws, Parcel(DEVICE))
+        else:
+            assert drawer(scores_RV, draws).tolist() == sample(scores_RV, draws).tolist()
+            [line] = [known.line for known in drawer._texts._known.values()]
+            counts = Counter(output)
+            assert drawer._texts.counts[line].tolist() == [
+                1 + counts[token] if token in counts or token in prompt else 0 for token in range(VOCAB)
+            ]
+        output.append(int(torch.randint(VOCAB, (1,))))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
