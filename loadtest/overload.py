@@ -3,8 +3,9 @@
 python -m loadtest.overload --minutes 5
 
 First as many callers as the server can run, one call after the other: the answers a second are its capacity. Then calls come at
-so many times that rate, over both transports in turn, whether or not earlier ones were answered. Then, on a second server,
-a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
+so many times that rate, over both transports in turn, whether or not earlier ones were answered. Answers have unequal lengths:
+those of equal ones would begin and end together as long as nobody but these callers calls, which is cheaper than any other
+traffic. Then, on a second server, a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
 """
 
 import argparse
@@ -32,8 +33,8 @@ from loadtest.server import StartError
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 
-PROMPT, TOKENS = "def fibonacci(n):", 256
-"""Long answers: the callers, who share the machine with the server, take little of it."""
+PROMPT, SHORTEST, TOKENS, LONGEST = "def fibonacci(n):", 128, 256, 384
+"""Long answers, of TOKENS on average: the callers, who share the machine with the server, take little of it."""
 CHANNELS = 16
 """Of gRPC: over one of them HAProxy lets 100 calls run; further ones would wait in the client."""
 CALLERS, CAPACITY_SECONDS = 96, 60.0
@@ -41,14 +42,14 @@ WARM_SECONDS = 10.0
 """At the beginning of the overload, while the queue fills: not counted as goodput."""
 REFUSAL_MS, GOODPUT, HUNG_SECONDS = 50.0, 0.9, 60.0
 STREAMS, FREE_SECONDS = 1000, 1.0
+MADE = re.compile(r"^attend_generation_tokens_total\{[^}]*\} (\S+)", re.MULTILINE)
 HELD = re.compile(r"^attend_(?:kv_cache_usage|requests_running|requests_waiting)\{[^}]*\} (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """When a call began, in seconds after the first, how long it took, and how it ended."""
+    """How long a call took, and how it ended."""
 
-    began: float
     seconds: float
     result: str
     """`ok`, `refused` (429 or RESOURCE_EXHAUSTED, with a time to come again), or what else came."""
@@ -79,15 +80,15 @@ class Callers:
     """Calls of both transports, in turn."""
 
     def __init__(self, target: Target, http: aiohttp.ClientSession, channels: Sequence[grpc.aio.Channel]) -> None:
-        self.url, self.http = f"{target.address.http}/v1/completions", http
+        self.url, self.metrics, self.http = f"{target.address.http}/v1/completions", f"{target.address.http}/metrics", http
         self.stubs = itertools.cycle(map(GenerationServiceStub, channels))
         self.done: list[Call] = []
-        self.started = time.monotonic()
+        self.dice = random.Random(0)
         self.turns = itertools.cycle((self.over_http, self.over_grpc))
 
     async def over_http(self) -> str:
         """A completion; what came."""
-        body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
+        body = {"prompt": PROMPT, "max_tokens": self.dice.randint(SHORTEST, LONGEST), "ignore_eos": True}
         async with self.http.post(self.url, json=body) as answer:
             await answer.read()
         if answer.status == 429 and int(answer.headers["retry-after"]) > 0:
@@ -96,7 +97,8 @@ class Callers:
 
     async def over_grpc(self) -> str:
         """A Generate; what came."""
-        request = pb.GenerateRequest(text=PROMPT, max_tokens=TOKENS, stopping=pb.StoppingCriteria(ignore_eos=True))
+        tokens = self.dice.randint(SHORTEST, LONGEST)
+        request = pb.GenerateRequest(text=PROMPT, max_tokens=tokens, stopping=pb.StoppingCriteria(ignore_eos=True))
         call = next(self.stubs).Generate(request)
         if await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return "refused" if int(dict(await call.trailing_metadata())["retry-after"]) > 0 else "refused without a time"
@@ -109,31 +111,47 @@ class Callers:
             result = await next(self.turns)()
         except (aiohttp.ClientError, grpc.RpcError) as error:
             result = type(error).__name__
-        self.done.append(Call(began - self.started, time.monotonic() - began, result))
+        self.done.append(Call(time.monotonic() - began, result))
 
     async def closed(self, seconds: float) -> float:
         """CALLERS who each make one call after the other; answers a second, but for the first third of the time."""
-        began = time.monotonic()
-        end = began + seconds
+        end = time.monotonic() + seconds
 
         async def caller() -> None:
             while time.monotonic() < end:
                 await self.one()
 
-        await asyncio.gather(*(caller() for _ in range(CALLERS)))
-        ended = [self.started + call.began + call.seconds for call in self.done if call.result == "ok"]
-        return sum(began + seconds / 3 <= at < end for at in ended) / (seconds * 2 / 3)
+        pace, *_ = await asyncio.gather(self.pace(seconds / 3, seconds), *(caller() for _ in range(CALLERS)))
+        return pace
 
-    async def open(self, rate: float, seconds: float, seed: int = 0) -> int:
-        """Poisson arrivals at `rate` calls a second; returns how many had not ended HUNG_SECONDS after the last."""
-        self.done, self.started = [], time.monotonic()
+    async def pace(self, begin: float, end: float) -> float:
+        """Answers a second from `begin` to `end`, in seconds from now: those that the tokens of this time are worth."""
+        now = time.monotonic()
+        moments = []
+        for at in (begin, end):
+            await asyncio.sleep(now + at - time.monotonic())
+            moments.append((await self.tokens(), time.monotonic()))
+        (before, since), (after, until) = moments
+        return (after - before) / TOKENS / (until - since)
+
+    async def tokens(self) -> float:
+        """Those that the server has made."""
+        async with self.http.get(self.metrics) as answer:
+            return sum(map(float, MADE.findall(await answer.text())))
+
+    async def open(self, rate: float, seconds: float, seed: int = 0) -> tuple[float, int]:
+        """Poisson arrivals at `rate` calls a second. Returns the answers a second after WARM_SECONDS, and how many calls had
+        not ended HUNG_SECONDS after the last.
+        """
+        self.done, started = [], time.monotonic()
+        pace = asyncio.create_task(self.pace(WARM_SECONDS, seconds))
         gaps, calls, at = random.Random(seed), set(), 0.0
         while (at := at + gaps.expovariate(rate)) < seconds:
-            await asyncio.sleep(self.started + at - time.monotonic())
+            await asyncio.sleep(started + at - time.monotonic())
             calls.add(task := asyncio.create_task(self.one()))
             task.add_done_callback(calls.discard)
         _, hung = await asyncio.wait(calls, timeout=HUNG_SECONDS) if calls else (None, ())
-        return len(hung)
+        return await pace, len(hung)
 
 
 def costs(at_capacity: Spent, answers: int, overloaded: Spent, calls: Sequence[Call]) -> list[Measure]:
@@ -149,19 +167,18 @@ def costs(at_capacity: Spent, answers: int, overloaded: Spent, calls: Sequence[C
     ]
 
 
-def verdict(calls: Sequence[Call], hung: int, capacity: float, seconds: float) -> list[Measure]:
-    """What an overload of so many seconds must keep."""
+def verdict(calls: Sequence[Call], hung: int, capacity: float, good: float) -> list[Measure]:
+    """What an overload with so many answers a second must keep."""
     refused = [1000 * call.seconds for call in calls if call.result == "refused"]
-    ended = [call.began + call.seconds for call in calls if call.result == "ok"]
-    good = sum(WARM_SECONDS <= at < seconds for at in ended) / (seconds - WARM_SECONDS)
+    answered = sum(call.result == "ok" for call in calls)
     others = sorted({call.result for call in calls} - {"ok", "refused"})
     return [
-        Measure("calls", len(calls), "", note=f"{len(ended)} answered, {len(refused)} refused"),
+        Measure("calls", len(calls), "", note=f"{answered} answered, {len(refused)} refused"),
         Measure("refused at p50", percentile(refused, 50) if refused else 0.0, "ms"),
         Measure("refused at p99", percentile(refused, 99) if refused else 0.0, "ms", REFUSAL_MS),
         Measure("capacity lost", 1 - good / capacity, "", 1 - GOODPUT, f"{good:.1f} of {capacity:.1f} answers a second"),
         Measure("hung", hung, "calls", 0),
-        Measure("other ends", len(calls) - len(ended) - len(refused), "calls", 0, ", ".join(others)),
+        Measure("other ends", len(calls) - answered - len(refused), "calls", 0, ", ".join(others)),
     ]
 
 
@@ -175,11 +192,11 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
         callers, begun = Callers(target, http, channels), Spent.now(target)
         capacity = await callers.closed(CAPACITY_SECONDS)
         at_capacity, answers = Spent.now(target), sum(call.result == "ok" for call in callers.done)
-        hung = await callers.open(times * capacity, seconds)
+        good, hung = await callers.open(times * capacity, seconds)
         spent = costs(at_capacity.since(begun), answers, Spent.now(target).since(at_capacity), callers.done)
         for channel in channels:
             await channel.close()
-        return [*verdict(callers.done, hung, capacity, seconds), *spent]
+        return [*verdict(callers.done, hung, capacity, good), *spent]
 
 
 async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

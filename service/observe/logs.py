@@ -21,6 +21,8 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 STANDARD_ERROR = 2
 MOST_LINES = 4096
 """Lines that may wait to be written."""
+GATHER_SECONDS = 0.05
+"""How long lines that follow another are gathered: each time the writing thread wakes, it takes the interpreter from calls."""
 CLOSE_SECONDS = 2.0
 """How long the end of a process waits for lines to be written."""
 
@@ -113,6 +115,14 @@ class LineWriter(QueueListener):
         self.descriptor = descriptor
         self._formatter = formatter
         self._told = lines_dropped()
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        """The next record. After one that had to be waited for, others gather first."""
+        waited = self._lines.empty()
+        record = super().dequeue(block)
+        if waited and record is not None:
+            time.sleep(GATHER_SECONDS)
+        return record
 
     def handle(self, record: logging.LogRecord) -> None:
         """Write one line. A logging handler would hold a lock meanwhile, for which the end of the process would wait."""

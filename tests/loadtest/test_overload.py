@@ -2,20 +2,20 @@
 
 import asyncio
 import math
+import time
 from dataclasses import replace
 
 import pytest
 
 from loadtest import overload
-from loadtest.overload import Call, Spent, costs, until, verdict
+from loadtest.overload import TOKENS, Call, Callers, Spent, costs, until, verdict
 
-SECONDS, CAPACITY = 60.0, 10.0
-ANSWERED = [Call(at / CAPACITY, 3.0, "ok") for at in range(int(SECONDS * CAPACITY))]
-REFUSED = [Call(at / 20, 0.01, "refused") for at in range(1200)]
+CAPACITY = 10.0
+ANSWERED, REFUSED = [Call(3.0, "ok")] * 600, [Call(0.01, "refused")] * 1200
 
 
-def missed(calls, hung=0):
-    return {each.what for each in verdict(calls, hung, CAPACITY, SECONDS) if not each.kept}
+def missed(calls, hung=0, good=CAPACITY):
+    return {each.what for each in verdict(calls, hung, CAPACITY, good) if not each.kept}
 
 
 def test_prompt_refusals_beside_all_answers_are_good():
@@ -28,11 +28,23 @@ def test_late_refusals_are_found():
 
 
 def test_answers_that_come_too_rarely_are_found():
-    assert missed([*ANSWERED[::2], *REFUSED]) == {"capacity lost"}
+    assert missed([*ANSWERED, *REFUSED], good=0.85 * CAPACITY) == {"capacity lost"}
+    assert not missed([*ANSWERED, *REFUSED], good=0.95 * CAPACITY)
+
+
+def test_answers_a_second_are_counted_by_their_tokens():
+    callers = Callers.__new__(Callers)
+    began = time.monotonic()
+
+    async def tokens() -> float:
+        return 1e6 + TOKENS * 10 * (time.monotonic() - began)
+
+    callers.tokens = tokens
+    assert asyncio.run(callers.pace(0.05, 0.2)) == pytest.approx(10, rel=0.2)
 
 
 def test_hung_calls_and_other_ends_are_found():
-    assert missed([*ANSWERED, Call(1, 1, "HTTP 500")], hung=1) == {"hung", "other ends"}
+    assert missed([*ANSWERED, Call(1, "HTTP 500")], hung=1) == {"hung", "other ends"}
 
 
 def test_what_a_refusal_costs_is_what_answers_do_not():

@@ -226,6 +226,25 @@ def test_a_line_is_put_in_order_and_formatted_beside_the_caller(root, pipe):
     assert threading.current_thread().name not in "".join(lines)
 
 
+def test_lines_that_follow_each_other_wake_the_writing_thread_once_in_a_while(root, pipe):
+    """Each time it takes the interpreter from the threads that answer calls."""
+    logs.configure("info", "text", pipe[0])
+    [handler] = root.handlers
+    thread = handler.writer._thread
+
+    def wakes() -> int:
+        with open(f"/proc/self/task/{thread.native_id}/status") as status:
+            return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status.read(), re.MULTILINE)[1])
+
+    before = wakes()
+    for number in range(100):
+        logging.getLogger("attend.some").info("line %d.", number)
+        time.sleep(0.002)
+    lines = read_until(pipe[1], "line 99.").splitlines()
+    assert [line.partition("line ")[2] for line in lines] == [f"{number}." for number in range(100)]
+    assert wakes() - before < 50
+
+
 def test_an_exception_holds_no_frame_while_its_line_waits(root, pipe):
     class Big:
         pass
