@@ -445,8 +445,14 @@ def test_one_address_gets_as_many_connections_as_are_set():
             assert (status, headers["retry-after"], json.loads(body)["error"]["type"]) == (429, "1", "rate_limit_error")
             assert front.call("Now")[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert wait_for(lambda: front.ask("/now")[0] == 200)
-        with idle(front, 8):
-            assert wait_for(lambda: cut_off(front)), "twice as many connections as are set, and one more was answered"
+        # while HAProxy has not seen the end of the call before, it refuses one of the eight
+        assert any(ends_beside(front, 8) for _ in range(3)), "twice as many connections as are set, and one more was answered"
+
+
+def ends_beside(front: Edge, count: int) -> bool:
+    """Whether a call is `cut_off` beside so many idle connections."""
+    with idle(front, count):
+        return wait_for(lambda: cut_off(front), 3)
 
 
 @contextlib.contextmanager
