@@ -67,9 +67,16 @@ class Overloaded(AttendError):
 
 
 class QueueFull(Overloaded):
-    """The engine has as many requests as it may, running and waiting."""
+    """The engine has as many requests as it may, running and waiting.
+
+    `stays`: it has no room for any other call either, and so many wait that this does not change within a moment.
+    """
 
     reason = "queue"
+
+    def __init__(self, message: str, retry_after: int = 1, *, stays: bool = False) -> None:
+        super().__init__(message, retry_after)
+        self.stays = stays
 
 
 class Busy(Overloaded):

@@ -13,10 +13,14 @@ from model.errors import (
     NoChatTemplate,
     NotSupported,
     Overloaded,
+    QueueFull,
     RateLimited,
     Unauthenticated,
     Unavailable,
 )
+
+FULL = "x-attend-full"
+"""Beside an error: this replica has no room for any call, and will not have for a moment. The edge takes it away."""
 
 
 class TooLarge(InvalidRequest):
@@ -82,6 +86,11 @@ def field_of(error: BaseException) -> str | None:
     return error.field if isinstance(error, InvalidRequest) else None
 
 
-def retry_after(error: BaseException) -> int | None:
-    """Seconds after which to try the same call again; None where that would not help."""
-    return getattr(error, "retry_after", 1) if isinstance(error, (Overloaded, Unavailable)) else None
+def advice(error: BaseException) -> dict[str, str]:
+    """What stands beside an error, as headers or metadata: the seconds after which to try the same call again, where that would
+    help, and FULL.
+    """
+    if not isinstance(error, (Overloaded, Unavailable)):
+        return {}
+    after = {"retry-after": str(getattr(error, "retry_after", 1))}
+    return after | {FULL: "1"} if isinstance(error, QueueFull) and error.stays else after

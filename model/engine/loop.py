@@ -134,8 +134,10 @@ class AsyncEngine:
 
     def check_room(self, count: int) -> None:
         """See `TokenEngine.check_room`."""
-        if len(self._streams) + count > self._capacity:
-            raise QueueFull(f"the queue is full: {len(self._streams)} requests are in flight, {self._capacity} is the limit")
+        in_flight, most = len(self._streams), self._capacity
+        if in_flight + count > most:
+            stays = in_flight >= most >= 2 * self._info.max_batch_requests  # as many wait as run
+            raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit", stays=stays)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
         """See `TokenEngine.generate`."""

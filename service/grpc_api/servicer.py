@@ -22,7 +22,7 @@ from protos.attend.v1 import generation_pb2 as pb
 from service.access.keys import KeyRing
 from service.access.quota import Key, name_of
 from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.errors import INTERNAL, retry_after, sentence, wire
+from service.errors import INTERNAL, advice, sentence, wire
 from service.generation.aside import alone
 from service.generation.embed import embed as embed_texts
 from service.generation.explain import Explaining, explainable
@@ -349,11 +349,11 @@ def _named(record: RequestRecord, request_id: str, context: Context) -> None:
 
 def _refuse(error: Exception, request_id: str, context: Context) -> None:
     """Set the status. Raising instead would lose the code in a stream, and show the caller a Python exception."""
-    row, after = wire(error), retry_after(error)
+    row, beside = wire(error), advice(error)
     if row is INTERNAL:
         log.error("request %s failed", request_id, exc_info=error)
-    if after is not None:
+    if beside:
         own = [("x-request-id", request_id)] if request_id else []
-        context.set_trailing_metadata([*own, ("retry-after", str(after))])
+        context.set_trailing_metadata([*own, *beside.items()])
     context.set_code(row.grpc)
     context.set_details(sentence(error, request_id))

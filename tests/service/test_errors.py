@@ -5,7 +5,7 @@ from grpc import StatusCode
 
 from model import errors
 from model.errors import AttendError, EngineFailed, InvalidRequest, ModelNotFound
-from service.errors import INTERNAL, TABLE, field_of, sentence, wire
+from service.errors import FULL, INTERNAL, TABLE, advice, field_of, sentence, wire
 
 
 def descendants(kind: type) -> set[type]:
@@ -70,3 +70,19 @@ def test_an_error_of_a_kind_that_is_not_in_the_table_is_treated_as_its_ancestor(
         pass
 
     assert wire(Special("words")) is TABLE[errors.ContextTooLong]
+
+
+@pytest.mark.parametrize(
+    ("error", "beside"),
+    [
+        (errors.Overloaded("words", 3), {"retry-after": "3"}),
+        (errors.QueueFull("words", 3), {"retry-after": "3"}),
+        (errors.QueueFull("words", 3, stays=True), {"retry-after": "3", FULL: "1"}),
+        (errors.RateLimited("words", 9, "key_tokens"), {"retry-after": "9"}),
+        (errors.Unavailable("words"), {"retry-after": "1"}),
+        (InvalidRequest("words"), {}),
+        (ValueError("words"), {}),
+    ],
+)
+def test_a_caller_is_told_when_to_come_again_and_the_edge_where_nobody_else_has_room(error, beside):
+    assert advice(error) == beside

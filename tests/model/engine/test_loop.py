@@ -160,6 +160,38 @@ def test_a_full_queue_refuses_without_a_trace():
         assert {"a", "b", "c", "d"} == {name for plan in engine._engine.runner.plans for name, _, _ in plan}
 
 
+@pytest.mark.parametrize(("queued", "asked", "stays"), [(2, 1, True), (2, 3, True), (1, 1, False)])
+def test_a_full_queue_stays_full_where_as_many_may_wait_as_run(queued, asked, stays):
+    """With fewer that wait, a moment may leave the engine without work."""
+
+    async def crowd(engine):
+        gate(engine).shut()
+        running = [await in_flight(engine, name) for name in "abcd"[: 2 + queued]]
+        with pytest.raises(QueueFull) as caught:
+            engine.check_room(asked)
+        gate(engine).open()
+        for task in running:
+            await task
+        return caught.value.stays
+
+    with threaded(max_queued_requests=queued, max_batch_requests=2) as engine:
+        assert asyncio.run(crowd(engine)) is stays
+
+
+def test_a_queue_that_has_room_for_others_is_not_full_for_all():
+    async def crowd(engine):
+        gate(engine).shut()
+        running = await in_flight(engine, "a")
+        with pytest.raises(QueueFull) as caught:
+            engine.check_room(4)
+        gate(engine).open()
+        await running
+        return caught.value.stays
+
+    with threaded(max_queued_requests=2, max_batch_requests=2) as engine:
+        assert asyncio.run(crowd(engine)) is False
+
+
 def test_prompts_that_wait_have_at_most_so_many_tokens_and_leave_the_queue_with_their_first_output():
     async def crowd(engine):
         gate(engine).shut()
