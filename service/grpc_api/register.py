@@ -5,6 +5,7 @@ message with UNKNOWN and the text of a Python exception.
 """
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from inspect import isasyncgenfunction
 from typing import Any
 
@@ -39,8 +40,9 @@ def _telling(answer: Callable[..., Any]) -> Callable[..., Any]:
         return response
 
     async def stream(request: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
-        async for response in answer(request, context):
-            yield response
+        async with aclosing(answer(request, context)) as responses:
+            async for response in responses:
+                yield response
         await _tell_edge(context)
 
     return stream if isasyncgenfunction(answer) else whole
