@@ -102,7 +102,7 @@ def edge() -> Iterator[Panel]:
     yield panel("Connections", "none", held | {"most, {{transport}} on {{node}}": "attend_edge_connections_limit"})
     yield panel("Calls that it took", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
     refusals = {"{{transport}}": total("attend_edge_refusals_total", "transport", "")}
-    yield panel("Refused while all queues are full", "reqps", refusals, text="These calls are in no log and no other count.")
+    yield panel("Refused while all queues are full", "reqps", refusals, text="No replica counts or logs these calls.")
     errors = {
         "callers got": total("attend_edge_errors_total", "", ""),
         "replicas gave": total("attend_edge_replica_errors_total", "", ""),
