@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,3 +49,14 @@ class Narrow:
             yield answer
             answer.close()
             assert waiting.result()["usage"]["completion_tokens"] == 1
+        assert wait_for(self.takes)  # the edge refuses for a full replica for some time longer
+
+    def takes(self) -> bool:
+        """Whether a call gets in."""
+        try:
+            self.post(prompt="def f(", max_tokens=1).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 429:
+                raise
+            return False
+        return True
