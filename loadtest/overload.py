@@ -3,9 +3,10 @@
 python -m loadtest.overload --minutes 5
 
 First as many callers as the server can run, one call after the other: the answers a second are its capacity. Then calls come at
-so many times that rate, over both transports in turn, whether or not earlier ones were answered. Answers have unequal lengths:
+so many times that rate, over both transports in turn, whether or not earlier ones were answered. Then the capacity is measured
+again, since a machine that others use too becomes faster and slower: the mean of both counts. Answers have unequal lengths:
 those of equal ones would begin and end together as long as nobody but these callers calls, which is cheaper than any other
-traffic. Then, on a second server, a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
+traffic. At last, on a second server, a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
 """
 
 import argparse
@@ -167,8 +168,10 @@ def costs(at_capacity: Spent, answers: int, overloaded: Spent, calls: Sequence[C
     ]
 
 
-def verdict(calls: Sequence[Call], hung: int, capacity: float, good: float) -> list[Measure]:
-    """What an overload with so many answers a second must keep."""
+def verdict(calls: Sequence[Call], hung: int, capacities: tuple[float, float], good: float) -> list[Measure]:
+    """What an overload with so many answers a second must keep, where these are the capacities before and after it."""
+    before, after = capacities
+    share = good / ((before + after) / 2)
     refused = [1000 * call.seconds for call in calls if call.result == "refused"]
     answered = sum(call.result == "ok" for call in calls)
     others = sorted({call.result for call in calls} - {"ok", "refused"})
@@ -176,14 +179,20 @@ def verdict(calls: Sequence[Call], hung: int, capacity: float, good: float) -> l
         Measure("calls", len(calls), "", note=f"{answered} answered, {len(refused)} refused"),
         Measure("refused at p50", percentile(refused, 50) if refused else 0.0, "ms"),
         Measure("refused at p99", percentile(refused, 99) if refused else 0.0, "ms", REFUSAL_MS),
-        Measure("capacity lost", 1 - good / capacity, "", 1 - GOODPUT, f"{good:.1f} of {capacity:.1f} answers a second"),
+        Measure(
+            "capacity lost",
+            1 - share,
+            "",
+            1 - GOODPUT,
+            f"{good:.1f} answers a second, where {before:.1f} were possible before and {after:.1f} after",
+        ),
         Measure("hung", hung, "calls", 0),
         Measure("other ends", len(calls) - answered - len(refused), "calls", 0, ", ".join(others)),
     ]
 
 
 async def overload(target: Target, times: float, seconds: float) -> list[Measure]:
-    """Measure the capacity, then load the server with `times` as much."""
+    """Measure the capacity, load the server with `times` as much, and measure the capacity again."""
     forever = aiohttp.ClientTimeout(total=None)  # a call without an end is to be seen
     http = aiohttp.ClientSession(timeout=forever, connector=aiohttp.TCPConnector(limit=0))
     own = [("grpc.use_local_subchannel_pool", 1)]
@@ -193,10 +202,13 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
         capacity = await callers.closed(CAPACITY_SECONDS)
         at_capacity, answers = Spent.now(target), sum(call.result == "ok" for call in callers.done)
         good, hung = await callers.open(times * capacity, seconds)
-        spent = costs(at_capacity.since(begun), answers, Spent.now(target).since(at_capacity), callers.done)
+        calls, overloaded = callers.done, Spent.now(target)
+        callers.done = []
+        again = await callers.closed(CAPACITY_SECONDS)
         for channel in channels:
             await channel.close()
-        return [*verdict(callers.done, hung, capacity, good), *spent]
+        spent = costs(at_capacity.since(begun), answers, overloaded.since(at_capacity), calls)
+        return [*verdict(calls, hung, (capacity, again), good), *spent]
 
 
 async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

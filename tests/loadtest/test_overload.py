@@ -15,7 +15,7 @@ ANSWERED, REFUSED = [Call(3.0, "ok")] * 600, [Call(0.01, "refused")] * 1200
 
 
 def missed(calls, hung=0, good=CAPACITY):
-    return {each.what for each in verdict(calls, hung, CAPACITY, good) if not each.kept}
+    return {each.what for each in verdict(calls, hung, (1.2 * CAPACITY, 0.8 * CAPACITY), good) if not each.kept}
 
 
 def test_prompt_refusals_beside_all_answers_are_good():
