@@ -69,10 +69,11 @@ class Overloaded(AttendError):
 class QueueFull(Overloaded):
     """The engine has as many requests as it may, running and waiting.
 
-    `stays`: it has no room for any other call either, and so many wait that this does not change within a moment.
+    `stays`: it has no room for any other call either, and so many wait that they are not all begun within STAYS_SECONDS.
     """
 
     reason = "queue"
+    STAYS_SECONDS = 0.1
 
     def __init__(self, message: str, retry_after: int = 1, *, stays: bool = False) -> None:
         super().__init__(message, retry_after)

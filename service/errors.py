@@ -20,7 +20,9 @@ from model.errors import (
 )
 
 FULL = "x-attend-full"
-"""Beside an error: this replica has no room for any call, and will not have for a moment. The edge takes it away."""
+"""Beside an error: this replica has no room for any call, and will not have for a moment.
+
+HAProxy takes it away; without HAProxy callers see it."""
 
 
 class TooLarge(InvalidRequest):

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -81,6 +82,7 @@ class AsyncEngine:
         self._max_queued_tokens = max_queued_tokens
         self._prompts: dict[str, int] = {}  # tokens, by request id, of the prompts without an output; as _streams
         self._queued_tokens = 0  # their sum
+        self._ends: deque[float] = deque(maxlen=max_queued_requests)  # when the last requests ended, as many as may wait
         self._prepare = prepare  # called first by the step thread
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, read by any thread
@@ -136,8 +138,13 @@ class AsyncEngine:
         """See `TokenEngine.check_room`."""
         in_flight, most = len(self._streams), self._capacity
         if in_flight + count > most:
-            stays = in_flight >= most >= 2 * self._info.max_batch_requests  # as many wait as run
+            stays = in_flight >= most >= 2 * self._info.max_batch_requests and self._ends_slowly()  # as many wait as run
             raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit", stays=stays)
+
+    def _ends_slowly(self) -> bool:
+        """Whether as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""
+        ends = self._ends
+        return len(ends) < (ends.maxlen or 0) or self._clock() - ends[0] > QueueFull.STAYS_SECONDS
 
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
         """See `TokenEngine.generate`."""
@@ -148,6 +155,7 @@ class AsyncEngine:
         finally:
             for request_id in tuple(stream.open_ids):
                 self._streams.pop(request_id, None)
+                self._ends.append(self._clock())
                 self._leave_queue(request_id)
                 self.abort(request_id, FinishReason.ABORT)
 
@@ -278,4 +286,5 @@ class AsyncEngine:
             owner.wake()
             if output.finish_reason is not None:
                 owner.open_ids.discard(output.request_id)
+                self._ends.append(self._clock())
                 del self._streams[output.request_id]

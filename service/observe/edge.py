@@ -72,10 +72,11 @@ def page(addresses: Mapping[str, str], port: int) -> str:
 def read(rows: list[Row], node: str) -> Samples:
     """What one HAProxy's statistics say."""
     found: Samples = {name: [] for name in ABOUT}
+    refusals: dict[str, float] = {}  # each application has a backend of its own
     for row in rows:
         side = row["pxname"].partition("-")[0]
         if side in FRONTENDS.values() and row["svname"] == "BACKEND":
-            found["attend_edge_refusals_total"].append(({"node": node, "transport": side}, float(row["dreq"])))
+            refusals[side] = refusals.get(side, 0.0) + float(row["dreq"])
         transport = FRONTENDS.get(row["pxname"])
         if transport is None or row["svname"] != "FRONTEND":
             continue
@@ -87,4 +88,5 @@ def read(rows: list[Row], node: str) -> Samples:
     servers = (row for row in rows if row["pxname"].startswith("http-") and row["svname"] not in ("FRONTEND", "BACKEND"))
     replicas = sum(float(row["hrsp_5xx"] or 0) for row in servers)
     found["attend_edge_replica_errors_total"].append(({"node": node}, replicas))
+    found["attend_edge_refusals_total"] = [({"node": node, "transport": side}, count) for side, count in refusals.items()]
     return found

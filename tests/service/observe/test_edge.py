@@ -20,6 +20,7 @@ ROWS = [
     {"pxname": "grpc_frontend", "svname": "FRONTEND", "scur": "2", "slim": "1920", "hrsp_5xx": "1", "req_tot": "5"},
     {"pxname": "grpc-default", "svname": "replica-1", "scur": "1", "slim": "", "hrsp_5xx": "1", "req_tot": "5"},
     {"pxname": "grpc-default", "svname": "BACKEND", "scur": "1", "slim": "192", "hrsp_5xx": "1", "req_tot": "5", "dreq": "3"},
+    {"pxname": "http-other", "svname": "BACKEND", "scur": "0", "slim": "615", "hrsp_5xx": "0", "req_tot": "9", "dreq": "1"},
     {"pxname": "stats", "svname": "FRONTEND", "scur": "1", "slim": "10", "hrsp_5xx": "8", "req_tot": "99"},
     {"pxname": "attend_sources", "svname": "BACKEND", "scur": "0", "slim": "1", "hrsp_5xx": "0", "req_tot": "0"},
 ]
@@ -57,7 +58,7 @@ def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
         ("attend_edge_connections_limit", "n1", "grpc"): 1920,
         ("attend_edge_requests_total", "n1", "http"): 50,
         ("attend_edge_requests_total", "n1", "grpc"): 5,
-        ("attend_edge_refusals_total", "n1", "http"): 8,
+        ("attend_edge_refusals_total", "n1", "http"): 9,
         ("attend_edge_refusals_total", "n1", "grpc"): 3,
         ("attend_edge_errors_total", "n1"): 9,
         ("attend_edge_replica_errors_total", "n1"): 4,

@@ -113,6 +113,7 @@ class Edge:
     """HAProxy with our rules in front of two replicas."""
 
     http: str
+    admin: str
     channel: grpc.Channel
     replicas: tuple[Replica, Replica]
 
@@ -123,9 +124,22 @@ class Edge:
             replica.full = full
             replica.calls.clear()
 
-    def post(self, path: str = PATHS[0]) -> tuple[int, dict[str, str], bytes]:
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of its HTTP side."""
+        return "127.0.0.1", int(self.http.rpartition(":")[2])
+
+    def command(self, text: str) -> str:
+        """What HAProxy answers to a command on its socket."""
+        with socket.socket(socket.AF_UNIX) as admin:
+            admin.connect(self.admin)
+            admin.sendall(text.encode() + b"\n")
+            return admin.makefile().read()
+
+    def post(self, path: str = PATHS[0], method: str = "POST", **headers: str) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body)."""
-        request = urllib.request.Request(self.http + path, b"{}", {"x-request-id": "mine", "content-type": "application/json"})
+        headers |= {"x-request-id": "mine", "content-type": "application/json"}
+        request = urllib.request.Request(self.http + path, b"{}", headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, dict(answer.headers), answer.read()
@@ -155,7 +169,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     subprocess.run([write_edge(folder), "-c", "-f", folder / "haproxy.cfg"], check=True, capture_output=True)
     process = subprocess.Popen([get_haproxy_binary(), "-db", "-f", folder / "haproxy.cfg"], stderr=subprocess.DEVNULL)
     with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
-        edge = Edge(f"http://127.0.0.1:{ports['http']}", channel, replicas)
+        edge = Edge(f"http://127.0.0.1:{ports['http']}", str(folder / "admin.sock"), channel, replicas)
         assert wait_for(lambda: listens(ports["http"]))
         yield edge
     process.kill()
@@ -216,6 +230,51 @@ def test_every_call_that_a_full_queue_refuses_is_refused_and_no_other(edge: Edge
     before = edge.num_calls()
     assert edge.post("/tokenize")[2] == b"replica" and edge.call("Tokenize")[1] == "replica"
     assert edge.num_calls() == before + 2
+
+
+def test_pages_of_other_sites_ask_the_replica(edge: Edge) -> None:
+    """Its answer says who may read it, and theirs begins with OPTIONS."""
+    edge.full(True, True)
+    while not refused_by_edge(edge.post()):
+        assert edge.num_calls() < 10
+    before = edge.num_calls()
+    assert edge.post(origin="https://example.com")[2] == b"replica"
+    assert edge.post(method="OPTIONS")[0] == 501, "the fake replica knows no OPTIONS"
+    assert edge.num_calls() == before + 1
+
+
+def test_a_call_whose_body_comes_late_is_judged_when_it_is_there(edge: Edge) -> None:
+    edge.full(False, False)
+    with socket.create_connection(edge.address) as caller:
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n")
+        time.sleep(0.05)
+        edge.full(True, True)
+        while not refused_by_edge(edge.post()):
+            assert edge.num_calls() < 10
+        edge.full(False, False)
+        caller.sendall(b"{}")
+        assert b" 200 " in caller.recv(100)
+
+
+def test_who_sends_a_large_body_slowly_sees_the_refusal(edge: Edge) -> None:
+    edge.full(True, True)
+    while not refused_by_edge(edge.post()):
+        assert edge.num_calls() < 10
+    with socket.create_connection(edge.address) as caller:
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n")
+        for _ in range(50):
+            caller.sendall(b" " * 10_000)
+            time.sleep(0.005)
+        assert b" 429 " in caller.recv(100)
+
+
+def test_a_clock_that_was_set_back_ends_no_call(edge: Edge) -> None:
+    edge.full(False, False)
+    in_an_hour = int(time.time() * 1000) + 3_600_000
+    for name in ("a1", "b2"):
+        edge.command(f"experimental-mode on; set var proc.attend_full_SERVE_REPLICA_app_Attend_{name} int({in_an_hour})")
+        assert str(in_an_hour) in edge.command(f"get var proc.attend_full_SERVE_REPLICA_app_Attend_{name}")
+    assert edge.post()[0] == 200 and edge.call()[0] == grpc.StatusCode.OK
 
 
 def test_where_one_replica_has_room_its_calls_are_answered(edge: Edge) -> None:
