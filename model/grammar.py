@@ -105,6 +105,16 @@ class GrammarSpec:
             choices(self.text)
 
 
+def read_schema(text: str) -> dict[str, Any]:
+    """A JSON schema, given as text. ValueError says what is wrong; RecursionError where it is nested too deeply."""
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("must be a JSON object")
+    if "x-guidance" in schema:
+        raise ValueError('"x-guidance" is not supported')
+    return schema
+
+
 def choices(text: str) -> list[str]:
     """The strings of a choice, given as a JSON list."""
     try:
@@ -278,11 +288,7 @@ def _source(kind: Kind, text: str) -> str:
         return llguidance.LLMatcher.grammar_from_lark(text)
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
-    schema = json.loads(text) if kind == "json_schema" else {"type": "object"}
-    if not isinstance(schema, dict):
-        raise ValueError("must be a JSON object")
-    if "x-guidance" in schema:
-        raise ValueError('"x-guidance" is not supported')
+    schema = read_schema(text) if kind == "json_schema" else {"type": "object"}
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
 
 

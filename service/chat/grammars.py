@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.errors import NotSupported
-from model.grammar import JSON_OPTIONS, GrammarSpec, choices
+from model.errors import InvalidRequest, NotSupported
+from model.grammar import JSON_OPTIONS, GrammarSpec, choices, read_schema
 from model.params import describe
 from service.chat.calls import KEY, MAX_KEY
 from service.chat.forms import HARMONY, AnswerForm, CallForm
@@ -136,8 +136,13 @@ class CallGrammar:
             return "CONTENT"
         if content.kind == "choice":
             return "(" + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices(content.text)) + ")"
-        if content.kind in ("json_schema", "json_object"):
-            return self._json("content", json.loads(content.text) if content.text else {"type": "object"})
+        if content.kind == "json_object":
+            return self._json("content", {"type": "object"})
+        if content.kind == "json_schema":
+            try:
+                return self._json("content", read_schema(content.text))
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(f"json_schema: {error}", "json_schema") from error
         raise NotSupported("structured_outputs.grammar cannot be combined with tools or reasoning", "structured_outputs")
 
     @property

@@ -13,11 +13,12 @@ KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar":
 """vLLM's name -> ours."""
 _SOME: Schema = TEXT | {"minLength": 1}
 _SCHEMA = one_of({"type": "object"}, _SOME, text="A JSON schema, or the text of one. At most 64 KiB.")
+_NULL: Schema = {"type": "null"}
 _NAMED = {
     "schema": _SCHEMA,
-    "name": {"description": "Not used."},
-    "strict": {"description": "Not used: answers always fit."},
-    "description": {"description": "Not used."},
+    "name": one_of(TEXT, _NULL, text="Not used."),
+    "strict": one_of({"type": "boolean"}, _NULL, text="Not used: answers always fit."),
+    "description": one_of(TEXT, _NULL, text="Not used."),
 }
 RESPONSE_FORMAT = one_of(
     closed({"type": {"enum": ["text", "json_object"], "description": "Anything, or any JSON object."}}, "type"),
@@ -31,7 +32,6 @@ RESPONSE_FORMAT = one_of(
     ),
 )
 _CHOICES = listed(_SOME | {"maxLength": MAX_CHOICE_CHARACTERS}, minItems=1, maxItems=MAX_CHOICES)
-_NULL: Schema = {"type": "null"}
 STRUCTURED_OUTPUTS = closed(
     {
         "json": one_of(*_SCHEMA["anyOf"], _NULL, text=_SCHEMA["description"]),

@@ -313,3 +313,10 @@ def test_what_a_form_cannot_enforce_is_refused_by_name():
         grammar(AnswerForm(CALLS["hermes"]), [Tool("f", {"type": "object", "description": "x" * 70_000})]).required(
             parallel=True
         )
+
+
+@pytest.mark.parametrize("text", ["not JSON", "[1]", '"x"', "[" * 60_000, '{"a":' * 13_000, '{"x-guidance": {}}'])
+@pytest.mark.parametrize("tools", [(), TOOLS])
+def test_a_schema_that_is_none_is_refused_by_name(text, tools):
+    with pytest.raises(InvalidRequest, match=r"^json_schema: "):
+        grammar(AnswerForm(CALLS["hermes"]), tools).content(GrammarSpec("json_schema", text), parallel=True)
