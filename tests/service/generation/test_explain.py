@@ -17,7 +17,7 @@ from service.generation.explain import MOST_CALLS, MOST_NUMBERS, ExplainCommand
 from service.http_api.attention import Attention, AttentionWriter
 from service.http_api.pieces import pieces
 from tests.explainer import ENTROPY, SINK
-from tests.fakes import INFO, FakeEngine, Server, build_server, grpc_channel, until
+from tests.fakes import INFO, MODEL, FakeEngine, Server, build_server, grpc_channel, until
 from tests.service.bad_calls import whole_server
 
 SECRET = "att_secret"
@@ -231,6 +231,22 @@ def test_at_its_deadline_a_call_ends_and_so_does_its_work():
     told(server, {"prompt": "a"})  # one thread does the work of all: it is free again
     assert ended == [True]
     assert server.outcomes() == {("http", "/v1/attention", "deadline"): 1, ("http", "/v1/attention", "stop"): 1}
+
+
+def test_over_grpc_too_a_call_ends_at_its_deadline():
+    server = build_server()
+    server.explaining.explainer.during = until_left
+    with pytest.raises(grpc.RpcError) as caught:
+        explain(server, pb.ExplainRequest(text="a", deadline_ms=500))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_the_served_model_may_be_named_and_an_adapter_not(monkeypatch):
+    server = build_server()
+    told(server, {"prompt": "ab", "model": MODEL})
+    monkeypatch.setattr(server.explaining.service, "find", lambda name: object())
+    refused = ask(server, {"prompt": "ab", "model": "polite"})
+    assert refused.status_code == 400 and "'polite' is an adapter" in refused.json()["error"]["message"]
 
 
 def test_when_its_caller_leaves_its_work_ends():
