@@ -49,6 +49,14 @@ def deploy(nodes, path):
     assert running, nodes.application()
 
 
+def answers(url):
+    """Whether a GET is answered with 200. A node's HAProxy may come up after the replicas."""
+    try:
+        return httpx.get(url, timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def stream_over_http(url, kept):
     """Keep (time, line) of each event."""
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
@@ -69,13 +77,13 @@ def stream_over_grpc(target, kept):
 def test_serve_deploy_of_the_file_answers_on_both_nodes_over_both_transports(nodes, path):
     deploy(nodes, path)
     for http, port in ((nodes.http, nodes.grpc), (nodes.worker_http, nodes.worker_grpc)):
-        up = f"http://127.0.0.1:{http}/readyz"
-        assert wait_for(lambda up=up: httpx.get(up, timeout=10).status_code == 200, 30)
-        body = {"prompt": PROMPT, "max_tokens": 4}
+        assert wait_for(lambda url=f"http://127.0.0.1:{http}/readyz": answers(url), 30)
+        body = {"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            whole = rpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(text=PROMPT, max_tokens=4), timeout=60)
+            ask = pb.GenerateRequest(text=PROMPT, max_tokens=4, stopping=pb.StoppingCriteria(ignore_eos=True))
+            whole = rpc.GenerationServiceStub(channel).Generate(ask, timeout=60)
             health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert whole.outputs[0].num_tokens == 4
         assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -112,6 +120,8 @@ def test_sigterm_to_a_node_lets_its_streams_end_within_the_grace_period(nodes):
         deploy(nodes, CONFIGURATIONS[0])
     url, target = f"http://127.0.0.1:{nodes.worker_http}", f"127.0.0.1:{nodes.worker_grpc}"
     lines, messages = ([], []), ([], [])
+    stream_over_http(url, [])  # the first calls wait for connections: others would have ended by then
+    stream_over_grpc(target, [])
     with ThreadPoolExecutor(4) as pool:
         ends = [pool.submit(stream_over_http, url, kept) for kept in lines]
         ends += [pool.submit(stream_over_grpc, target, kept) for kept in messages]
