@@ -299,7 +299,8 @@ def _escape(text: str) -> str:
 
 def _probed(spec: GrammarSpec) -> str:
     """`_source` of a spec that a child process compiled and walked within its limits; InvalidRequest or Overloaded if not."""
-    command = [sys.executable, "-c", _PROBE_CODE, str(Path(__file__).resolve().parents[1])]
+    # -P: the folder that the server was started in is no place to import from.
+    command = [sys.executable, "-P", "-c", _PROBE_CODE, str(Path(__file__).resolve().parents[1])]
     asked = json.dumps([spec.kind, spec.text]).encode()
     try:
         child = subprocess.run(command, input=asked, capture_output=True, timeout=_PROBE_WALL_SECONDS, check=False)

@@ -105,7 +105,7 @@ def unpickling(folder: Path, names: Collection[str]) -> str:
 
 
 def _python(code: str) -> str:
-    return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+    return f"{shlex.quote(sys.executable)} -P -c {shlex.quote(code)}"  # -P: not what the folder calls torch.py
 
 
 def check_links(folder: Path) -> None:

@@ -27,6 +27,8 @@ REFERENCE = re.compile(
 )
 """A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
 Port = Annotated[int, Field(ge=1, le=65535)]
+PATHS = ("adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
+"""Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source")
 """Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
 
@@ -215,6 +217,14 @@ class Settings(BaseModel):
     def origins(self) -> tuple[str, ...]:
         """The origins of `cors_origins`, one by one."""
         return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+
+    def with_absolute_paths(self) -> "Settings":
+        """The same settings for a process that works in another folder than the one that the relative paths start from."""
+        found = {name: os.path.abspath(path) for name in PATHS if (path := getattr(self, name))}
+        if self.model and not self.model.startswith(HUB):
+            found["model"] = os.path.abspath(self.model)
+        found["adapter"] = ",".join(f"{name}={folder}" for name, folder in self.adapters.items())
+        return self.model_copy(update=found)
 
     def to_json(self) -> str:
         """The settings for another process; `from_json` reads them."""

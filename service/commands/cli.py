@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -208,6 +209,11 @@ def bench(
     if not what.isidentifier() or not source.is_file() or "\ndef main(" not in source.read_text(encoding="utf-8"):
         raise SettingError(f"there is no benchmark {what!r} here; they come with the source tree, in loadtest/bench")
     sys.path.insert(0, str(source_tree))
+    # Its children are modules of the tree too, wherever this was started.
+    os.environ |= {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(source_tree), os.getenv("PYTHONPATH")))),
+    }
     sys.argv = [f"attend bench {what}", *context.args]
     importlib.import_module(f"loadtest.bench.{what}").main()
 

@@ -36,14 +36,19 @@ def run(settings: Settings) -> int:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
         try:
-            settings = with_log(settings)
+            settings = with_log(settings.with_absolute_paths())
+            nowhere = Path(private, "empty")
+            nowhere.mkdir(mode=0o700)
             environment = ray_environment(settings, Path(private)) | ports.environment()
         except OSError as error:
             raise SettingError(f"{private} cannot be written: {error.strerror}") from error
         words = [settings.to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]]
         driver = subprocess.Popen(
-            [sys.executable, "-m", "service.runtime.driver", *words],
-            env={**os.environ, **environment},
+            # Python and Ray's workers import what lies in the driver's folder; -P alone stops only Python. The folder that the
+            # server was started in may hold a `torch.py`, or a downloaded checkpoint's own code.
+            [sys.executable, "-P", "-m", "service.runtime.driver", *words],
+            cwd=nowhere,
+            env={**os.environ, **environment, **absolute_search_path()},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
             preexec_fn=lambda: _leave_group(libc),
@@ -51,6 +56,12 @@ def run(settings: Settings) -> int:
         status = supervise(driver, int(settings.drain_seconds + STOP_SECONDS))
         end_orphans(ORPHAN_SECONDS)
     return status if status >= 0 else 128 - status
+
+
+def absolute_search_path() -> dict[str, str]:
+    """PYTHONPATH, where it is set, for a process that works in another folder."""
+    found = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {"PYTHONPATH": os.pathsep.join(found)} if found else {}
 
 
 def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
@@ -134,8 +145,8 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
-        "ATTEND_TLS_CERT": settings.tls_cert and os.path.abspath(settings.tls_cert),
-        "ATTEND_TLS_KEY": settings.tls_key and os.path.abspath(settings.tls_key),
+        "ATTEND_TLS_CERT": settings.tls_cert,
+        "ATTEND_TLS_KEY": settings.tls_key,
         "ATTEND_LOG_FILE": settings.log_file,
         "ATTEND_LOG_FORMAT": settings.log_format,
     }

@@ -242,8 +242,14 @@ def test_exposed_ports_are_the_defaults_and_the_served_ones():
 
 def test_nothing_is_written_outside_tmp():
     assert runtime_env["HOME"] == runtime_env["TMPDIR"] == "/tmp"
-    assert instructions("WORKDIR", "runtime") == ["/tmp"]
     assert all({"name": "tmp", "mountPath": "/tmp"} in pod["containers"][0]["volumeMounts"] for pod in pods)
+
+
+def test_the_image_starts_in_a_folder_that_holds_nothing_to_import():
+    """KubeRay starts Ray there, and Ray's workers import from it."""
+    assert instructions("WORKDIR", "runtime") == ["/opt/empty"]
+    assert not any("/opt/empty" in words for words in instructions("RUN") + instructions("COPY"))
+    assert not any("workingDir" in container for pod in pods for container in pod["containers"])
 
 
 def test_every_variable_of_the_image_is_read_by_somebody():
