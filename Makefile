@@ -60,7 +60,7 @@ simulate: setup  ## more random lives of the scheduler and of the whole service 
 faults: setup  ## attacks and deaths on a server of its own, beside other callers (half an hour; ARGS=--resume goes on)
 	$(BIN)/python -m loadtest.faults $(ARGS)
 
-manifests: setup  ## render deploy/ and check it strictly (needs kubectl or kustomize)
+manifests: setup  ## render deploy/ and check it strictly
 	$(BIN)/python -m tests.deploy.check
 
 load: setup  ## a minute of load against a server of its own; exit code 3 if an objective was missed

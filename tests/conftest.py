@@ -1,7 +1,9 @@
 """What holds for every test: what it leaves behind, and which files begin first."""
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,48 @@ FIRST = [
     "service/runtime/test_edge.py",
 ]
 """The files that take longest. Two workers take the next file when they are free, so that the last ones should be short."""
+
+REASONS = (
+    r"this CPU has no \w+",  # an instruction set
+    r"this machine has no (two )?CUDA devices?",
+    r"llama-cpp-python|bfcl-eval|redis-server|hadolint|openssl|C\+\+ compiler|Chromium|promtool|prometheus|kubectl",
+    r"needs root|only root|namespaces|no Debian|large pages|the package \S+ is not installed",  # what the system lends
+)
+"""Why a test may be skipped: this machine lacks an instruction set, a device, or a named program. In CI nothing else may."""
+skipped: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count what is skipped, by reason; xdist's workers tell the process that they work for."""
+    count_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Whole files are skipped when they are collected."""
+    count_skip(report)
+
+
+def count_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+
+def unexplained() -> list[str]:
+    """The reasons of skipped tests that REASONS does not name."""
+    return [reason for reason in skipped if not any(re.search(pattern, reason) for pattern in REASONS)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why tests were skipped."""
+    for reason, number in skipped.most_common():
+        terminalreporter.write_line(f"{number} skipped: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skip for another reason fails the run: what it hides would run at somebody else's."""
+    if os.environ.get("CI") and unexplained() and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,9 +2,12 @@
 
 import copy
 import functools
+import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -30,10 +33,11 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def renderer() -> list[str] | None:
-    """The command that renders a folder, without the folder; None where neither program is installed."""
-    if shutil.which("kustomize"):
-        return ["kustomize", "build"]
-    return ["kubectl", "kustomize"] if shutil.which("kubectl") else None
+    """The command that renders a folder, without the folder: this environment's kubectl, or one of PATH's; or None."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    if kubectl := shutil.which("kubectl", path=path):
+        return [kubectl, "kustomize"]
+    return ["kustomize", "build"] if shutil.which("kustomize") else None
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, their_model, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import ask, run, tiny_engine, told
 from tests.model.net.laws.test_engine_laws import COMINGS, engine, net_of
-from tests.model.net.laws.ways import Way, each_exact_way, each_way
+from tests.model.net.laws.ways import Way, each_exact_way, each_guessing_way, each_way
 
 NEAR = 1e-5
 """In float32, of vectors of length 1."""
@@ -104,7 +104,7 @@ def test_a_sum_has_the_same_bits_however_a_prompt_is_cut(cut):
     assert np.allclose(whole, rows_TE.double().sum(dim=0))
 
 
-@pytest.mark.parametrize("way", [param for param in each_way.args[1] if param.values[0].fine or param.values[0].exact])
+@each_guessing_way
 @each_pooling
 @each_coming
 def test_streams_keep_their_tokens_beside_embeddings(way: Way, pooling, coming):

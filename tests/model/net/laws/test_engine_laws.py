@@ -20,7 +20,7 @@ from model.params import SamplingParams
 from model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, run, sizes, told
-from tests.model.net.laws.ways import Way, each_pair, each_way
+from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, each_way
 
 BLOCK = 32
 MODELS = {
@@ -188,10 +188,8 @@ def without_guesses(way: Way, config: ModelConfig) -> dict:
 
 @pytest.mark.parametrize("draft_tokens", [7, 15, 60])
 @each_model
-@each_way
+@each_guessing_way
 def test_guessing_changes_no_token(way, config, draft_tokens):
-    if not way.fine and not way.exact:
-        pytest.skip("draft_tokens is refused here")
     machine = engine(way, config, draft_tokens=draft_tokens)
     assert without_guesses(way, config) == answers(machine, repeating())
     assert 0 < machine.stats().num_accepted < machine.stats().num_drafted

@@ -13,7 +13,7 @@ from model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config
 from tests.model.engine.machines import answers, ask, run
 from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine, repeating
-from tests.model.net.laws.ways import Way, each_pair, each_way, leaves
+from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, leaves
 
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "max_positions": 256}
 MODELS = {
@@ -104,10 +104,8 @@ def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
 
 
 @each_model
-@each_way
+@each_guessing_way
 def test_guessing_changes_no_token_under_a_window(way, config):
-    if not way.fine and not way.exact:
-        pytest.skip("draft_tokens is refused here")
     machine = window_engine(way, config, draft_tokens=15)
     assert answers(engine(way, config), repeating()) == answers(machine, repeating())
     assert 0 < machine.stats().num_drafted

@@ -84,6 +84,10 @@ NATIVE = load_native() is not None
 _needs_native = pytest.mark.skipif(not NATIVE, reason="no native library was built here")
 _params = [pytest.param(way, id=str(way), marks=_needs_native if way.backend == "native" else ()) for way in WAYS]
 each_way = pytest.mark.parametrize("way", _params)
+each_guessing_way = pytest.mark.parametrize(
+    "way", [param for param in _params if param.values[0].fine or param.values[0].exact]
+)
+"""Those that do not refuse draft_tokens."""
 each_exact_way = pytest.mark.parametrize("way", [param for param in _params if param.values[0].exact])
 
 
