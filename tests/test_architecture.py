@@ -21,8 +21,13 @@ SOURCES = files("model", "service", "loadtest", name="*.py")
 PACKAGES = files("model", "service", "protos", name="__init__.py")
 HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
-READS_ENVIRONMENT = {Path("service/settings.py"), Path("service/runtime/supervisor.py"), Path("service/runtime/single.py")}
-"""The settings, the parent of Ray, which hands its own environment on, and one process, which sets what torch reads."""
+READS_ENVIRONMENT = {
+    Path("service/settings.py"),
+    Path("service/commands/cli.py"),
+    Path("service/runtime/supervisor.py"),
+    Path("service/runtime/single.py"),
+}
+"""The settings; the parents of benchmarks and of Ray, who hand theirs on; one process, which sets what torch reads."""
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 
