@@ -6,9 +6,10 @@ links that lead out of it are refused.
 
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from model.errors import CheckpointError
 from model.gguf.places import SUFFIX, is_gguf
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
+SHOWN = 5
+"""At most so many files are named in one message."""
 PICKLES = (".bin", ".pt", ".pth")
 NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
@@ -66,14 +70,52 @@ def read_index(folder: Path) -> dict[str, str] | None:
     return table
 
 
+def weight_names(folder: Path, there: Collection[str]) -> list[str]:
+    """The names of the safetensors files that hold the weights; some of them may not be among the files that are `there`.
+
+    model.safetensors, whatever lies beside it, as `transformers` takes it; else the files of the index; else the shards, where
+    those that are there are all of one set. Raises CheckpointError.
+    """
+    if WHOLE in there:
+        return [WHOLE]
+    table = read_index(folder)
+    if table is not None:
+        return sorted(set(table.values()))
+    shards = {name: match for name in there if (match := SHARD.fullmatch(name))}
+    counts = {int(match[2]) for match in shards.values()}
+    if len(counts) == 1 and sorted(int(match[1]) for match in shards.values()) == [*range(1, max(counts) + 1)]:
+        return sorted(shards)
+    return [WHOLE]
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that hold the weights, all of which are there. Raises CheckpointError."""
-    table = read_index(folder)
-    paths = [folder / WHOLE] if table is None else [folder / name for name in sorted(set(table.values()))]
-    for path in paths:
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing{way_out(folder, [each.name for each in folder.iterdir()])}")
-    return paths
+    there = _files(folder)
+    names = weight_names(folder, there)
+    for name in names:
+        if name not in there:
+            raise CheckpointError(f"{folder / name} is missing{way_out(folder, there)}")
+    return [folder / name for name in names]
+
+
+def passed_over(folder: Path) -> str | None:
+    """What of the folder's weights is not read, since others are: a sentence for the log; None where all is read."""
+    there = _files(folder)
+    read = weight_names(folder, there)
+    unread = sorted(name for name in there if name.endswith(".safetensors") and name not in read)
+    if INDEX in there and WHOLE in read:
+        unread.insert(0, INDEX)
+    return f"{_few(read)} read, {_few(unread)} passed over" if unread else None
+
+
+def _files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
+def _few(names: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "") + (" is" if len(names) == 1 else " are")
 
 
 def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
@@ -83,7 +125,12 @@ def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
     """
     if pickles := sorted(name for name in names if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)):
         return f"; {pickles[0]} is a pickle, which Attend never opens: convert it with {first}{unpickling(folder, pickles)}"
-    return one_gguf(folder, names)
+    if ggufs := one_gguf(folder, names):
+        return ggufs
+    others = sorted(name for name in names if name.endswith(".safetensors"))
+    foreign = others and all(name.startswith("consolidated") for name in others)
+    why = "with Mistral's own names of tensors, which are not read" if foreign else "and no whole set of shards"
+    return f"; {_few(others)} there, {why}" if others else ""
 
 
 def one_gguf(folder: Path, names: Collection[str]) -> str:

@@ -7,8 +7,10 @@ Shapes: T tokens · I numbers that go into a matrix · O that come out · R rank
 """
 
 import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -22,7 +24,7 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.net.checkpoint import read_config as read_model_config
 from model.net.families.reading import Family
-from model.net.families.table import family_of, part_shapes, their_names
+from model.net.families.table import family_of, part_shapes, respelled, spelling_of, their_names
 from model.net.linear import ExpertLinear, Linear, reform
 from model.net.peft import CONFIG, LoraConfig, read_config
 from model.net.transformer import Decoder
@@ -100,6 +102,17 @@ class Targets:
             net = Decoder(config, context=0)
         self.modules = dict(self._modules(net))
 
+    def _spelled(self, names: Iterable[str]) -> "Targets":
+        """The same under the names that the model had when it was adapted: with its prefix, or as a model without its head."""
+        spelled = copy(self)
+        spelled.family = respelled(self.family, spelling_of(self.family, names))
+
+        def other(name: str) -> str:
+            return spelled.family.prefix + name.removeprefix(self.family.prefix)
+
+        spelled.modules = {other(name): module for name, module in self.modules.items()}
+        return spelled
+
     def _modules(self, net: Decoder) -> Iterator[tuple[str, _Module]]:
         for name, linear in net.named_modules():
             if not isinstance(linear, Linear) or isinstance(linear, ExpertLinear) or linear is net.head:
@@ -119,12 +132,20 @@ class Targets:
         if not path.is_file():
             pickle = f"; {PICKLE} is a pickle, which Attend never opens" if (folder / PICKLE).exists() else ""
             raise CheckpointError(f"{path} is missing{pickle}")
+        try:
+            check_header(path)
+            spelled = self._spelled(_names(path))
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        return spelled._read(config, path)
+
+    def _read(self, config: LoraConfig, path: Path) -> Adapter:
+        """The same for a file whose names are spelled as ours."""
         wanted = {module: self._sizes(config, module) for module in self.modules if config.changes(module)}
         if not wanted:
             named = str(config.targets)[:64]
-            raise CheckpointError(f"{folder / CONFIG}: target_modules {named} name no matrix of this model's layers")
+            raise CheckpointError(f"{config.folder / CONFIG}: target_modules {named} name no matrix of this model's layers")
         try:
-            check_header(path)
             content = _content(path, sum(sum(map(math.prod, sizes)) for sizes in wanted.values()))
             tensors = safetensors.torch.load(content)
         except (SafetensorError, OSError, ValueError) as error:
@@ -175,6 +196,14 @@ class Targets:
 def targets_of(folder: Path) -> Targets:
     """What adapters of the model in a checkpoint folder may change. Raises CheckpointError."""
     return Targets(read_model_config(folder), family_of(read_json(folder, "config.json")))
+
+
+def _names(path: Path) -> list[str]:
+    """Those of the modules in a file's header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(size, MOST_JSON)))
+    return [name.removeprefix(PREFIX) for name in header.keys() if name.startswith(PREFIX)]  # AttributeError: no object
 
 
 def _content(path: Path, numbers: int) -> bytes:

@@ -182,7 +182,7 @@ def inspect(folder: Path) -> ModelConfig:
         family = weights.spelled(family)
         for slot in _slots(net):
             for name, shape in _their_shapes(net.config, family, slot, weights):
-                weights.find(name, shape, family.optional_part)
+                weights.find(name, shape)
         weights.check(family, tied=config.tied_head)
     return config
 
@@ -247,7 +247,7 @@ def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) 
     None is held when the next is made.
     """
     for name, shape in _their_shapes(config, family, slot, weights):
-        pieces = weights.take(name, shape, family.optional_part)
+        pieces = weights.take(name, shape)
         yield from (_ours(config, family, slot, name, piece) for piece in pieces if not weights.problems)  # or rows are missing
 
 

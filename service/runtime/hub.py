@@ -21,7 +21,7 @@ from pathlib import Path
 
 from model.errors import CheckpointError
 from model.gguf.places import SUFFIX, part_paths
-from model.weights import INDEX, WHOLE, read_index, way_out
+from model.weights import INDEX, way_out, weight_names
 from service.settings import HUB, REFERENCE, Settings
 
 SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
@@ -111,9 +111,8 @@ def _listing(repository: str, folder: Path) -> Mapping[str, int]:
 
 
 def _weights(repository: str, folder: Path, sizes: Mapping[str, int]) -> list[str]:
-    """The names of the weight files: those of the index, or the one for all."""
-    table = read_index(folder)
-    names = [WHOLE] if table is None else sorted(set(table.values()))
+    """The names of the weight files."""
+    names = weight_names(folder, sizes)
     if absent := [name for name in names if name not in sizes]:
         if ggufs := [name for name in sizes if name.endswith(SUFFIX) and "/" not in name]:
             raise CheckpointError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from model.errors import CheckpointError
 from model.net.checkpoint import inspect, load
@@ -146,9 +146,63 @@ def test_a_header_of_very_many_tensors_is_refused_in_few_words_and_seconds(folde
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
 def test_a_json_file_too_long_to_read_is_refused_before_it_is_read(folder, name):
+    if name == INDEX:
+        (folder / WHOLE).unlink()
     (folder / name).touch()
     os.truncate(folder / name, MOST_JSON + 1)
     assert refusal(folder) == f"{folder / name} has {MOST_JSON + 1} bytes, but at most {MOST_JSON} are read"
+
+
+@pytest.mark.parametrize("shards", [True, False])
+def test_a_whole_file_is_taken_beside_an_index_and_the_log_names_what_is_not(folder, caplog, shards):
+    """As `transformers` does: whoever saves anew to a folder of shards leaves their index there."""
+    fresh = load_file(folder / WHOLE)
+    table = shard(folder)
+    if not shards:
+        for name in set(table.values()):
+            (folder / name).unlink()
+    fresh["model.norm.weight"] = fresh["model.norm.weight"] + 1
+    save_file(fresh, folder / WHOLE, {"format": "pt"})
+    (folder / "consolidated.safetensors").write_bytes(b"not read")
+    caplog.set_level("INFO", "attend.model")
+    net = load(folder, torch.float32, "cpu")
+    assert torch.equal(net.norm.weight, fresh["model.norm.weight"]) and inspect(folder) == net.config
+    others = ["consolidated.safetensors", *(sorted(set(table.values())) if shards else [])]
+    said = f"{folder}: {WHOLE} is read, {INDEX}, {', '.join(others)} are passed over"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def rename(folder: Path, *names: str) -> None:
+    """Put the weights into files of these names, without an index."""
+    tensors = load_file(folder / WHOLE)
+    (folder / WHOLE).unlink()
+    for number, name in enumerate(names):
+        part = {key: value for i, (key, value) in enumerate(tensors.items()) if i % len(names) == number}
+        save_file(part, folder / name, {"format": "pt"})
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_shards_of_one_set_are_taken_without_an_index(folder, count):
+    whole = load(folder, torch.float32, "cpu")
+    rename(folder, *(f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)))
+    loaded = load(folder, torch.float32, "cpu")
+    assert inspect(folder) == whole.config
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"], "no whole set of shards"),
+        (["model-00001-of-00001.safetensors", "model-00001-of-00002.safetensors"], "no whole set of shards"),
+        (["weights.safetensors"], "no whole set of shards"),
+        (["consolidated.safetensors"], "Mistral's own names"),
+    ],
+)
+def test_files_that_are_not_surely_the_weights_are_named(folder, names, why):
+    rename(folder, *names)
+    sentence = refusal(folder)
+    assert sentence.startswith(f"{folder / WHOLE} is missing; {', '.join(names)}") and why in sentence
 
 
 def test_a_tensor_in_two_shards_is_named_with_both(folder):

@@ -70,7 +70,7 @@ FAMILIES = {
         read,
         WEIGHTS,
         transposed=re.compile(r"^blocks\."),
-        optional_part="transformer.",
+        prefix="transformer.",
         ignored=re.compile(r"attn\.(masked_)?bias$"),
     )
 }

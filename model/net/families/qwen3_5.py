@@ -131,7 +131,7 @@ FUSED = {
     for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))
 }
 LEFT_OUT = {
-    "model.visual.": "images and videos are not served",
+    **dict.fromkeys(("model.visual.", "visual."), "images and videos are not served"),
     "mtp.": "the model's own guesses at the next tokens are not used",
 }
 QWEN3_5 = Family(
@@ -139,7 +139,7 @@ QWEN3_5 = Family(
     _weights("model.language_model.", PARTS),
     adapt=adapt,
     gain_offset=1.0,
-    optional_part="language_model.",
+    prefix="model.language_model.",
     left_out=LEFT_OUT,
 )
 MIXTURE = replace(QWEN3_5, read=read_mixture, fused=FUSED)

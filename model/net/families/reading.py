@@ -35,8 +35,8 @@ class Family:
     """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
     gain_offset: float | None = None
     """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32, also those with 0."""
-    optional_part: str = ""
-    """A part of their names that some checkpoints leave out."""
+    prefix: str = "model."
+    """How their names begin, but for the head's. Checkpoints of a model without its head leave parts of it out, or all."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Entries that take the place of those of `weights` where a checkpoint has their tensors."""
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """The kinds of checkpoint that can be served: config.json -> ModelConfig, and the names of the weights. A file a family."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from model.config import ModelConfig
 from model.errors import CheckpointError
@@ -66,6 +67,39 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
     if "{e}" not in names[0]:
         return names
     return tuple(name.replace("{e}", str(expert)) for expert in range(config.num_experts or 0) for name in names)
+
+
+def spellings(family: Family) -> list[str]:
+    """The prefixes that names of a checkpoint may have: that of the family, or some of its parts."""
+    found = [""]
+    for part in re.findall(r"[^.]+\.", family.prefix):
+        found = [start + more for more in (part, "") for start in found]
+    return found
+
+
+def spelling_of(family: Family, names: Iterable[str]) -> str:
+    """The prefix of a checkpoint's names; the family's own where there is none of them. CheckpointError where there are two."""
+    entries = [*(family.weights or {}).values(), *family.fused.values()]
+    firsts = {name.removeprefix(family.prefix).split(".")[0] for theirs in entries for name in theirs if name.startswith(family.prefix)}
+    found: dict[str, str] = {}
+    for name in names:
+        for spelling in spellings(family):
+            if name.startswith(spelling) and name.removeprefix(spelling).split(".")[0] in firsts:
+                found.setdefault(spelling, name)
+    if len(found) > 1:
+        raise CheckpointError(f"tensors {' and '.join(found.values())} have names of two kinds, with and without {family.prefix!r}")
+    return next(iter(found), family.prefix)
+
+
+def respelled(family: Family, prefix: str) -> Family:
+    """The family with another prefix of its names."""
+
+    def other(name: str) -> str:
+        return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
+
+    tables = ({ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused))
+    weights, fused = tables
+    return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused)
 
 
 def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int) -> list[tuple[int, ...]]:

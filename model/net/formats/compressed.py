@@ -78,12 +78,17 @@ class CompressedTensors:
         self.ignored = _names(settings, "ignore")
         self.schemes: dict[str, Scheme] = {}
         self._known: dict[str, Scheme | None] = {}
+        self._prefix, self._prefixes = "", [""]
         for group in groups.values():
             if group.get("weights") is not None:
                 self.schemes |= dict.fromkeys(_names(group, "targets"), _scheme(group, str(settings.get("format"))))
         kinds = dict.fromkeys(map(_in_words, self.schemes.values()))
         self.title = f"compressed-tensors, {' and '.join(kinds)}"
         self.notes = tuple(dict.fromkeys(_notes(settings, groups.values(), self.schemes.values())))
+
+    def spell(self, prefix: str, prefixes: Sequence[str]) -> None:
+        """Modules of these files begin with `prefix`; the config may name them with any of `prefixes`."""
+        self._prefix, self._prefixes = prefix, prefixes
 
     def scheme_of(self, name: str) -> Scheme | None:
         """That of a matrix; None: it is plain."""
@@ -93,9 +98,13 @@ class CompressedTensors:
 
     def _scheme_of(self, module: str) -> Scheme | None:
         """Targets that are its name come first, then expressions, then its class."""
-        if any(_matches(each, module) for each in self.ignored):
+        names = [module]
+        if module.startswith(self._prefix):
+            names += [prefix + module.removeprefix(self._prefix) for prefix in self._prefixes]
+        if any(_matches(each, name) for each in self.ignored for name in names):
             return None
-        found = sorted((target for target in self.schemes if _matches(target, module)), key=lambda each: each.startswith("re:"))
+        found = [target for target in self.schemes if any(_matches(target, name) for name in names)]
+        found.sort(key=lambda each: each.startswith("re:"))
         found += [target for target in self.schemes if target in CLASSES]
         return self.schemes[found[0]] if found else None
 

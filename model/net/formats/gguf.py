@@ -95,7 +95,7 @@ class Gguf(Weights):
             adapt=_from_neighbours if self._arch in NEIGHBOURS else None,
             transposed=None,
             gain_offset=None if family.gain_offset is None else 0.0,
-            optional_part="",
+            prefix="",
             fused={},
             left_out={},
             ignored=ROPE,
@@ -106,7 +106,7 @@ class Gguf(Weights):
         stored = self._stored(name)
         return None if stored is None else FORMS.get(stored.kind)
 
-    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
+    def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """The tensor of this name, or that of all experts: NAME[7] is the part of the eighth."""
         stored, whole = self._stored(name), shape
         if (match := _EXPERT.fullmatch(name)) is not None and stored is not None:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.net.families.reading import Family
+from model.net.families.table import respelled, spelling_of, spellings
 from model.net.formats.codes import Codes, Form
+from model.net.formats.compressed import CompressedTensors
 from model.net.formats.reading import Part
 from model.net.formats.table import format_of
 from model.net.formats.weights import Place, Weights
-from model.weights import INDEX, check_header, read_index, read_json, weight_files
+from model.weights import INDEX, WHOLE, check_header, passed_over, read_index, read_json, weight_files
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """What plain weights may be stored in, under safetensors' names."""
@@ -37,14 +39,16 @@ class Safetensors(Weights):
         if self.format is not None:
             self.title, self.notes = self.format.title, self.format.notes
         self._asked: dict[str, _Asked] = {}
-        self._optional = ""
         super().__init__(folder, weight_files(folder))
         self._opened = {path.name: _open(path) for path in self.files}
         for file, handle in self._opened.items():
             for name in handle.keys():  # noqa: SIM118 - not a dict
                 if self.where.setdefault(name, file) != file:
                     self.problems.append(f"tensor {name} is in {self.where[name]} and in {file}")
-        for name, file in (read_index(folder) or {}).items():
+        told = passed_over(folder)
+        self.notes = (*self.notes, told) if told else self.notes
+        table = None if self.files[0].name == WHOLE else read_index(folder)
+        for name, file in (table or {}).items():
             if self.where.get(name) != file:
                 self.problems.append(f"{INDEX} says that tensor {name} is in {file}, which lacks it")
 
@@ -58,53 +62,43 @@ class Safetensors(Weights):
         return {STORED.get(kind, kind) for kind in kinds}
 
     def spelled(self, family: Family) -> Family:
-        """The family with the fused tensors that are there."""
-        self._optional = family.optional_part
-        fused = {}
+        """The family with the prefix of the names that are there, and with the fused tensors."""
+        try:
+            prefix = spelling_of(family, self.where)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+        if isinstance(self.format, CompressedTensors):
+            self.format.spell(prefix, spellings(family))
+        family, fused = respelled(family, prefix), {}
         for ours, (theirs, *_) in family.fused.items():
             start, end = theirs.split("{}")
-            starts = (start, start.replace(family.optional_part, "", 1))
-            if any(name.startswith(starts) and name.endswith(end) for name in self.where):
+            if any(name.startswith(start) and name.endswith(end) for name in self.where):
                 fused[ours] = (theirs,)
         return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
 
-    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
+    def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""
-        held = self._held(name, optional)
-        if held is None or self.format is None or len(shape) < 2:
-            place = self._find(Part(self._there(name, optional), tuple(STORED), (tuple(shape),)))
+        if self.format is None or len(shape) < 2 or not self.format.holds(name, self._stored):
+            place = self._find(Part(name, tuple(STORED), (tuple(shape),)))
             return None if place is None else [place]
         try:
-            parts = self.format.parts(held, shape, self._stored)
+            parts = self.format.parts(name, shape, self._stored)
         except ValueError as error:
-            self.problems.append(f"{self.where.get(held, self.path.name)}: tensor {held}: {error}")
+            self.problems.append(f"{self.where.get(name, self.path.name)}: tensor {name}: {error}")
             return None
         parts = {role: part for role, part in parts.items() if not part.optional or part.name in self.where}
         places = [self._find(part) for part in parts.values()]
         found = [place for place in places if place is not None]
         if len(found) < len(places):
             return None
-        self._asked[found[0][0]] = _Asked(held, shape, list(parts))
+        self._asked[found[0][0]] = _Asked(name, shape, list(parts))
         return found
 
     def form(self, name: str) -> Form | None:
         """What keeps a matrix in the folder's format."""
-        held = self._held(name, self._optional)
-        if held is None or self.format is None:
+        if self.format is None or not self.format.holds(name, self._stored):
             return None
-        return self.format.form(held, lambda part: self._mapped(part) if part in self.where else None)
-
-    def _there(self, name: str, optional: str) -> str:
-        """The name with or without its optional part."""
-        short = name.replace(optional, "", 1)
-        return name if name in self.where or short not in self.where else short
-
-    def _held(self, name: str, optional: str) -> str | None:
-        """The name under which the folder's format holds a matrix."""
-        if self.format is None:
-            return None
-        names = dict.fromkeys((name, name.replace(optional, "", 1)))
-        return next((each for each in names if self.format.holds(each, self._stored)), None)
+        return self.format.form(name, lambda part: self._mapped(part) if part in self.where else None)
 
     def _stored(self, name: str) -> str | None:
         file = self.where.get(name)

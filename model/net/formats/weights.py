@@ -64,8 +64,8 @@ class Weights:
         """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
         return None
 
-    def find(self, name: str, shape: tuple[int, ...], optional: str) -> list[Place] | None:
-        """The tensors that hold one of this name and shape; None after noting what is wrong. `optional`: see `Family`."""
+    def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
+        """The tensors that hold one of this name and shape; None after noting what is wrong."""
         raise NotImplementedError
 
     def _is_spare(self, name: str) -> bool:
@@ -80,9 +80,9 @@ class Weights:
         """What mapped tensors mean: pieces of one tensor, in the order of its rows."""
         raise NotImplementedError
 
-    def take(self, name: str, shape: tuple[int, ...], optional: str) -> Iterator[Tensor | Codes]:
+    def take(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor | Codes]:
         """A tensor in the mapped file, or pieces of one, in the order of its rows. Ends after noting what is wrong."""
-        places = self.find(name, shape, optional)
+        places = self.find(name, shape)
         if places is None:
             return
         held = [self._mapped(part) for part, _ in places]
@@ -108,7 +108,6 @@ class Weights:
     def check_tied(self, family: Family, config: ModelConfig) -> None:
         """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
         [name], [head] = (their_names(family, config, ours) for ours in ("embedding.tokens.weight", "head.weight"))
-        name = name if name in self.where else name.replace(family.optional_part, "", 1)
         if name in self.where and head in self.where:
             pair = [self._mapped(each) for each in (name, head)]
             if not torch.equal(*pair):

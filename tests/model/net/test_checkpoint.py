@@ -136,6 +136,41 @@ def test_shards_load_as_the_whole(tmp_path, kind):
     assert torch.equal(logits(whole), logits(load(folder, torch.float32, "cpu")))
 
 
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+def without_head(folder: Path, base: Path) -> Path:
+    """What `transformers` writes of a checkpoint's model without its head; a head of its own is put beside it."""
+    their_model(folder).base_model.save_pretrained(base)
+    head = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name in HEADS}
+    save_file(load_file(base / "model.safetensors") | head, base / "model.safetensors", metadata={"format": "pt"})
+    return base
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_saved_without_its_head_has_other_names_and_is_the_same(tmp_path, kind):
+    """Checkpoints of embedding models are such: their config.json names the base class, their tensors lack its prefix."""
+    folder = write_checkpoint(kind, tmp_path / "whole")
+    base = without_head(folder, tmp_path / "base")
+    names = {name for name in load_file(base / "model.safetensors") if name not in HEADS}
+    assert not names & load_file(folder / "model.safetensors").keys()
+    inspect(base)
+    assert torch.equal(logits(load(folder, torch.float32, "cpu")), logits(load(base, torch.float32, "cpu")))
+
+
+@pytest.mark.parametrize("kind", ["qwen3-tied", "gpt2", "gpt_neox", "qwen3_5"])
+def test_names_with_and_without_a_prefix_in_one_checkpoint_are_refused_with_one_of_each(tmp_path, kind):
+    folder = write_checkpoint(kind, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    ends = ("model.norm.weight", ".final_layer_norm.weight", ".ln_f.weight")
+    [short] = [".".join(name.split(".")[-2:]) for name in tensors if name.endswith(ends)]
+    save_file(tensors | {short: torch.ones(32)}, folder / "model.safetensors")
+    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+        with pytest.raises(CheckpointError, match="with and without") as caught:
+            check(folder)
+        assert short in str(caught.value) and str(folder) in str(caught.value)
+
+
 def test_gpt2_loads_with_and_without_its_prefix(tmp_path):
     """The first GPT-2 files name their tensors without `transformer.`, and carry masks that are no weights."""
     folder = write_checkpoint("gpt2", tmp_path)
@@ -262,12 +297,15 @@ def test_a_missing_file_is_named(folder, name):
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"[" * 100_000], ids=lambda x: repr(x[:8]))
 def test_damaged_json_is_named(folder, name, content):
+    if name == INDEX:
+        (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(content)
     assert_damaged(folder, name)
 
 
 @pytest.mark.parametrize("table", [None, [], "model.safetensors", {"a": ["b"]}, {"a": 1}, {}], ids=repr)
 def test_an_index_without_a_sound_map_is_named(folder, table):
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}), encoding="utf-8")
     assert_damaged(folder, str(folder))
 
