@@ -159,10 +159,10 @@ def _scaling(keys: Keys) -> Raw | None:
     if kind == "yarn":
         keys.refuse("rope.scaling.yarn_log_multiplier", 0.0)
         keys.refuse("rope.scaling.yarn_ext_factor", 1.0)
-        keys.refuse("rope.scaling.attn_factor", 1.0)
         keys.refuse("rope.scaling.yarn_attn_factor", 1.0)
         fast, slow = keys.number("rope.scaling.yarn_beta_fast", 32.0), keys.number("rope.scaling.yarn_beta_slow", 1.0)
         raw = {"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow}
+        raw["attn_factor"] = keys.number("rope.scaling.attn_factor", 1.0)
         return raw | {"original_max_position_embeddings": original or keys.size("context_length")}
     if kind in (None, "linear"):
         return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}

@@ -134,9 +134,13 @@ class Targets:
             raise CheckpointError(f"{path} is missing{pickle}")
         try:
             check_header(path)
-            spelled = self._spelled(_names(path))
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            names = _names(path)
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
+        try:
+            spelled = self._spelled(names)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
         return spelled._read(config, path)
 
     def _read(self, config: LoraConfig, path: Path) -> Adapter:
@@ -203,7 +207,9 @@ def _names(path: Path) -> list[str]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(size, MOST_JSON)))
-    return [name.removeprefix(PREFIX) for name in header.keys() if name.startswith(PREFIX)]  # AttributeError: no object
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    return [name.removeprefix(PREFIX) for name in header if name.startswith(PREFIX)]
 
 
 def _content(path: Path, numbers: int) -> bytes:

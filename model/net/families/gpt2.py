@@ -33,7 +33,7 @@ def read(raw: Raw) -> ModelConfig:
         num_kv_heads=heads,
         head_size=head_size_of(raw, "n_embd", "n_head"),
         mlp_size=size(raw, "n_inner", 4 * hidden),
-        max_positions=size(raw, "n_positions"),
+        max_positions=size(raw, "n_positions", 1024),
         norm="layernorm",
         norm_eps=number(raw, "layer_norm_epsilon", 1e-5),
         positions="learned",

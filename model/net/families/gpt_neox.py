@@ -49,4 +49,6 @@ IN_BLOCK = {
     "mlp.down": ("mlp.dense_4h_to_h",),
 }
 IGNORED = re.compile(r"attention\.((masked_)?bias|rotary_emb\.inv_freq)$")
-FAMILIES = {"gpt_neox": Family(read, OUTSIDE | in_block("gpt_neox.layers", IN_BLOCK), prefix="gpt_neox.", adapt=adapt, ignored=IGNORED)}
+FAMILIES = {
+    "gpt_neox": Family(read, OUTSIDE | in_block("gpt_neox.layers", IN_BLOCK), prefix="gpt_neox.", adapt=adapt, ignored=IGNORED)
+}

@@ -1,10 +1,12 @@
 """How config.json says by how much queries and keys are rotated: `rope_scaling`, `rope_parameters`, and keys beside them."""
 
+import logging
 import math
+from functools import cache
 from typing import Any
 
 from model.errors import CheckpointError
-from model.net.families.reading import Raw, need, number, refuse, size
+from model.net.families.reading import Raw, need, number, positions, refuse, size
 from model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
 
 ORIGINAL = "original_max_position_embeddings"
@@ -13,10 +15,16 @@ KEYS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
-    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
+    "yarn": (
+        *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
+        *("attn_factor", "extrapolation_factor"),
+    ),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor", ORIGINAL),
 }
 """What each `rope_type` may say beside its theta."""
+PASSED_OVER = {"finetuned", *(key for keys in KEYS.values() for key in keys)} - {"attn_factor", "extrapolation_factor"}
+"""What others may say too, as for `transformers`, which computes nothing from it: a line of the log says so."""
+log = logging.getLogger("attend.model")
 
 
 def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | None = None) -> dict[str, Any]:
@@ -44,8 +52,11 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
     if kind not in KEYS:
         raise CheckpointError(f"config.json: {name}: rope_type {kind!r} is not supported; known: {', '.join(KEYS)}")
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind]}
-    if strangers := sorted(map(str, values.keys() - known)):
-        raise CheckpointError(f"config.json: {name} has {', '.join(strangers)}, which rope_type {kind!r} does not know")
+    strangers = {str(key) for key, value in values.items() if key not in known and value is not None}
+    if unknown := sorted(strangers - PASSED_OVER):
+        raise CheckpointError(f"config.json: {name} has {', '.join(unknown)}, which rope_type {kind!r} does not know")
+    if strangers:
+        _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does without: passed over")
     rotated = int(head_size * number(values, "partial_rotary_factor", 1.0))
     fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}
     fields["rope_size"] = None if rotated == head_size else rotated
@@ -64,24 +75,45 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
     if kind == "linear":
         return LinearScaling(given("factor"))
     if kind == "dynamic":
-        return DynamicScaling(given("factor"), size(raw, "max_position_embeddings"))
-    positions = size(values if values.get(ORIGINAL) is not None else raw, ORIGINAL)
-    refuse(raw, ORIGINAL, None, positions)
+        return DynamicScaling(given("factor"), positions(raw))
+    original = _original(raw, values)
     if kind == "llama3":
-        return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), positions)
+        return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), original)
+    factor = number(values, "factor", positions(raw) / original)
     if kind == "longrope":
-        factor = number(values, "factor", size(raw, "max_position_embeddings") / positions)
-        learned = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(positions))
+        learned = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         lists = (_numbers(values, "short_factor"), _numbers(values, "long_factor"))
-        return LongScaling(*lists, positions, number(values, "attention_factor", learned))
-    factor = given("factor")
-    scales = (number(values, "mscale", 0.0), number(values, "mscale_all_dim", 0.0))
-    learned = _mscale(factor, scales[0]) / _mscale(factor, scales[1]) if all(scales) else _mscale(factor, 1.0)
+        return LongScaling(*lists, original, number(values, "attention_factor", learned))
     truncate = values.get("truncate", True)
     if not isinstance(truncate, bool):
         raise CheckpointError(f"config.json: truncate must be true or false; got {truncate!r}")
-    fast, slow = number(values, "beta_fast", 32.0), number(values, "beta_slow", 1.0)
-    return YarnScaling(factor, positions, fast, slow, number(values, "attention_factor", learned), truncate)
+    fast, slow = number(values, "beta_fast", 32.0) or 32.0, number(values, "beta_slow", 1.0) or 1.0
+    return YarnScaling(factor, original, fast, slow, _attention_factor(values, factor), truncate)
+
+
+def _original(raw: Raw, values: dict[str, Any]) -> int:
+    """The positions that the model learned: those beside the object, else those in it, else all positions."""
+    places = (place for place in (raw, values) if place.get(ORIGINAL) is not None)
+    return size(next(places, {ORIGINAL: positions(raw)}), ORIGINAL)
+
+
+def _attention_factor(values: dict[str, Any], factor: float) -> float:
+    """What YaRN multiplies rotated queries and keys by. `attn_factor` comes on top of what follows from `factor`, as for
+    llama.cpp and vLLM; `transformers` does not look at it.
+    """
+    refuse(values, "extrapolation_factor", None, 1.0)
+    if values.get("attention_factor") is not None:
+        refuse(values, "attn_factor", None, 1.0)
+        return number(values, "attention_factor", 1.0)
+    scales = (number(values, "mscale", 0.0), number(values, "mscale_all_dim", 0.0))
+    learned = _mscale(factor, scales[0]) / _mscale(factor, scales[1]) if all(scales) else _mscale(factor, 1.0)
+    return learned * number(values, "attn_factor", 1.0)
+
+
+@cache
+def _tell(text: str) -> None:
+    """Once in a process: a config is read again and again."""
+    log.info(text)
 
 
 def _mscale(factor: float, weight: float) -> float:
@@ -105,6 +137,7 @@ def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_t
         raise CheckpointError(f"config.json: rope_parameters must have full_attention and sliding_attention; got {values!r}")
     whole = {**(values.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
     local = dict(values.get("sliding_attention") or {})
+    raw = {key: value for key, value in raw.items() if key != ORIGINAL}  # the objects of two kinds of layers do not look there
     whole.setdefault("rope_theta", number(raw, "rope_theta", theta))
     local.setdefault("rope_theta", number(raw, local_key, local_theta))
     for object_ in (whole, local):

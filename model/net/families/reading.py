@@ -69,6 +69,22 @@ def size(raw: Raw, key: str, default: int | None = None) -> int:
     return value
 
 
+POSITIONS = {
+    **dict.fromkeys(("llama", "gpt_neox", "granite", "olmo2", "olmo3"), 2048),
+    **dict.fromkeys(("phi3", "starcoder2"), 4096),
+    **dict.fromkeys(("cohere2", "gemma", "gemma2"), 8192),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"), 32768),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 32768),
+    **dict.fromkeys(("gemma3_text", "glm4", "gpt_oss", "mistral", "mixtral"), 131072),
+}
+"""How many a model has whose config.json does not say, by `model_type`."""
+
+
+def positions(raw: Raw) -> int:
+    """`max_position_embeddings`."""
+    return size(raw, "max_position_embeddings", POSITIONS[raw["model_type"]])
+
+
 def number(raw: Raw, key: str, default: float) -> float:
     """A number, or the default where there is none."""
     value = default if raw.get(key) is None else raw[key]
@@ -138,7 +154,7 @@ def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation
         "num_kv_heads": size(raw, "num_key_value_heads", heads),
         "head_size": head_size(raw),
         "mlp_size": size(raw, "intermediate_size"),
-        "max_positions": size(raw, "max_position_embeddings"),
+        "max_positions": positions(raw),
         "norm_eps": number(raw, "rms_norm_eps", eps),
         "activation": activation(raw, activation_key, default),
         "tied_head": flag(raw, "tie_word_embeddings", tied),
@@ -167,7 +183,7 @@ def windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> dict[str, 
     if window is None or layers == ():
         return {}
     window = size({"sliding_window": window}, "sliding_window")
-    if window >= size(raw, "max_position_embeddings"):
+    if window >= positions(raw):
         return {}
     whole = layers is None or len(layers) == size(raw, "num_hidden_layers")
     return {"sliding_window": window, "window_layers": None if whole else layers}

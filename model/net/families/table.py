@@ -80,14 +80,21 @@ def spellings(family: Family) -> list[str]:
 def spelling_of(family: Family, names: Iterable[str]) -> str:
     """The prefix of a checkpoint's names; the family's own where there is none of them. CheckpointError where there are two."""
     entries = [*(family.weights or {}).values(), *family.fused.values()]
-    firsts = {name.removeprefix(family.prefix).split(".")[0] for theirs in entries for name in theirs if name.startswith(family.prefix)}
+    firsts = {
+        name.removeprefix(family.prefix).split(".")[0]
+        for theirs in entries
+        for name in theirs
+        if name.startswith(family.prefix)
+    }
     found: dict[str, str] = {}
     for name in names:
         for spelling in spellings(family):
             if name.startswith(spelling) and name.removeprefix(spelling).split(".")[0] in firsts:
                 found.setdefault(spelling, name)
     if len(found) > 1:
-        raise CheckpointError(f"tensors {' and '.join(found.values())} have names of two kinds, with and without {family.prefix!r}")
+        raise CheckpointError(
+            f"tensors {' and '.join(found.values())} have names of two kinds, with and without {family.prefix!r}"
+        )
     return next(iter(found), family.prefix)
 
 
@@ -97,7 +104,9 @@ def respelled(family: Family, prefix: str) -> Family:
     def other(name: str) -> str:
         return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
 
-    tables = ({ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused))
+    tables = (
+        {ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused)
+    )
     weights, fused = tables
     return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused)
 

@@ -50,6 +50,7 @@ PACKED, BYTES, FLOATS, MX = "pack-quantized", "int-quantized", "float-quantized"
 NAIVE = {"int": BYTES, "float": FLOATS}
 FORMATS = (PACKED, BYTES, FLOATS, MX)
 SPARE = (*fp8.SPARE, ".input_zero_point", ".output_zero_point", ".input_global_scale")
+SPARE += (".k_zero_point", ".v_zero_point", ".q_zero_point", ".kv_scale")
 ORDERED = (
     "its columns were sorted by their activations (actorder {!r}), which is not supported; known: null, 'weight', 'static'"
 )
@@ -72,7 +73,9 @@ class CompressedTensors:
 
     def __init__(self, settings: Settings) -> None:
         groups = settings.get("config_groups")
-        if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
+        if not groups and settings.get("kv_cache_scheme"):
+            groups = {}  # weights are plain, and only the cache was to be rounded
+        elif not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
             raise refused(f"config_groups must be an object of groups; got {str(groups)[:64]}")
         _refuse(settings)
         self.ignored = _names(settings, "ignore")
@@ -83,7 +86,7 @@ class CompressedTensors:
             if group.get("weights") is not None:
                 self.schemes |= dict.fromkeys(_names(group, "targets"), _scheme(group, str(settings.get("format"))))
         kinds = dict.fromkeys(map(_in_words, self.schemes.values()))
-        self.title = f"compressed-tensors, {' and '.join(kinds)}"
+        self.title = f"compressed-tensors, {' and '.join(kinds) or 'plain weights'}"
         self.notes = tuple(dict.fromkeys(_notes(settings, groups.values(), self.schemes.values())))
 
     def spell(self, prefix: str, prefixes: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from model.net.families.table import respelled, spelling_of, spellings
 from model.net.formats.codes import Codes, Form
 from model.net.formats.compressed import CompressedTensors
 from model.net.formats.reading import Part
-from model.net.formats.table import format_of
+from model.net.formats.table import format_of, unread_tensor
 from model.net.formats.weights import Place, Weights
 from model.weights import INDEX, WHOLE, check_header, passed_over, read_index, read_json, weight_files
 
@@ -45,6 +45,8 @@ class Safetensors(Weights):
             for name in handle.keys():  # noqa: SIM118 - not a dict
                 if self.where.setdefault(name, file) != file:
                     self.problems.append(f"tensor {name} is in {self.where[name]} and in {file}")
+        if self.format is None and (unread := unread_tensor(self.where)):
+            raise CheckpointError(f"{folder}: {unread}")
         told = passed_over(folder)
         self.notes = (*self.notes, told) if told else self.notes
         table = None if self.files[0].name == WHOLE else read_index(folder)

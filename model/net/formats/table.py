@@ -1,8 +1,9 @@
 """The formats of quantised checkpoints, by the `quant_method` of config.json, and why others are refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from model.errors import CheckpointError
 from model.net.formats.awq import Awq
 from model.net.formats.compressed import CompressedTensors
 from model.net.formats.fp8 import Fp8
@@ -24,19 +25,35 @@ STRANGERS = {
     "bitnet": "BitNet: weights of -1, 0 and 1",
     "bitsandbytes": "bitsandbytes: NF4, FP4 or LLM.int8",
     "eetq": "EETQ: bytes in the order of a GPU kernel",
+    "exl2": "ExLlamaV2: matrices of mixed bits in the order of a GPU kernel",
+    "exl3": "ExLlamaV3: trellis codes",
+    "fouroversix": "Four Over Six: NVFP4 with two choices of a scale",
     "fp_quant": "FP-Quant: floats of 4 bits after a Hadamard transform",
     "higgs": "HIGGS: points of a grid after a Hadamard transform",
     "hqq": "HQQ: groups that run across the rows",
+    "metal": "codes in the order of Apple's kernels",
+    "mlx": "MLX: codes of Apple's library, with scales and biases of groups",
     "modelopt": "TensorRT Model Optimizer: NVFP4 or FP8 in its own layout",
     "mxfp8": "MXFP8: floats of 8 bits in blocks of 32",
     "nvfp4": "NVFP4: floats of 4 bits in blocks of 16",
     "quanto": "Quanto: tensors of its own classes",
     "quark": "Quark: AMD's own layouts",
+    "sinq": "SINQ: scales of rows and of columns",
     "spqr": "SpQR: outliers kept apart",
     "torchao": "torchao: tensors of its own classes",
     "vptq": "VPTQ: vectors from code books",
 }
 """What is not read, in words."""
+TENSORS = {
+    "exl2": (".q_weight", ".q_scale", ".q_perm"),
+    "exl3": (".trellis", ".suh", ".svh"),
+    "mlx": (".biases",),
+    "bitsandbytes": (".SCB", ".absmax", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
+    "aqlm": (".codebooks",),
+    "hqq": (".W_q",),
+    "quanto": (".weight._data", ".weight._scale"),
+}
+"""How names of tensors end that only these have: folders may say nothing else of them."""
 INSTEAD = "take the model's AWQ, GPTQ, compressed-tensors, FP8 or GGUF checkpoint, or its plain one with --quantize"
 
 
@@ -44,21 +61,47 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     """The format that a config.json names, also for the text model that lies in it; None: all weights are plain."""
     text = raw.get("text_config")
     places = (raw, text if isinstance(text, dict) else {})
+    if any(_is_mlx(place.get("quantization")) for place in places):
+        raise CheckpointError(f"config.json: quantization: {_unread('mlx')}")
     keys = ("quantization_config", "compression_config")
     found = [place[key] for place in places for key in keys if place.get(key) is not None]
     if not found:
         return None
     settings = found[0]
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
-    if not isinstance(method, str):
+    method = _method(settings) if isinstance(settings, dict) else None
+    if method is None:
         raise refused(f"it must be an object with a quant_method; got {str(settings)[:64]}")
-    method = method.lower().replace("_", "-")
     known = {name.replace("_", "-"): name for name in (*FORMATS, *STRANGERS)}
     name = known.get(method, method)
     if name not in FORMATS:
-        what = f" ({STRANGERS[name]})" if name in STRANGERS else ""
-        raise refused(f"quant_method {method!r}{what} is not supported; known: {', '.join(FORMATS)}. Instead {INSTEAD}")
+        raise refused(_unread(name))
     try:
         return FORMATS[name](settings)
     except (TypeError, AttributeError) as error:  # somewhere in it
         raise refused(f"it has a value of the wrong type: {error}") from error
+
+
+def _method(settings: Settings) -> str | None:
+    """The `quant_method`, with dashes; also that of those who write none."""
+    method = settings.get("quant_method")
+    if method is None and _is_mlx(settings):
+        return "mlx"
+    if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        return "bitsandbytes"
+    return method.lower().replace("_", "-") if isinstance(method, str) else None
+
+
+def _is_mlx(settings: object) -> bool:
+    """Whether it is what MLX writes: bits and a group, and settings of single matrices beside them."""
+    return isinstance(settings, dict) and "quant_method" not in settings and {"bits", "group_size"} <= settings.keys()
+
+
+def _unread(name: str) -> str:
+    what = f" ({STRANGERS[name]})" if name in STRANGERS else ""
+    return f"quant_method {name!r}{what} is not supported; known: {', '.join(FORMATS)}. Instead {INSTEAD}"
+
+
+def unread_tensor(names: Iterable[str]) -> str | None:
+    """Of the tensors of a folder without a format: that one is of a format that is not read, and of which one."""
+    found = ((name, method) for name in names for method, ends in TENSORS.items() if name.endswith(ends))
+    return next((f"tensor {name} is not read: {_unread(method)}" for name, method in found), None)

@@ -58,6 +58,31 @@ def test_a_model_with_an_adapter_is_the_merged_model(tmp_path, kind):
     assert (logits(folder) - wanted).abs().max() > 0.05 * wanted.abs().max()  # so a forgotten one would be seen
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("of_base", [True, False])
+def test_an_adapter_may_have_been_made_of_the_model_without_its_head(tmp_path, kind, of_base):
+    """Its names then lack the prefix, whatever the names of the model that is served."""
+    folder = write_checkpoint(kind, tmp_path / "model")
+    modules = modules_of(kind, folder)
+    whole = write_adapter(tmp_path / "whole", modules)
+    start = f"{next(iter(modules)).split('.')[0]}."
+    base = write_adapter(tmp_path / "base", {name.removeprefix(start): size for name, size in modules.items()})
+    wanted = logits(folder, whole)
+    if not of_base:
+        tensors = load_file(folder / "model.safetensors")
+        save_file({name.removeprefix(start): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert torch.equal(wanted, logits(folder, base if of_base else whole))
+
+
+def test_an_adapter_with_names_of_two_kinds_is_refused(tmp_path, folder):
+    modules = linears(folder, ["q_proj"])
+    mixed = {name.removeprefix("model.") if ".1." in name else name: size for name, size in modules.items()}
+    adapter = write_adapter(tmp_path, mixed)
+    with pytest.raises(CheckpointError, match=r"layers\.1.*names of two kinds, with and without 'model\.'") as caught:
+        targets_of(folder).read(adapter)
+    assert str(adapter) in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return write_checkpoint("llama", tmp_path_factory.mktemp("model"))

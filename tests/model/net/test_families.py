@@ -18,6 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from model.errors import CheckpointError
 from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from model.net.checkpoint import load, read_config, save
+from model.net.families.positions import KEYS, PASSED_OVER, _tell
+from model.net.families.reading import POSITIONS as POSITIONS_OF
 from model.net.families.strangers import STRANGERS
 from model.net.families.table import FAMILIES
 from model.net.rope import rotary_table
@@ -177,9 +179,9 @@ REFUSED = {
     "(hidden_act|activation).*mish": {"hidden_act": "mish"},
     "quantization_config": {"quantization_config": {"quant_method": "hqq"}},
     "partial_rotary_factor": {"partial_rotary_factor": 0.5},
-    "original_max_position_embeddings": {
-        "rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    },
+    "attn_factor": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.1, "attn_factor": 0.9}},
+    "attn_factor of old": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "attn_factor": 0.9}},
+    "extrapolation_factor": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "extrapolation_factor": 0.5}},
     "num_key_value_heads|key/value heads": {"num_key_value_heads": 3},
     "num_attention_heads": {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": ...},
     "head_dim|head size": {"head_dim": 7},
@@ -223,6 +225,9 @@ ROPE_VALUES = {
     "attention_factor": [1.0, 1.3],
     "beta_fast": [16, 64.0],
     "beta_slow": [2.0],
+    "mscale": [0.7, 1, 0],
+    "mscale_all_dim": [0.9, None],
+    "finetuned": [True, False],
     "truncate": [True, False, 1],
     "long_factor": [[2.0] * 4, [2.0] * 3, 7],
     "mrope_section": [[1, 1, 2]],
@@ -274,16 +279,74 @@ def test_angles_are_those_of_transformers_or_the_config_is_refused(plain, parame
 @pytest.mark.parametrize("base", [{}, GOOD_ROPE], ids=["default", "llama3"])
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(key=st.text(min_size=1, max_size=12), value=st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
+@given(key=st.text(min_size=1, max_size=12), value=st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
 def test_a_key_of_rope_that_is_not_understood_is_refused(plain, base, name, key, value):
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *base, *GOOD_ROPE}
-    assume(key not in known)
+    assume(key not in {"rope_type", "type", "rope_theta", "partial_rotary_factor", *PASSED_OVER})
     with pytest.raises(CheckpointError, match=name):
         FAMILIES["llama"].read(plain | {name: {"rope_type": "default", **base, key: value}})
 
 
+ODD_ROPES: dict[str, dict[str, Any]] = {
+    "yarn without the positions that it learned": {"rope_type": "yarn", "factor": 4.0},
+    "yarn without a factor": {"type": "yarn", "factor": None, "original_max_position_embeddings": 32},
+    "yarn that says that it was tuned": {
+        "type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "finetuned": True,
+    },
+    "yarn with bounds of 0": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "beta_slow": 0},
+    "llama3 without the positions": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope without them": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2, 3, 9.5]},
+    "linear with them": {"rope_type": "linear", "factor": 3.0, "original_max_position_embeddings": 32},
+    "dynamic with them": {"type": "dynamic", "factor": 3.0, "original_max_position_embeddings": 32, "finetuned": False},
+    "default with a factor": {"rope_type": "default", "factor": 3.0, "attention_factor": 1.5, "beta_fast": 3},
+    "a type in both spellings": {"rope_type": "linear", "type": "dynamic", "factor": 3.0},
+}
+
+
+@pytest.mark.parametrize("beside", [{}, {"rope_theta": 700.0}, {"original_max_position_embeddings": 64}], ids=str)
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("values", ODD_ROPES.values(), ids=ODD_ROPES)
+def test_keys_that_are_absent_and_keys_without_effect_are_as_transformers_has_them(plain, caplog, values, name, beside):
+    raw = plain | beside | {name: values}
+    _tell.cache_clear()
+    with caplog.at_level("INFO", "attend.model"):
+        ours = FAMILIES["llama"].read(raw)
+        FAMILIES["llama"].read(raw)
+    kind = values.get("rope_type", values.get("type"))
+    idle = sorted(values.keys() - {"rope_type", "type", *KEYS[kind]})
+    said = [f"config.json: {name} has {', '.join(idle)}, which rope_type {kind!r} does without: passed over"] if idle else []
+    assert [record.getMessage() for record in caplog.records] == said
+    rotary = LlamaRotaryEmbedding(transformers.AutoConfig.for_model(**copy.deepcopy(raw)))
+    theirs = rotary(torch.zeros(1), torch.arange(2 * POSITIONS)[None])
+    for mine, table in zip(rotary_table(ours.ropes[0], 2 * POSITIONS), theirs, strict=True):
+        torch.testing.assert_close(mine, table[0], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scales", [{}, {"mscale": 0.7, "mscale_all_dim": 1.2}], ids=["plain", "scales"])
+def test_the_attn_factor_of_yarn_comes_on_top_of_what_its_factor_makes(plain, scales):
+    """DeepSeek-R1-0528-Qwen3-8B has one that undoes the other, to 1.0."""
+    values = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **scales}
+    with_it = FAMILIES["qwen3"].read(
+        plain | {"model_type": "qwen3", "rope_scaling": values | {"attn_factor": 0.8782488562869419}}
+    )
+    without = FAMILIES["qwen3"].read(plain | {"model_type": "qwen3", "rope_scaling": values})
+    wanted = without.rope_scaling.attention_factor * 0.8782488562869419
+    assert wanted == pytest.approx(1.0 if not scales else wanted)
+    for mine, table in zip(*(rotary_table(config.ropes[0], 2 * POSITIONS) for config in (with_it, without)), strict=True):
+        torch.testing.assert_close(mine, table * 0.8782488562869419, atol=1e-6, rtol=0)
+
+
+def test_a_config_that_does_not_say_has_the_positions_that_transformers_gives_it():
+    assert POSITIONS_OF.keys() == FAMILIES.keys() - {"attend", "gpt2"}
+    for kind, positions in POSITIONS_OF.items():
+        config = CONFIG_MAPPING[kind]()
+        assert positions == config.get_text_config().max_position_embeddings
+
+
 def test_what_is_read_with_rope_is_accepted_often_enough_to_compare(plain):
-    for values in ({"rope_theta": 500.0}, *GOOD_ROPES, {"type": "default"}):
+    for values in ({"rope_theta": 500.0}, *GOOD_ROPES, {"type": "default"}, *ODD_ROPES.values()):
         for name in ("rope_parameters", "rope_scaling"):
             FAMILIES["llama"].read(plain | {name: values})
 
@@ -291,13 +354,13 @@ def test_what_is_read_with_rope_is_accepted_often_enough_to_compare(plain):
 LLAMA_KEYS = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
 
 
-@pytest.mark.parametrize("key", [*LLAMA_KEYS, "max_position_embeddings"])
+@pytest.mark.parametrize("key", LLAMA_KEYS)
 def test_a_missing_key_is_named(llama, key):
     edit_config(llama, **{key: ...})
     assert_refused(llama, key)
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "n_embd", "n_layer", "n_head", "n_positions"])
+@pytest.mark.parametrize("key", ["vocab_size", "n_embd", "n_layer", "n_head"])
 def test_a_missing_key_of_gpt2_is_named(gpt2, key):
     edit_config(gpt2, **{key: ...})
     assert_refused(gpt2, key)

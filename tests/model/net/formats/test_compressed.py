@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.errors import CheckpointError
-from model.net.checkpoint import formed, load, read_config
+from model.net.checkpoint import formed, inspect, load, read_config
 from model.net.formats.codes import INT4, INT8, MXFP4
 from model.net.formats.compressed import CompressedTensors
 from model.net.quantised import QuantisedLinear
@@ -260,6 +260,40 @@ def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_l
         assert torch.equal(before, logits(load(folder, torch.float32, "cpu", keep_codes=True)))
     assert "activations are not rounded as config_groups say" in caplog.text
     assert "kv_cache_scheme is passed over" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "groups", [{}, None, {"group_0": {"targets": ["Linear"], "weights": None}}], ids=["empty", "none", "no weights"]
+)
+def test_where_only_the_cache_was_rounded_weights_are_plain_and_a_line_says_so(tmp_path, caplog, groups):
+    plain = plain_folder(tmp_path)
+    before = logits(load(plain, torch.float32, "cpu"))
+    said = settings("float-quantized", {}, config_groups=groups, kv_cache_scheme={"num_bits": 8, "type": "float"})
+    edit_config(plain, quantization_config=said)
+    parts = ("k_scale", "v_scale", "k_zero_point", "k_proj.output_scale", "v_proj.output_scale")
+    edit_tensors(plain, **{f"model.layers.{n}.self_attn.{part}": torch.ones(1) for n in range(2) for part in parts})
+    assert inspect(plain).num_layers == 2
+    with caplog.at_level(logging.INFO, "attend.model"):
+        assert torch.equal(before, logits(load(plain, torch.float32, "cpu", keep_codes=True)))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{plain}: kv_cache_scheme is passed over: the KV cache is what --kv-dtype says"
+    ]
+    load(plain, torch.float32, "cpu", quantize=INT8)
+
+
+def test_a_config_may_name_modules_with_another_prefix_than_the_files(tmp_path):
+    """A tuned model is saved without its head, and its config still has the names of the whole; or the other way round."""
+    plain, weights = plain_folder(tmp_path / "plain"), args(8, "channel")
+    ignore = ["layers.1.mlp.down_proj", r"re:model\.layers\.0\.self_attn"]
+
+    def chosen(name: str, tensor: Tensor) -> bool:
+        return is_matrix(name, tensor) and "layers.0.self_attn" not in name and "layers.1.mlp.down_proj" not in name
+
+    folder = pack_folder(plain, compressed("int-quantized", weights), settings("int-quantized", weights, ignore=ignore), chosen)
+    whole = assert_means(folder, plain)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert torch.equal(logits(whole), logits(load(folder, torch.float32, "cpu", keep_codes=True)))
 
 
 def test_codes_are_filled_without_a_second_copy(tmp_path):

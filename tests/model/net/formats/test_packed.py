@@ -10,7 +10,7 @@ import torch
 import transformers
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.__main__ import complete
@@ -57,6 +57,17 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "gptq symmetric": (gptq(4, 128, zeros=False), GPTQ | {"bits": 4, "group_size": 128, "sym": True}),
     "gptq 8 bits symmetric": (gptq(8, 32, zeros=False), GPTQ | {"bits": 8, "group_size": 32, "sym": True}),
 }
+
+
+@pytest.mark.parametrize("layout", ["awq 64", "gptq 4 bits 128 version 1"])
+def test_a_packed_folder_is_the_same_without_the_prefix_of_its_names(tmp_path, layout):
+    folder = pack_folder(plain_folder(tmp_path / "plain"), *LAYOUTS[layout])
+    whole = load(folder, torch.float32, "cpu", keep_codes=True)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    base = load(folder, torch.float32, "cpu", keep_codes=True)
+    assert torch.equal(logits(whole), logits(base)) and inspect(folder) == whole.config
+    assert sum(isinstance(module, QuantisedLinear) for module in base.modules()) == 8
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -370,8 +381,14 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
             "spqr",
             "bitnet",
             "quark",
+            "exl2",
+            "exl3",
+            "metal",
+            "sinq",
         )
     },
+    "bitsandbytes of old": ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, r"'bitsandbytes' \(.*\) is not supported"),
+    "mlx": ({"group_size": 64, "bits": 4}, r"'mlx' \(MLX: .*\) is not supported; .*GGUF"),
     "a stranger": ({"quant_method": "new"}, "quant_method 'new' is not supported; known: awq, compressed-tensors"),
     "no method": ({"bits": 4}, "it must be an object with a quant_method"),
     "nothing": ({}, "it must be an object with a quant_method"),
@@ -388,3 +405,37 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, settings, named, inside):
     edit_config(folder, **{key: {"quantization_config": settings} if inside else settings})
     with pytest.raises(CheckpointError, match=rf"config\.json: quantization_config: .*{named}"):
         read_config(folder)
+
+
+def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path):
+    """Whether its config says so, or its tensors alone."""
+    folder = plain_folder(tmp_path)
+    said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8}}
+    edit_config(folder, quantization=said, quantization_config=said)
+    with pytest.raises(CheckpointError, match=r"config\.json: quantization: quant_method 'mlx' \(MLX: .*\) is not supported"):
+        read_config(folder)
+    edit_config(folder, quantization=..., quantization_config=...)
+    name = "model.layers.0.mlp.down_proj"
+    codes = {"weight": torch.ones(128, 32, dtype=torch.uint32), "scales": torch.ones(128, 4), "biases": torch.ones(128, 4)}
+    edit_tensors(folder, **{f"{name}.{part}": tensor for part, tensor in codes.items()})
+    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+        with pytest.raises(CheckpointError, match=rf"tensor {name}\.biases is not read: quant_method 'mlx' \(MLX: "):
+            check(folder)
+
+
+TELLING = {
+    "exl2": "q_weight",
+    "exl3": "trellis",
+    "bitsandbytes": "weight.absmax",
+    "aqlm": "codebooks",
+    "hqq": "W_q",
+    "quanto": "weight._data",
+}
+
+
+@pytest.mark.parametrize("method", TELLING)
+def test_tensors_of_a_format_that_is_not_read_are_named_where_the_config_says_nothing(tmp_path, method):
+    folder = plain_folder(tmp_path)
+    edit_tensors(folder, **{f"model.layers.0.mlp.down_proj.{TELLING[method]}": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=rf"is not read: quant_method '{method}' \(.*\) is not supported"):
+        inspect(folder)

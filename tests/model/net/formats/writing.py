@@ -98,7 +98,7 @@ def assert_means(folder: Path, plain: Path, *, coded: bool = True) -> Decoder:
 def codes_of(folder: Path, name: str, shape: tuple[int, ...]) -> Codes:
     """The codes of a matrix as the files have it."""
     with Safetensors(folder) as weights:
-        [codes] = weights.take(name, shape, "")
+        [codes] = weights.take(name, shape)
         assert not weights.problems
     assert isinstance(codes, Codes)
     return codes
@@ -111,7 +111,7 @@ def assert_codes_mean(folder: Path, plain: Path) -> None:
         for name, tensor in given.items():
             if weights.form(name) is not None:
                 count += 1
-                [codes] = weights.take(name, tuple(tensor.shape), "")
+                [codes] = weights.take(name, tuple(tensor.shape))
                 assert torch.equal(codes.dense(), tensor), name
     assert count
 
