@@ -1,4 +1,5 @@
-"""How a text's hidden states become its embedding, as the files of sentence-transformers beside a checkpoint say it.
+"""How a text's hidden states become its embedding, as the files of sentence-transformers beside a checkpoint say it, or a GGUF
+file's own metadata.
 
 modules.json lists what a text goes through: Transformer, Pooling, and mostly Normalize. The Pooling has a folder of its own.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CheckpointError, NotSupported
+from model.gguf.places import is_gguf
 from model.params import describe
 from model.weights import read_any_json, read_json
 
@@ -25,6 +27,9 @@ class Pooling(StrEnum):
     """The mean over all tokens."""
 
 
+GGUF_WAYS = ("NONE", "MEAN", "CLS", "LAST", "RANK")
+"""What `pooling_type` of a GGUF file counts, from 0."""
+OF_GGUF = {1: Pooling.MEAN, 3: Pooling.LAST}
 MODES = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN}
 KNOWN = ("Transformer", "Pooling", "Normalize")
 
@@ -50,6 +55,8 @@ NO_EMBEDDINGS = EmbeddingRules()
 
 def read_rules(folder: Path) -> EmbeddingRules:
     """The rules in a checkpoint's files. A file that is wrong, or asks for what is not computed, gives a refusal."""
+    if is_gguf(folder):
+        return _gguf_rules(folder)
     if not (folder / MODULES).is_file():
         return NO_EMBEDDINGS
     try:
@@ -58,6 +65,16 @@ def read_rules(folder: Path) -> EmbeddingRules:
     except CheckpointError as error:
         why = str(error).replace(f"{folder}/", "")  # callers are told it: no paths of this machine
         return EmbeddingRules(refusal=f"this model makes no embeddings: {why}")
+
+
+def _gguf_rules(path: Path) -> EmbeddingRules:
+    from model.gguf.documents import pooling_type  # it needs numpy, and a folder does not
+
+    kind = pooling_type(path)
+    if kind in OF_GGUF:
+        return EmbeddingRules(OF_GGUF[kind], None, "")
+    said = "no pooling_type" if kind is None else f"pooling_type {kind} ({GGUF_WAYS[kind]})"
+    return EmbeddingRules(refusal=f"this model makes no embeddings: its file has {said}; computed are 1 (MEAN) and 3 (LAST)")
 
 
 def _module_paths(folder: Path) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as RawTokenizer
 
 from model.errors import InvalidRequest
+from model.gguf.places import is_gguf
 from model.tokenizer_files import named_tokens, read_facts, read_raw
 
 REPLACEMENT = "\ufffd"
@@ -23,6 +24,8 @@ _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 BYTE_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 """How byte-level tokenizers write a byte (GPT-2): as itself where it can be printed, else as a letter from U+0100 on."""
+LETTERS = {byte: letter for letter, byte in BYTE_LETTERS.items()}
+NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How the others write a byte that no token of theirs covers."""
 
@@ -30,14 +33,28 @@ FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """A thin, typed face of one `tokenizer.json`. Safe to call from several threads."""
 
-    def __init__(self, raw: RawTokenizer, bos_token_id: int | None = None, facts: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        raw: RawTokenizer,
+        bos_token_id: int | None = None,
+        facts: dict[str, Any] | None = None,
+        *,
+        of_gguf: bool = False,
+    ) -> None:
+        """`of_gguf`: the file says of each added token that it is no word of the vocabulary, and templates leave out the start
+        token that it asks for.
+        """
         self.raw = raw
         self.bos_token_id = bos_token_id
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
-        self._alone = {skip: _Alone(raw, skip) for skip in (False, True)} if _joins_bytes(raw) else {}
+        self.own_texts = _own_texts(raw, of_gguf) if _joins_bytes(raw) else {}
+        """The texts of added tokens that a byte-level decoder would take for letters of bytes, by id."""
+        self._alone = {skip: _Alone(self, skip) for skip in (False, True)} if _joins_bytes(raw) else {}
         self.facts = facts or {}
         """tokenizer_config.json, and what older files beside it say; empty where there is none."""
+        self.chat_start_id = bos_token_id if of_gguf and raw.encode("x").ids[:1] == [bos_token_id] else None
+        """What a chat begins with where its template writes no start token; None where the template alone decides."""
         self._special = {token for token, added in raw.get_added_tokens_decoder().items() if added.special}
         self._size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._fallback = _fallback_bytes(raw)
@@ -49,7 +66,7 @@ class Tokenizer:
         facts = read_facts(folder)
         raw = read_raw(folder, facts)
         start = named_tokens(facts).get("bos_token")
-        return cls(raw, None if start is None else raw.token_to_id(start), facts)
+        return cls(raw, None if start is None else raw.token_to_id(start), facts, of_gguf=is_gguf(folder))
 
     @cached_property
     def longest(self) -> int:
@@ -89,10 +106,28 @@ class Tokenizer:
         return self.decode_as_is([*sound, *self.sound(None, utf8)], skip_special_tokens=skip_special_tokens)
 
     def decode_as_is(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """`decode` by the library alone: of byte tokens in a row, one that fits nowhere makes every one of them U+FFFD."""
+        """`decode` by the library alone: of byte tokens in a row, one that fits nowhere makes every one of them U+FFFD.
+
+        Added tokens that it would take for bytes are put between what it decodes.
+        """
+        if not self.own_texts.keys().isdisjoint(token_ids):
+            return self._decode_between(token_ids, skip_special_tokens)
         if len(token_ids) > LONG:  # as in encode: the batch releases the GIL
             return self.raw.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def _decode_between(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        texts, others = [], list[int]()
+        for token in (*token_ids, None):
+            text = None if token is None else self.own_texts.get(token)
+            if token is not None and text is None:
+                others.append(token)
+                continue
+            texts.append(self.decode_as_is(others, skip_special_tokens=skip_special_tokens))
+            others = []
+            if text is not None and not (skip_special_tokens and token in self._special):
+                texts.append(text)
+        return "".join(texts)
 
     def says_nothing(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether a text is the same without a token: one that is unknown, or special and skipped."""
@@ -122,6 +157,10 @@ class Tokenizer:
             self._bytes[token_id] = self._find_bytes(token_id)
         return self._bytes[token_id]
 
+    def letters_of(self, text: str) -> str:
+        """A text as the vocabulary of a byte-level tokenizer spells it."""
+        return "".join(LETTERS[byte] for byte in text.encode())
+
     def text_of(self, token_id: int) -> str:
         """One token inside a text; one that is no whole characters as `bytes:\\xc3`, an id without a token as `token_id:7`."""
         if token_id not in self._texts:
@@ -130,6 +169,8 @@ class Tokenizer:
         return self._texts[token_id]
 
     def _find_bytes(self, token_id: int) -> bytes:
+        if token_id in self.own_texts:
+            return self.own_texts[token_id].encode()
         once, twice = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
         text = twice[len(once) :]  # some decoders strip the space before a text's first word
         if REPLACEMENT not in twice:
@@ -138,7 +179,8 @@ class Tokenizer:
         fallback = FALLBACK_BYTE.fullmatch(written)
         if fallback is not None:
             return bytes([int(fallback[1], 16)])
-        return bytes(BYTE_LETTERS[letter] for letter in written) if BYTE_LETTERS.keys() >= set(written) else text.encode()
+        read = _bytes_in(written)
+        return text.encode() if read is None else read
 
 
 def _shown(token: bytes) -> str:
@@ -154,6 +196,32 @@ def _joins_bytes(raw: RawTokenizer) -> bool:
         return False
     described = json.loads(raw.decoder.__getstate__())
     return [each["type"] for each in described.get("decoders", [described])] == ["ByteLevel"]
+
+
+def _bytes_in(word: str) -> bytes | None:
+    """What a byte-level decoder reads in a word; None where a letter of it is none of a byte: then it is text as it stands."""
+    return bytes(BYTE_LETTERS[letter] for letter in word) if BYTE_LETTERS.keys() >= set(word) else None
+
+
+def _own_texts(raw: RawTokenizer, added_are_text: bool) -> dict[int, str]:
+    """The added tokens that are other text than their bytes. Not those that the model's merges make of a text too."""
+    added = {token: each.content for token, each in raw.get_added_tokens_decoder().items()}
+    read = {token: _bytes_in(text) for token, text in added.items()}
+    own = {token: text for token, text in added.items() if read[token] not in (None, text.encode())}
+    return (
+        own if added_are_text else {token: text for token, text in own.items() if not _is_made(raw, text, read[token] or b"")}
+    )
+
+
+def _is_made(raw: RawTokenizer, word: str, read: bytes) -> bool:
+    """Whether texts that are not `word` have its token, since the model's vocabulary has it for the bytes `read`."""
+    if raw.get_vocab(with_added_tokens=False).get(word) is None:
+        return False
+    if len(word) == 1 and not read.isascii():
+        return read[0] not in NEVER_IN_UTF8
+    text = read.decode(errors="replace")
+    printable = all(each.isprintable() or each.isspace() for each in text)
+    return printable and raw.token_to_id(word) in raw.encode(text, add_special_tokens=False).ids
 
 
 def _fallback_bytes(raw: RawTokenizer) -> dict[int, int]:
@@ -172,13 +240,13 @@ def _utf8_decoder() -> codecs.IncrementalDecoder:
 class _Alone(dict[int, str | None]):
     """See `Tokenizer.alone`; filled as tokens are asked for."""
 
-    def __init__(self, raw: RawTokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         super().__init__()
-        self._raw = raw
+        self._tokenizer = tokenizer
         self._skip = skip_special_tokens
 
     def __missing__(self, token_id: int) -> str | None:
-        text = self._raw.decode([token_id], skip_special_tokens=self._skip)
+        text = self._tokenizer.decode_as_is([token_id], skip_special_tokens=self._skip)
         return self.setdefault(token_id, None if text.endswith(REPLACEMENT) else text)
 
 

@@ -114,7 +114,7 @@ def _common(keys: Keys) -> Raw:
     head = keys.size("attention.key_length", max(1, hidden // heads))
     if (values := keys.size("attention.value_length", head)) != head:
         raise keys.wrong(f"{keys.arch}.attention.value_length {values} differs from key_length {head}: not supported")
-    for name, *harmless in (("attention.causal", True), ("pooling_type", 0), ("use_parallel_residual", False)):
+    for name, *harmless in (("attention.causal", True), ("pooling_type", *range(5)), ("use_parallel_residual", False)):
         keys.refuse(name, *harmless)
     for name in ("attention.clamp_kqv", "attention.max_alibi_bias"):
         keys.refuse(name, 0, 0.0)

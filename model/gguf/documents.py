@@ -36,6 +36,12 @@ def tokenizer(path: Path) -> Tokenizer:
     return vocabulary.tokenizer(container(path))
 
 
+def pooling_type(path: Path) -> int | None:
+    """How the file's embeddings are made, as llama.cpp counts the ways; None where it does not say. Raises CheckpointError."""
+    found = container(path)
+    return config.Keys(found).get("pooling_type")
+
+
 def _config(found: Container) -> Document:
     tokens = vocabulary.Vocabulary(found)
     return config.read_config(found) | {"bos_token_id": tokens.token("bos"), "eos_token_id": tokens.ends}

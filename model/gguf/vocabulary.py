@@ -21,10 +21,12 @@ ENDS = ("eos", "eot", "eom")
 TURNS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"),
-        *("<|end_of_text|>", "<EOT>", "</s>", "<eos>"),
+        *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "</s>", "<eos>"),
     }
 )
-"""Control tokens that end an answer, whether or not the metadata say so: most files name one of several."""
+"""Tokens that end an answer, whether or not the metadata say so: most files name one of several. They are control tokens, or
+the file's chat template writes them: whoever tunes a model often adds them as a token of another kind.
+"""
 SPACE = "▁"
 
 
@@ -41,6 +43,9 @@ class Vocabulary:
         for token, (word, kind) in enumerate(zip(self.words, self.kinds, strict=True)):
             if kind != UNUSED and self.ids.setdefault(word, token) != token:
                 raise self.wrong(f"tokens {self.ids[word]} and {token} are both {word[:100]!r}")
+        for word in TURNS & self.ids.keys():
+            if any(isinstance(text, str) and word in text for text in self.templates.values()):
+                self.kinds[self.ids[word]] = CONTROL
 
     def wrong(self, what: str) -> CheckpointError:
         """What is wrong with the file, as an error."""
@@ -76,6 +81,13 @@ class Vocabulary:
         return default if value is None else value
 
     @property
+    def templates(self) -> dict[str, str]:
+        """The chat templates by their names."""
+        start = "tokenizer.chat_template"
+        said = {key: text for key, text in self._said.items() if key == start or key.startswith(f"{start}.")}
+        return {key.removeprefix(start).removeprefix(".") or "default": text for key, text in said.items()}
+
+    @property
     def ends(self) -> list[int]:
         """The tokens that end an answer. Of gpt-oss, `<|end|>` ends a message of several."""
         named = [token for name in ENDS if (token := self.token(name)) is not None]
@@ -97,14 +109,9 @@ def facts(container: Container) -> dict[str, Any]:
     """What tokenizer_config.json would say: special tokens by name, and the chat template."""
     vocabulary = Vocabulary(container)
     ids = {name: vocabulary.token(theirs) for name, theirs in NAMED.items()}
-    templates = {
-        key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": text
-        for key, text in container.metadata.items()
-        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template.")
-    }
     found: dict[str, Any] = {name: vocabulary.words[token] for name, token in ids.items() if token is not None}
-    if templates:
-        found["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    if vocabulary.templates:
+        found["chat_template"] = [{"name": name, "template": text} for name, text in vocabulary.templates.items()]
     return found
 
 

@@ -47,6 +47,7 @@ class _Text(NamedTuple):
 
     text: str
     add_special_tokens: bool
+    """False for a chat: its template writes them."""
 
 
 @dataclass(slots=True)
@@ -187,9 +188,14 @@ class Preparation:
         return tokens or self._start_of_text(name)
 
     def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
-        if isinstance(prompt, _Text):
-            return self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens)
-        return self.tokens(prompt, name)
+        if not isinstance(prompt, _Text):
+            return self.tokens(prompt, name)
+        tokens, start = (
+            self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens),
+            self.tokenizer.chat_start_id,
+        )
+        is_chat = not prompt.add_special_tokens
+        return [start, *tokens] if is_chat and start is not None and tokens[0] != start else tokens
 
     def _truncated(self, tokens: list[int], command: Command) -> list[int]:
         return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from model.errors import NotSupported
+from model.net.checkpoint import inspect
 from model.pooling import EmbeddingRules, Pooling, read_rules
+from tests.model.gguf_files import make, write_gguf
 
 KINDS = ("Transformer", "Pooling", "Normalize")
 MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
@@ -90,13 +92,28 @@ def test_what_is_not_computed_is_refused_with_a_sentence_that_shows_no_path(tmp_
     assert str(tmp_path) not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "model.gguf"])
-def test_a_checkpoint_without_the_files_makes_no_embeddings(tmp_path, name):
+def test_a_checkpoint_without_the_files_makes_no_embeddings(tmp_path):
     with pytest.raises(NotSupported, match=r"has no modules\.json"):
-        read_rules(tmp_path / name).required()
+        read_rules(tmp_path).required()
 
 
 def test_a_pooling_whose_folder_is_missing_is_refused(tmp_path):
     written(tmp_path)
     (tmp_path / "1_Pooling" / "config.json").unlink()
     assert "1_Pooling/config.json is missing" in read_rules(tmp_path).refusal
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [(1, Pooling.MEAN), (3, Pooling.LAST)])
+def test_the_pooling_of_a_gguf_file_is_read(tmp_path, kind, wanted):
+    path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
+    assert read_rules(path) == EmbeddingRules(wanted, None, "")
+    assert inspect(path).family == "qwen3"
+
+
+@pytest.mark.parametrize(("kind", "said"), [(None, "no pooling_type"), (0, "0 (NONE)"), (2, "2 (CLS)"), (4, "4 (RANK)")])
+def test_a_gguf_file_whose_pooling_is_not_computed_still_serves_text(tmp_path, kind, said):
+    path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
+    assert inspect(path).family == "qwen3"
+    with pytest.raises(NotSupported) as caught:
+        read_rules(path).required()
+    assert said in str(caught.value) and str(tmp_path) not in str(caught.value)

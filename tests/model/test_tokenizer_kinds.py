@@ -1,11 +1,13 @@
 """Every kind of tokenizer that published checkpoints have: the tokens are those of `transformers`, the stream is the text."""
 
+import json
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from model.tokenizer import StreamDecoder, Tokenizer
@@ -111,6 +113,71 @@ def test_bytes_that_are_no_character_do_not_hide_the_next_one(kind, stray):
     ids = [of_byte[bytes([byte])] for byte in b"\x95" * stray + "€".encode()]
     assert_every_prefix_streams(tokenizer, ids, skip=True)
     assert tokenizer.decode(ids) == "\ufffd" * stray + "€"
+
+
+ADDED = ["für", "đem", "ilÖveyou", "ü", "čaj", "<|é|>", "è ", "İstanbul"]
+"""Added tokens whose letters are those of bytes, or beyond them."""
+
+
+def with_letters(kind: str, *, trained: bool = False) -> Tokenizer:
+    """A byte-level tokenizer with these tokens, one of them special; `trained`: its vocabulary has them too."""
+    described = json.loads(KINDS[kind]().to_str())
+    if trained:
+        vocabulary = described["model"]["vocab"]
+        vocabulary |= {word: len(vocabulary) + at for at, word in enumerate(ADDED) if word not in vocabulary}
+    raw = RawTokenizer.from_str(json.dumps(described))
+    raw.add_tokens([AddedToken(word, normalized=word == "đem", single_word=word == "für") for word in ADDED if word != "<|é|>"])
+    raw.add_special_tokens([AddedToken("<|é|>", lstrip=True, rstrip=True, normalized=False)])
+    return Tokenizer(raw)
+
+
+byte_level = pytest.mark.parametrize("kind", ["gpt2", "llama3", "qwen", "nested"])
+
+
+@byte_level
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_added_token_is_its_own_text_whatever_its_letters(kind, trained):
+    """The library takes them for letters of bytes: "für" would be f, a broken byte, and r."""
+    tokenizer = with_letters(kind, trained=trained)
+    for text in ("ich für dich", "đem về", "I ilÖveyou!", "Tür ü", "čaj", "naïve café 日本語 für đem 😀", "è İstanbul"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")  # one kind writes some before words
+        assert_every_prefix_streams(tokenizer, ids, skip=True)
+        assert b"".join(map(tokenizer.bytes_of, ids)).decode() == tokenizer.decode(ids)
+    for word in ADDED:
+        token = tokenizer.raw.token_to_id(word)
+        assert (tokenizer.text_of(token), tokenizer.bytes_of(token)) == (word, word.encode())
+    special = tokenizer.raw.token_to_id("<|é|>")
+    assert tokenizer.decode([special]) == "" and tokenizer.decode([special], skip_special_tokens=False) == "<|é|>"
+
+
+@byte_level
+@law
+@given(data=st.data(), skip=st.booleans())
+def test_any_tokens_stream_as_they_are_decoded_beside_such_tokens(kind, data, skip):
+    tokenizer = with_letters(kind)
+    ids = data.draw(tokens_of(tokenizer))
+    assert_every_prefix_streams(tokenizer, ids, skip)
+    pieces = [tokenizer.bytes_of(token) for token in ids if not tokenizer.says_nothing(token, skip_special_tokens=skip)]
+    assert b"".join(pieces).decode(errors="replace") == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@byte_level
+def test_a_character_that_such_a_token_interrupts_is_broken_and_the_token_is_not(kind):
+    tokenizer = with_letters(kind)
+    half, token = tokenizer.raw.token_to_id("Ã"), tokenizer.raw.token_to_id("für")
+    assert_every_prefix_streams(tokenizer, [half, token, half], skip=True)
+    assert tokenizer.decode([half, token, half]) == "\ufffdfür\ufffd"
+
+
+@pytest.mark.parametrize("word", ["Ġthe", "Ċ", "Ä"])
+def test_a_word_of_the_vocabulary_that_texts_have_keeps_its_bytes_where_it_is_an_added_token_too(word):
+    raw = KINDS["gpt2"]()
+    assert raw.token_to_id(word) is not None
+    raw.add_tokens([AddedToken(word, normalized=False)])
+    tokenizer, plain = Tokenizer(raw), Tokenizer(KINDS["gpt2"]())
+    ids = plain.encode("in the\nć")
+    assert tokenizer.decode(ids) == plain.decode(ids) == "in the\nć"
 
 
 def test_a_decoder_that_does_more_than_join_bytes_streams_characters_whole():

@@ -14,6 +14,7 @@ from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from model.chat import ChatTemplate
 from model.errors import CheckpointError
+from model.gguf.documents import document
 from model.gguf.splits import SPLITS
 from model.net.checkpoint import read_config
 from model.tokenizer import StreamDecoder, Tokenizer
@@ -148,6 +149,18 @@ def test_texts_begin_with_the_start_token_as_the_split_has_it_where_the_file_doe
         assert (Tokenizer.load(path).encode("the")[0] == tokens["bos_token_id"]) is starts
 
 
+def test_a_user_defined_token_is_its_own_text_as_llama_cpp_has_it(folder, tmp_path):
+    raw = tokenizers.KINDS["gpt2"]()
+    raw.add_tokens([AddedToken(word, normalized=False) for word in ("für", "đem", "Ä")])
+    raw.add_special_tokens(["<|é|>"])
+    tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=byte_level(raw, "gpt-2")))
+    for text in ("ich für dich", "đem", "Ä!"):
+        ids, stream = tokenizer.encode(text), StreamDecoder(tokenizer)
+        assert "".join([stream.push(token) for token in ids]) + stream.flush() == tokenizer.decode(ids) == text
+        assert b"".join(map(tokenizer.bytes_of, ids)).decode() == text
+    assert tokenizer.decode([raw.token_to_id("<|é|>")], skip_special_tokens=False) == "<|é|>"
+
+
 def test_an_end_token_is_added_where_the_file_says_so(folder, tmp_path):
     path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"add_eos_token": True})
     tokenizer = Tokenizer.load(path)
@@ -192,10 +205,29 @@ def test_answers_end_with_the_named_ends_and_with_every_control_token_that_ends_
     assert read_config(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)).eos_token_ids == tuple(ends)
 
 
-def test_a_word_that_only_looks_like_an_end_is_none(folder, tmp_path):
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}<|turn|>"])
+def test_a_word_that_only_looks_like_an_end_is_none(folder, tmp_path, template):
+    """No control token, and not what the chat template writes."""
     tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": ["<|end|>", "</s>", *(f"t{n}" for n in range(90))]}
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"token_type": [1] * 92})
+    said = {"tokenizer.chat_template": template}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"token_type": [1] * 92}, metadata=said)
     assert read_config(path).eos_token_ids == ()
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize("name", ["tokenizer.chat_template", "tokenizer.chat_template.tool_use"])
+def test_an_end_that_the_chat_template_writes_is_a_special_token_whatever_its_type(folder, tmp_path, kind, name):
+    """Whoever tunes a Llama for ChatML adds its tokens without making them special; llama.cpp ends there as well."""
+    raw = tokenizers.KINDS["gpt2"]()
+    raw.add_special_tokens(["<s>", "</s>", "<|im_end|>", "<|im_start|>"])
+    tokens = byte_level(raw, "gpt-2", eos_token_id=raw.token_to_id("</s>"))
+    end = raw.token_to_id("<|im_end|>")
+    tokens["token_type"][end] = kind
+    said = {name: "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens, metadata=said, change=lambda tensors: None)
+    tokenizer = Tokenizer.load(path)
+    assert document(path, "config.json")["eos_token_id"] == [raw.token_to_id("</s>"), end]
+    assert tokenizer.encode("<|im_end|>") == [end] and tokenizer.decode([end]) == ""
 
 
 BAD = {

@@ -10,6 +10,7 @@ from asyncio import events
 
 import pytest
 
+from model.chat import ChatTemplate
 from model.errors import ContextTooLong, InvalidRequest
 from model.grammar import GrammarSpec
 from model.params import DecodingParams, SamplingParams, StopRules
@@ -18,6 +19,9 @@ from service.generation.answer import Answer
 from service.generation.prepare import INLINE_CHARACTERS, Preparation
 from service.records import ChatPrompt, Command
 from tests.fakes import byte_tokenizer, info
+from tests.model.gguf.test_vocabulary import with_all_merges
+from tests.model.gguf_files import byte_level, make, scored, write_gguf
+from tests.model.tokenizers import KINDS, complete
 
 LONG = 50_000
 MOST_CALLS = 2000
@@ -157,3 +161,38 @@ def test_what_cannot_fit_is_refused_unread(watch, asked, error, field):
         watch.prepare(asked, preparation(100))
     assert caught.value.field == field
     assert watch.encoded == []
+
+
+@pytest.mark.parametrize("asks", [True, False, None])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("kind", ["gpt2", "llama2"])
+def test_a_chat_of_a_gguf_file_has_the_start_token_once_where_file_or_template_ask_for_it(tmp_path, kind, writes, asks):
+    """llama.cpp puts it there, so makers of files leave it out of their templates; a text's is that of /tokenize."""
+    raw = KINDS[kind]()
+    raw.add_special_tokens(["<s>", "</s>", "<unk>"])
+    start = raw.token_to_id("<s>")
+    ids = {"bos_token_id": start, "eos_token_id": raw.token_to_id("</s>"), "add_bos_token": asks, "add_eos_token": True}
+    tokens = byte_level(raw, "gpt-2", **ids) if kind == "gpt2" else scored(with_all_merges(raw), **ids)
+    said = {"tokenizer.chat_template": ("{{ bos_token }}" if writes else "") + "{{ messages[0].content }}"}
+    path = write_gguf(make("llama", tmp_path), tmp_path / "tiny.gguf", tokens=tokens, metadata=said)
+    tokenizer, template = Tokenizer.load(path), ChatTemplate.load(path)
+    asks = kind == "llama2" if asks is None else asks  # what files that do not say mean
+    prepared = Preparation(info(vocab_size=tokenizer.size), tokenizer)
+    answers = asyncio.run(
+        prepared.answers(command(ChatPrompt(lambda: template.render([{"role": "user", "content": "the cat"}]))))
+    )
+    [chat] = [answer.request.prompt for answer in answers.values()]
+    assert [start] * (asks or writes) + tokenizer.encode("the cat", add_special_tokens=False) == chat
+    [text] = [answer.request.prompt for answer in asyncio.run(prepared.answers(command("the cat"))).values()]
+    assert (text[0] == start) == asks
+
+
+def test_a_chat_of_a_folder_has_what_its_template_writes(tmp_path):
+    """As `transformers` has it, whatever its post-processor does to other texts."""
+    complete("gpt2").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("the")[0] == tokenizer.bos_token_id
+    prepared = Preparation(info(vocab_size=tokenizer.size), tokenizer)
+    [answer] = asyncio.run(prepared.answers(command(ChatPrompt(lambda: "the cat")))).values()
+    assert answer.request.prompt == tokenizer.encode("the cat", add_special_tokens=False)

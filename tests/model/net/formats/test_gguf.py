@@ -1,7 +1,9 @@
 """A GGUF file is the checkpoint that it was written from: every logit, for every family and type that is read."""
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.net.backends import ReferenceBackend
-from model.net.checkpoint import inspect, load
+from model.net.checkpoint import inspect, load, read_config
 from model.net.formats import gguf
 from model.net.formats.codes import GROUP, INT8
 from model.net.formats.ggml import FORMS
@@ -21,7 +23,7 @@ from model.net.formats.gguf import READ
 from model.net.quantised import QuantisedLinear
 from model.net.transformer import Decoder
 from model.train.loss import hidden_states
-from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
+from tests.model.checkpoints import VOCAB, edit_config, shaped, spread, their_logits, their_model
 from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
 from tests.model.net.native.test_native import distance, needs_library, run, run_native
 
@@ -281,3 +283,16 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     path = write_gguf(folder, tmp_path / "long.gguf", stored_as(Type.Q8_0))
     load(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda done, total: seen.append(resident(path)))
     assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
+
+
+@pytest.mark.parametrize("factor", [0.8782488562869419, 1.0])
+def test_the_attn_factor_of_yarn_means_what_it_means_in_a_config(tmp_path, factor):
+    folder = make("llama-yarn", tmp_path / "theirs")
+    path = write_gguf(folder, tmp_path / "tiny.gguf", metadata={"llama.rope.scaling.attn_factor": factor})
+    edit_config(
+        folder, rope_parameters=json.loads((folder / "config.json").read_text())["rope_parameters"] | {"attn_factor": factor}
+    )
+    ours, theirs = read_config(path), read_config(folder)
+    assert ours.rope_scaling == replace(
+        theirs.rope_scaling, attention_factor=pytest.approx(theirs.rope_scaling.attention_factor)
+    )
