@@ -26,7 +26,7 @@ from model.engine.scheduler import Scheduler
 from model.errors import EngineFailed, SettingError
 from model.explain.explainer import Explainer
 from model.net.backends import AttentionBackend
-from model.net.checkpoint import load, read_config
+from model.net.checkpoint import lacks_head, load, read_config
 from model.net.formats.codes import KINDS, Kind
 from model.net.kv_cache import KVCache
 from model.net.native import decoder as native
@@ -91,6 +91,7 @@ def build_engine(
         bos_token_id=model.bos_token_id,
         eos_token_ids=model.eos_token_ids,
         fingerprint=fingerprint(folder, built.setup),
+        makes_text=not lacks_head(folder),
     )
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
     if isinstance(built.runner, ShardRunner):

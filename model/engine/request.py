@@ -249,6 +249,8 @@ class EngineInfo:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     fingerprint: str
+    makes_text: bool = True
+    """False where the checkpoint has no head: then there are embeddings alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ def tokenizer(path: Path) -> Tokenizer:
 
 def pooling_type(path: Path) -> int | None:
     """How the file's embeddings are made, as llama.cpp counts the ways; None where it does not say. Raises CheckpointError."""
-    found = container(path)
-    return config.Keys(found).get("pooling_type")
+    kind: int | None = config.Keys(container(path)).get("pooling_type")
+    return kind
 
 
 def _config(found: Container) -> Document:

@@ -30,6 +30,7 @@ from model.net.formats.weights import Weights
 from model.net.linear import Linear, reform
 from model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
 from model.net.transformer import Decoder
+from model.pooling import read_rules
 from model.weights import check_links, read_json
 
 log = logging.getLogger("attend.model")
@@ -41,7 +42,7 @@ def open_weights(folder: Path) -> Weights:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model that a folder holds, without touching its weights."""
+    """The model that a folder holds, without touching its weights. One that lacks its head has the embedding in its place."""
     raw = read_json(folder, "config.json")
     check_links(folder)
     try:
@@ -51,7 +52,22 @@ def read_config(folder: Path) -> ModelConfig:
             raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
         raise
     format_of(raw)
-    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation_config.stop_tokens(folder)))))
+    tied, ends = config.tied_head or lacks_head(folder), (*config.eos_token_ids, *generation_config.stop_tokens(folder))
+    return replace(config, tied_head=tied, eos_token_ids=tuple(dict.fromkeys(ends)))
+
+
+def lacks_head(folder: Path) -> bool:
+    """Whether a folder holds a model of embeddings alone: its files say how they are made, and there is neither a head nor a
+    tied one. Raises CheckpointError.
+    """
+    if is_gguf(folder) or read_rules(folder).pooling is None:
+        return False
+    raw = read_json(folder, "config.json")
+    family = family_of(raw)
+    config = _guarded(family, raw)
+    [head] = their_names(family, config, "head.weight")
+    with open_weights(folder) as weights:
+        return not config.tied_head and not any(name.startswith(head.removesuffix("weight")) for name in weights.where)
 
 
 def load(

@@ -11,7 +11,7 @@ from model.config import MemoryGroup, ModelConfig
 from model.engine.build import DTYPES, size_engine
 from model.engine.options import EngineOptions
 from model.errors import CheckpointError
-from model.net.checkpoint import formed, inspect, open_weights
+from model.net.checkpoint import formed, inspect, lacks_head, open_weights
 from model.net.quantised import count_bytes
 from model.parallel.shards import check
 from service.runtime import hub
@@ -28,6 +28,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "supported": True,
         "folder": str(folder),
         **_shape(config),
+        "makes_text": not lacks_head(folder),
         "parameters": net.num_parameters,
         **_on_disk(folder),
         "memory": {name: _memory(config, count_bytes(net, dtype), dtype) for name, dtype in DTYPES.items()},
@@ -74,7 +75,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", layers),
         (
             "vocabulary",
-            f"{found['vocab_size']} tokens; " + ("head tied to the embedding" if found["tied_head"] else "own head"),
+            f"{found['vocab_size']} tokens; {_head(found)}",
         ),
         ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
         ("parameters", f"{found['parameters']:,}"),
@@ -87,6 +88,12 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}"))
     rows.append(("kv_dtype int8", _in_words(found["kv_int8"])))
     return rows
+
+
+def _head(found: dict[str, Any]) -> str:
+    if not found["makes_text"]:
+        return "no head: embeddings alone"
+    return "head tied to the embedding" if found["tied_head"] else "own head"
 
 
 def _in_words(cache: dict[str, int]) -> str:

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model.engine.form import ServingForm
 from model.engine.options import EngineOptions
-from model.errors import SettingError
-from model.net.checkpoint import read_config
+from model.errors import CheckpointError, SettingError
+from model.net.checkpoint import lacks_head, read_config
 from model.net.outliers import write_with_outliers
 from model.quality import Form, Quality, compare
 from model.tokenizer import Tokenizer
@@ -160,6 +160,8 @@ def show(
         raise SettingError(f"bytes must be at least 1; got {num_bytes}")
     settings = hub.with_folder(settings)
     config = read_config(settings.folder)
+    if lacks_head(settings.folder):
+        raise CheckpointError(f"{settings.folder} has no head: there are no probabilities to measure")
     tokenizer = read_tokenizer(settings.folder, config.vocab_size)
     start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     context = min(CONTEXT, config.max_positions)

@@ -121,6 +121,7 @@ class Explaining:
             return Explained(command, tokens, len(prompt), heads, explanation)
 
     def _check_model(self, name: str) -> None:
+        self.service.preparation.check_text()
         if name and self.service.find(name) is not None:
             raise NotSupported(
                 f"model: attention is told of {self.service.model_name!r} alone; {name[:128]!r} is an adapter", "model"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from model.engine.request import EngineInfo, Request, check_fits
-from model.errors import ContextTooLong, EngineFailed, InvalidRequest
+from model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.mask import CompiledGrammar, Grammar
 from model.params import MAX_PROMPT_SCORES, at_most, token_ids
@@ -76,6 +76,8 @@ class Preparation:
 
         Work that may take longer than a millisecond runs beside the event loop.
         """
+        if command.embedding is None:
+            self.check_text()
         prompts = [await self._written(prompt, command) for prompt in command.prompts]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
@@ -83,6 +85,11 @@ class Preparation:
         if spec is not None and spec.kind != "tools":
             read.ends_in_reasoning = False  # the form begins with the answer, and all of it is content
         return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
+
+    def check_text(self) -> None:
+        """Raise NotSupported where the model makes embeddings alone."""
+        if not self.info.makes_text:
+            raise NotSupported("this model makes no text: its checkpoint has no head; POST /v1/embeddings is served", "model")
 
     async def _enforced(self, command: Command, *, is_open: bool) -> GrammarSpec | None:
         """The grammar of the answers: the one asked for, or one with calls and reasoning in it."""

@@ -22,7 +22,7 @@ def write(path: Path, kind: Type) -> Path:
     """The default model as a GGUF file, its matrices in a type."""
     tokens = byte_level(RawTokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json")), "gpt-2", add_bos_token=False)
     template = read_facts(DEFAULT_MODEL)["chat_template"]
-    said = {"tokenizer.chat_template": template, "general.name": "Default"}
+    said = {"tokenizer.chat_template": template, "general.name": "Default", "qwen3.pooling_type": 3}
     return write_gguf(DEFAULT_MODEL, path, stored_as(kind), tokens=tokens | {"eos_token_id": 0}, metadata=said)
 
 
@@ -88,3 +88,5 @@ def test_a_gguf_file_is_served_with_its_tokenizer_and_its_chat_template(tmp_path
         assert asked(server, "/tokenize", prompt=PROMPT)["count"] == completion["usage"]["prompt_tokens"]
         chat = asked(server, "/v1/chat/completions", messages=[{"role": "user", "content": PROMPT}], max_tokens=4)
         assert chat["choices"][0]["message"]["content"]
+        [vector] = [each["embedding"] for each in asked(server, "/v1/embeddings", input=PROMPT)["data"]]
+        assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-4)

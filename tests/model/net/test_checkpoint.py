@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from model.config import DEFAULT_MODEL, ModelConfig
 from model.errors import CheckpointError
-from model.net.checkpoint import inspect, load, read_config, save
+from model.net.checkpoint import inspect, lacks_head, load, read_config, save
 from model.net.transformer import Decoder
 from model.rope import Llama3Scaling
 from model.sublayers import DeltaSpec
@@ -31,6 +31,7 @@ from tests.model.checkpoints import (
     tiny_decoder,
     write_checkpoint,
 )
+from tests.model.test_pooling import written
 
 TOKENS = [5, 17, 80, 3, 44, 61, 9, 2]
 LLAMA3 = Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32)
@@ -156,6 +157,21 @@ def test_a_model_saved_without_its_head_has_other_names_and_is_the_same(tmp_path
     assert not names & load_file(folder / "model.safetensors").keys()
     inspect(base)
     assert torch.equal(logits(load(folder, torch.float32, "cpu")), logits(load(base, torch.float32, "cpu")))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen3", "gpt_neox"])
+def test_a_model_without_any_head_is_loaded_where_its_files_say_how_it_embeds(tmp_path, kind):
+    """Qwen3-Embedding-8B and e5-mistral are such: no head is tied, and none is there."""
+    folder, base = write_checkpoint(kind, tmp_path / "whole"), tmp_path / "base"
+    their_model(folder).base_model.save_pretrained(base)
+    head = "embed_out" if kind == "gpt_neox" else "lm_head"
+    assert_damaged(base, f"tensor {head}.weight is missing")
+    written(base)
+    assert lacks_head(base) and inspect(base).tied_head
+    hidden = [hidden_states(load(each, torch.float32, "cpu"), torch.tensor([TOKENS])) for each in (folder, base)]
+    assert torch.equal(*hidden)
+    written(folder)
+    assert not lacks_head(folder)
 
 
 @pytest.mark.parametrize("kind", ["qwen3-tied", "gpt2", "gpt_neox", "qwen3_5"])

@@ -11,14 +11,14 @@ from asyncio import events
 import pytest
 
 from model.chat import ChatTemplate
-from model.errors import ContextTooLong, InvalidRequest
+from model.errors import ContextTooLong, InvalidRequest, NotSupported
 from model.grammar import GrammarSpec
 from model.params import DecodingParams, SamplingParams, StopRules
 from model.tokenizer import Tokenizer
 from service.generation.answer import Answer
 from service.generation.prepare import INLINE_CHARACTERS, Preparation
 from service.records import ChatPrompt, Command
-from tests.fakes import byte_tokenizer, info
+from tests.fakes import LAST_TOKEN, byte_tokenizer, info
 from tests.model.gguf.test_vocabulary import with_all_merges
 from tests.model.gguf_files import byte_level, make, scored, write_gguf
 from tests.model.tokenizers import KINDS, complete
@@ -196,3 +196,10 @@ def test_a_chat_of_a_folder_has_what_its_template_writes(tmp_path):
     prepared = Preparation(info(vocab_size=tokenizer.size), tokenizer)
     [answer] = asyncio.run(prepared.answers(command(ChatPrompt(lambda: "the cat")))).values()
     assert answer.request.prompt == tokenizer.encode("the cat", add_special_tokens=False)
+
+
+def test_a_model_without_a_head_embeds_and_refuses_text():
+    prepared = Preparation(info(makes_text=False), byte_tokenizer())
+    with pytest.raises(NotSupported, match="this model makes no text: its checkpoint has no head"):
+        asyncio.run(prepared.answers(command("a")))
+    assert asyncio.run(prepared.answers(command("a", embedding=LAST_TOKEN)))
