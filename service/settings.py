@@ -101,7 +101,9 @@ class Settings(BaseModel):
     )
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
     kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="bytes, of each rank with tensor_parallel; default: a share of the available memory"
+        None,
+        description="bytes, of each rank with tensor_parallel; default: on a GPU what is left, on a CPU 16 whole contexts, "
+        "but at most a quarter of the free memory",
     )
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="what keys and values are kept in; auto: as computed; int8: half the memory of bfloat16, CPU only"

@@ -61,6 +61,7 @@ INFO = EngineInfo(
     max_queued_requests=256,
     block_size=16,
     num_blocks=64,
+    cache_bytes=1 << 20,
     bos_token_id=None,
     eos_token_ids=(END,),
     fingerprint="fp_fake",

@@ -47,6 +47,7 @@ class IdleEngine:
         facts |= {"backend": "none", "fingerprint": "fp_idle"}
         sizes = {"max_model_len": 2 * CONTEXT, "block_size": 16, "num_blocks": CONTEXT, "vocab_size": tokenizer.size}
         room = {"max_batch_requests": STREAMS, "max_queued_requests": STREAMS, "num_parameters": 0, "hidden_size": 0}
+        room |= {"cache_bytes": 0}
         self.info = EngineInfo(**facts, **sizes, **room, bos_token_id=0, eos_token_ids=(0,))
 
     def stats(self) -> EngineStats:

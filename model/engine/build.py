@@ -11,7 +11,7 @@ import torch
 
 from model.config import EngineConfig, ModelConfig
 from model.engine.adapters import Adapters
-from model.engine.cache import free_device_memory, free_memory, give_back, most_requests, size_groups
+from model.engine.cache import check_free, free_device_memory, free_memory, give_back, most_requests, size_groups, usual_memory
 from model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
 from model.engine.engine import Engine
 from model.engine.exact import check_exact
@@ -88,6 +88,7 @@ def build_engine(
         max_queued_requests=options.max_queued_requests,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
+        cache_bytes=built.runner.cache.nbytes * (1 if group is None else group.ranks),
         bos_token_id=model.bos_token_id,
         eos_token_ids=model.eos_token_ids,
         fingerprint=fingerprint(folder, built.setup),
@@ -119,12 +120,17 @@ def build_runner(
     net = read_net(folder, model, options, dtype, device, backend, report, group)
     weights = names_of_kinds(net) or name_of(dtype)
     memory = measured_memory(net, backend, options, held, device, shared=ranks > 1)
+    context = agreed_sizes(config, held, device, options, memory, group).max_model_len
+    net.reach(context)
+    form = serving_form(net, backend)  # after which `net` stands for what serves
+    # once more: matrices may have lain in a mapped file, whose pages count as free
     engine_config = agreed_sizes(config, held, device, options, memory, group)
-    net.reach(engine_config.max_model_len)
+    engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
+    if device == "cpu" and options.kv_cache_memory is not None:
+        check_free(options.kv_cache_memory * ranks)
     tell_states(options, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
-    form = serving_form(net, backend)  # after which `net` stands for what serves
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
@@ -338,12 +344,17 @@ def measured_memory(
 def size_engine(
     config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None = None
 ) -> EngineConfig:
-    """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold."""
+    """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold.
+
+    On a CPU it takes no more than `usual_memory` of it where nobody has set how much.
+    """
     wanted, asked = wanted_engine(config, options, device), options.max_model_len
     context = wanted.max_model_len
     if memory is None:
         memory = free_memory() if options.kv_cache_memory is None else options.kv_cache_memory
     wanted = replace(wanted, max_batch_requests=most_requests(config, memory, wanted.max_batch_requests))
+    if device == "cpu" and options.kv_cache_memory is None:
+        memory = min(memory, usual_memory(config, wanted, held))
     groups = size_groups(config, wanted, held, memory, asked or 1)
     if not asked:
         room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)

@@ -11,11 +11,19 @@ from model.machine import available_memory
 
 CPU_SHARE = 0.25
 """Of the memory that is available, where nothing is set: other replicas and processes live there too."""
+USUAL_CONTEXTS = 16
+"""Requests of the longest kind that a CPU's cache has room for, where nothing is set."""
 
 
 def free_memory() -> int:
     """Bytes that the KV cache may take by default on a CPU. On a GPU they are measured, see `memory.py`."""
     return int(available_memory() * CPU_SHARE)
+
+
+def check_free(memory: int) -> None:
+    """Refuse a cache larger than what is free: its pages are taken as they are used, so it would fail late. SettingError."""
+    if memory > (free := available_memory()):
+        raise SettingError(f"kv_cache_memory is {memory} bytes, but only {free} are free beside the weights: lower it")
 
 
 def free_device_memory() -> int:
@@ -33,6 +41,16 @@ def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:
     """How many of the wanted requests run at a time: where layers keep states, these take half of the memory at most."""
     each = model.state_bytes
     return min(wanted, max(1, memory // 2 // each - 1)) if each else wanted  # and one lies in the reserved place
+
+
+def usual_memory(model: ModelConfig, config: EngineConfig, held: torch.dtype) -> int:
+    """Bytes of as many blocks as USUAL_CONTEXTS of the longest requests fill, in each group what requests can use of them."""
+    level = -(-USUAL_CONTEXTS * config.max_model_len // config.block_size)
+    return sum(
+        (min(_most(group, config), max(_least(group, config, 1), level)) + 1)
+        * model.block_bytes(group, config.block_size, held.itemsize)
+        for group in model.memory_groups
+    )
 
 
 def size_groups(

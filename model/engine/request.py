@@ -246,6 +246,8 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     """Of the first group of layers."""
+    cache_bytes: int
+    """Of keys, values and states, on all ranks. On a CPU their pages are taken as they are used."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     fingerprint: str

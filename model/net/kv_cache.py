@@ -49,19 +49,26 @@ class KVCache:
     def allocate(
         cls, config: ModelConfig, num_blocks: int | Sequence[int], block_size: int, dtype: torch.dtype, device: str
     ) -> "KVCache":
-        """Room for `num_blocks` blocks, of each group or of all, beside the reserved one. All is taken now.
+        """Room for `num_blocks` blocks, of each group or of all, beside the reserved one: zeros.
 
-        With the dtype int8 it is in 8 bits.
+        On a CPU a page of it is taken where a step writes to it first, and on a GPU all of it now. With the dtype int8 it is in
+        8 bits. Raises MemoryError.
         """
         groups, of_layer = config.memory_groups, config.group_of_layer
         counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
         slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
         width = config.head_bytes(dtype.itemsize) // dtype.itemsize
         sizes = [slots[group] * config.num_kv_heads * width for group in (*of_layer, *of_layer)]
-        memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.empty(sum(sizes), dtype=dtype, device=device)
-        parts = [part.view(-1, config.num_kv_heads, width) for part in memory.zero_().split(sizes)]
+        memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.zeros(sum(sizes), dtype=dtype, device=device)
+        parts = [part.view(-1, config.num_kv_heads, width) for part in memory.split(sizes)]
         states = allocate(config, counts[-1], device)
         return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer, states)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys, values and states, taken or not."""
+        states = (part for state in self.states.values() for part in state)
+        return sum(part.nbytes for part in (*self.keys, *self.values, *states))
 
     @property
     def num_groups(self) -> int:

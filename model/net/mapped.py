@@ -22,11 +22,15 @@ def release(tensor: Tensor) -> None:
 
 
 def large_pages(count: int, dtype: torch.dtype) -> Tensor:
-    """Memory for so many numbers, in large pages where the system has them.
+    """Zeros, in large pages where the system has them. A page is taken where it is written to first. Raises MemoryError.
 
     A step reads pieces of 4 KB from all over the cache: in pages of that size each had to be looked up anew.
     """
-    memory = mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE)
+    size = count * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
+    except OSError as error:  # of a system that promises no more memory than it has
+        raise MemoryError(f"the system has no {size} bytes of memory to give: {error.strerror}") from error
     with suppress(AttributeError, OSError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)

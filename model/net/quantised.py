@@ -55,8 +55,10 @@ class QuantisedLinear(Linear):
         self.register_buffer(
             "codes", torch.zeros(*rows, groups * GROUP * self.kind.bits // 8, dtype=torch.uint8, device=device)
         )
-        self.register_buffer("scales", torch.zeros(*rows, groups, dtype=torch.float16, device=device))
-        self.register_buffer("minima", torch.zeros_like(self.scales) if self.has_minima else None)
+        # not zeros_like: on the meta device it imports torch's compiler, a second for nothing
+        scales, minima = (torch.zeros(*rows, groups, dtype=torch.float16, device=device) for _ in range(2))
+        self.register_buffer("scales", scales)
+        self.register_buffer("minima", minima if self.has_minima else None)
         self.register_buffer("units", torch.zeros(rows, device=device))
 
     @torch.no_grad()

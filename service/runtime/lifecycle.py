@@ -72,7 +72,7 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     return (
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
-        f"{facts['backend']}  {facts['kv_tokens']} KV tokens{processes}\n"
+        f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB{processes}\n"
         f"Try:   curl -N --json '{body}' {scheme}://{host}:{settings.port}/v1/completions"
     )
 

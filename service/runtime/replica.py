@@ -138,6 +138,7 @@ class Replica(GrpcMethods):
             "weights": info.weights,
             "backend": info.backend,
             "kv_tokens": info.num_blocks * info.block_size,
+            "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
         }
 

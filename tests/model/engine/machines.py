@@ -266,6 +266,7 @@ def info(config: EngineConfig) -> EngineInfo:
         max_queued_requests=0,
         vocab_size=FAKE_VOCAB,
         hidden_size=4,
+        cache_bytes=0,
         bos_token_id=None,
         eos_token_ids=(),
         **shown,

@@ -1,9 +1,11 @@
 """From a folder to an engine: what is chosen, how large it is, when its fingerprint changes, and what it says."""
 
 import asyncio
+import mmap
 import threading
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -394,6 +396,60 @@ def test_tables_of_positions_are_as_long_as_the_context_that_is_served(tmp_path,
     ((cos, sin),) = net.rope_tables
     assert served == engine.info.max_model_len == max(made) == len(cos) == len(sin)
     assert torch.equal(cos, whole.rope_tables[0][0][:served])
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_large_cache_takes_memory_as_it_is_used(tmp_path, backend):
+    """At the start it is an address range: of 2 GiB not a tenth is there, also after a first request."""
+    if backend == "native" and load_native() is None:
+        pytest.skip("the native decoder is not built")
+    save(tiny_decoder(tiny_config(head_size=32, max_positions=1 << 18)), tmp_path, torch.bfloat16)
+    options = replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=2 << 30)
+    before = resident()
+    engine = build_engine(tmp_path, options)
+    assert engine.info.cache_bytes == engine._engine.runner.cache.nbytes > 1 << 30
+    assert resident() - before < 200 << 20
+    generate(engine, ask("a", [1, 2, 3], max_tokens=8))
+    assert resident() - before < 200 << 20
+
+
+def resident() -> int:
+    """Bytes of this process in memory (proc_pid_statm(5))."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_request_in_blocks_that_others_have_left_has_the_tokens_that_it_has_in_new_ones(tmp_path, backend):
+    if backend == "native" and load_native() is None:
+        pytest.skip("the native decoder is not built")
+    save(tiny_decoder(tiny_config(head_size=32)), tmp_path, torch.bfloat16)
+    answers = []
+    for left in (None, torch.nan):
+        options = replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)
+        engine = build_engine(tmp_path, options)
+        cache = engine._engine.runner.cache
+        for part in (*cache.keys, *cache.values) if left is not None else ():
+            part.fill_(left)
+        answers.append(generate(engine, ask("a", list(range(40)), max_tokens=12)))
+    assert answers[0] == answers[1]
+
+
+def test_a_cache_for_which_there_is_no_memory_is_refused_by_name(folder, monkeypatch):
+    monkeypatch.setattr("model.engine.cache.available_memory", lambda: OPTIONS.kv_cache_memory - 1)
+    with pytest.raises(SettingError, match=r"^kv_cache_memory is \d+ bytes, but only \d+ are free"):
+        build_engine(folder, OPTIONS)
+
+
+def test_the_cache_is_sized_by_what_the_weights_leave(tmp_path, monkeypatch):
+    """Matrices that still lie in a mapped file do not count as taken: they are copied before the cache is sized."""
+    save(tiny_decoder(tiny_config(head_size=32)), tmp_path, torch.bfloat16)
+    formed, free = [], 4 << 20
+    make = model.engine.build.serving_form
+    monkeypatch.setattr(model.engine.build, "serving_form", lambda *given: formed.append(make(*given)) or formed[-1])
+    monkeypatch.setattr("model.engine.cache.available_memory", lambda: free // 4 if formed else free)
+    engine = build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", block_size=32, kv_cache_memory=None))
+    assert engine.info.cache_bytes <= free // 16
+    assert engine.info.max_model_len <= engine.info.num_blocks * 32
 
 
 @pytest.mark.parametrize(("backend", "mapped"), [("torch", False), ("reference", False), ("native", True)])

@@ -7,6 +7,7 @@ import torch
 
 from model.config import GroupSize, ModelConfig
 from model.engine.build import size_engine
+from model.engine.cache import check_free
 from model.engine.options import EngineOptions
 from model.errors import SettingError
 from model.sublayers import DeltaSpec
@@ -110,3 +111,60 @@ def test_prefix_caching_is_off_where_layers_keep_a_state():
     assert OPTIONS.prefix_caching
     assert not size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=10**8)).prefix_caching
     assert size_engine(FULL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=10**8)).prefix_caching
+
+
+# What nobody has set.
+
+
+GIB = 1 << 30
+
+
+def usual(monkeypatch, config: ModelConfig, free: int, **changes):
+    """The engine's sizes where so many bytes are free, and the bytes of its cache."""
+    monkeypatch.setattr("model.engine.cache.available_memory", lambda: free)
+    sizes = size_engine(config, torch.float32, "cpu", EngineOptions(**changes))
+    each = [config.block_bytes(group, SIZE, 4) for group in config.memory_groups]
+    return sizes, sum((group.num_blocks + 1) * size for group, size in zip(sizes.groups, each, strict=True))
+
+
+def test_a_cpus_cache_is_for_sixteen_whole_contexts_where_nothing_is_set(monkeypatch):
+    for asked, context in ((None, 1 << 17), (1000, 1000)):
+        sizes, _ = usual(monkeypatch, FULL, 1 << 50, max_model_len=asked)
+        assert (context, -(-16 * context // SIZE)) == (sizes.max_model_len, sizes.num_blocks)
+    assert -(-5 * 1000 // SIZE) == usual(monkeypatch, FULL, 1 << 50, max_model_len=1000, max_batch_requests=5)[0].num_blocks
+
+
+def test_a_cpus_cache_takes_a_quarter_of_what_is_free_at_most(monkeypatch):
+    for free in (GIB // 4, GIB):
+        sizes, taken = usual(monkeypatch, FULL, free)
+        assert free // 4 - FULL.kv_bytes_per_token(4) * SIZE < taken <= free // 4
+        assert sizes.max_model_len == min(1 << 17, sizes.num_blocks * SIZE), "the context is what the memory holds"
+
+
+def test_what_is_set_is_neither_cut_nor_raised(monkeypatch):
+    for memory in (GIB // 4, 8 * GIB):
+        sizes, taken = usual(monkeypatch, FULL, 1 << 50, kv_cache_memory=memory)
+        assert memory - FULL.kv_bytes_per_token(4) * SIZE < taken <= memory
+        assert (memory > GIB) == (sizes.num_blocks > 16 * (1 << 17) // SIZE)
+
+
+def test_a_gpus_cache_takes_all_that_was_measured():
+    memory = 40 * GIB
+    sizes = size_engine(FULL, torch.float32, "cuda", EngineOptions(), memory)
+    assert sizes.num_blocks == memory // (FULL.kv_bytes_per_token(4) * SIZE) - 1 > 16 * (1 << 17) // SIZE
+
+
+def test_windows_and_states_have_room_for_every_request_where_nothing_is_set(monkeypatch):
+    """Sixteen contexts are of layers that keep all tokens: a request needs no more of the others, however long it is."""
+    windowed, _ = usual(monkeypatch, GEMMA, 1 << 50)
+    assert [16 * (1 << 17) // SIZE, 64 * 18 + 32] == [group.num_blocks for group in windowed.groups]
+    stateful, _ = usual(monkeypatch, STATEFUL, 1 << 50, max_model_len=32)
+    assert [16, 64] == [group.num_blocks for group in stateful.groups]
+
+
+def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(monkeypatch):
+    """Its pages are taken as they are used: it would be killed late, under load."""
+    monkeypatch.setattr("model.engine.cache.available_memory", lambda: GIB)
+    check_free(GIB)
+    with pytest.raises(SettingError, match=f"^kv_cache_memory is {GIB + 1} bytes, but only {GIB} are free beside the weights"):
+        check_free(GIB + 1)

@@ -1,6 +1,7 @@
 """The paged cache and the layout of a step. What backends compute is in `laws/`."""
 
 from array import array
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from model.net.backends import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
+from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
@@ -25,6 +27,19 @@ def test_the_cache_has_the_promised_blocks_and_the_reserved_one():
 def test_all_of_a_cache_on_a_cpu_asks_for_large_pages():
     cache = KVCache.allocate(tiny_config(num_layers=2), num_blocks=5, block_size=16, dtype=torch.bfloat16, device="cpu")
     assert all("hg" in flags_of(part.data_ptr()) for part in (*cache.keys, *cache.values))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_a_new_cache_is_zeros_whatever_others_left(dtype):
+    """No page of it was touched, and nothing that ended lies in it."""
+    config = replace(tiny_config(num_layers=2), delta=DeltaSpec(1, 1, key_size=8, value_size=8, kernel=2), delta_layers=(0,))
+    for _ in range(3):
+        cache = KVCache.allocate(config, [50, 50], 16, dtype, "cpu")
+        parts = [*cache.keys, *cache.values, *(part for state in cache.states.values() for part in state)]
+        assert cache.nbytes == sum(part.nbytes for part in parts) > 0
+        assert not any(part.view(torch.uint8).any() for part in parts)
+        for part in parts:
+            part.view(torch.uint8).fill_(0xFF)
 
 
 def flags_of(address: int) -> list[str]:

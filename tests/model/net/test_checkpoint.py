@@ -481,7 +481,11 @@ import sys
 from pathlib import Path
 import torch
 from model.net.checkpoint import inspect, load
+from model.net.formats.codes import INT4
+from model.net.linear import Linear
+from model.net.quantised import QuantisedLinear
 inspect(Path(sys.argv[1]))
+QuantisedLinear.form(Linear(32, [1], bias=False), INT4, has_minima=True)
 load(Path(sys.argv[1]), torch.float32, "cpu")
 print(sorted({"torch._dynamo", "sympy"} & sys.modules.keys()))
 """
