@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
+from service.chat.admitted import TEXT, Values
 from service.chat.forms import CallForm, Tags
 from service.chat.json_text import JsonText
-from service.chat.parts import Tool
 from service.chat.reader import NotACall, Reader, held
-from service.chat.values import as_json, braced_arguments, ends_in_string, is_text, python_value, tagged_value, written
+from service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, written
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MAX_NAME = 64
@@ -213,7 +213,7 @@ def _tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
             yield from reader.spaces()
             yield from reader.require(tags.value_begin)
         reader.arguments(index, f"{', ' if keys else ''}{written(key)}: ")
-        yield from _tagged_value(reader, tags, reader.tools[name], key, index)
+        yield from _tagged_value(reader, tags, reader.values_of(name, key), index)
         keys += 1
         yield from reader.spaces()
         tag = yield from reader.literal(tags.key_begin, *ends)
@@ -223,14 +223,14 @@ def _tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
     reader.num_whole += 1
 
 
-def _tagged_value(reader: Reader, tags: Tags, tool: Tool, key: str, index: int) -> Steps:
+def _tagged_value(reader: Reader, tags: Tags, values: Values, index: int) -> Steps:
     """A value up to its end tag: a string as it is written, anything else at once. It has no line end next to either tag."""
     yield from reader.literal("\n")
-    if not is_text(tool, key):
+    if values != TEXT:
         text = yield from reader.until(tags.value_end)
-        if ends_in_string(text):
+        if ends_in_string(values, text):
             text = yield from _past_string(reader, text, tags.value_end)
-        reader.arguments(index, tagged_value(tool, key, text.removesuffix("\n")))
+        reader.arguments(index, tagged_value(values, text.removesuffix("\n")))
         return
     reader.arguments(index, '"')
     ends = (tags.value_end, "\n" + tags.value_end)

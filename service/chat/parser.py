@@ -30,12 +30,18 @@ class AnswerParser(Reader):
     """Splits one answer. `tools` are those whose calls are looked for; without any, calls are text like any other."""
 
     def __init__(
-        self, form: AnswerForm, tools: Collection[Tool] = (), *, reasoning_open: bool = False, content_formed: bool = False
+        self,
+        form: AnswerForm,
+        tools: Collection[Tool] = (),
+        *,
+        reasoning_open: bool = False,
+        content_formed: bool = False,
+        calls_formed: bool = False,
     ) -> None:
         """`reasoning_open`: the prompt ends inside reasoning. `content_formed`: content follows a grammar; markers in it are
-        text.
+        text. `calls_formed`: see `Reader`.
         """
-        super().__init__(tools)
+        super().__init__(tools, calls_formed=calls_formed)
         self.in_reasoning = reasoning_open
         self._reasoning = form.reasoning
         self._calls = form.calls if tools else None

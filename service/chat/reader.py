@@ -6,6 +6,7 @@ Each function that may need more text is a generator: it yields where it does, a
 from collections.abc import Collection, Generator, Mapping
 from functools import lru_cache
 
+from service.chat.admitted import ANY, TEXT, Admitted, Values
 from service.chat.parts import CallArguments, CallStart, Part, Tool
 
 
@@ -16,8 +17,11 @@ class NotACall(Exception):
 class Reader:
     """Text with a place in it. What was read since the last certain part is remembered: it may turn out to be content."""
 
-    def __init__(self, tools: Collection[Tool]) -> None:
+    def __init__(self, tools: Collection[Tool], *, calls_formed: bool = False) -> None:
+        """`calls_formed`: calls follow a grammar, which writes as JSON what is not of type string."""
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
+        self._calls_formed = calls_formed
+        self._admitted = {tool.name: Admitted(tool.parameters) for tool in tools}
         self.text, self.at = "", 0
         self.ended = False
         """No more text will come."""
@@ -28,6 +32,13 @@ class Reader:
         self.parts: list[Part] = []
         self.read: list[str] = []
         """Text since the last certain part."""
+
+    def values_of(self, name: str, key: str) -> Values:
+        """What an argument of a tool may be, where it is written as plain text."""
+        if not self._calls_formed:
+            return self._admitted[name].argument(key)
+        schema = self.tools[name].parameters.get("properties", {}).get(key)
+        return TEXT if isinstance(schema, dict) and schema.get("type") == "string" else ANY
 
     def char(self) -> Generator[None, None, str]:
         """The next character, left in place; "" at the end."""

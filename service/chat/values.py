@@ -6,12 +6,13 @@ import re
 import warnings
 from typing import Any
 
-from service.chat.parts import Tool
+from service.chat.admitted import ANY, Values, fits
 
 MAX_LITERAL = 1 << 14
 """Characters outside strings of a Python literal that is no JSON: each takes Python's parser 5 us."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _WORDS = {"true": True, "false": False, "null": None}
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _UNFIT = re.compile("[\x00-\x1f\ud800-\udfff]")
 """What JSON forbids in strings, and what UTF-8 cannot carry."""
 _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -22,19 +23,22 @@ _WORD_OR_KEY = re.compile(rf"({WORD.pattern})(\s*:)?")
 _PLAIN = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 
 
-def is_text(tool: Tool, key: str) -> bool:
-    """Whether an argument is a string by its schema, and nothing else."""
-    return _schema_of(tool, key).get("type") == "string"
+def tagged_value(values: Values, text: str) -> str:
+    """The JSON of an argument that was written as plain text, which may be one of `values`.
 
-
-def tagged_value(tool: Tool, key: str, text: str) -> str:
-    """The JSON of an argument that was written as plain text: what it is as JSON, unless its schema wants a string."""
-    if not is_text(tool, key):
-        made = as_json(text)
-        if made is not None:
-            return made
-        if text.strip() in ("True", "False", "None"):
-            return {"True": "true", "False": "false", "None": "null"}[text.strip()]
+    The first of these that may be: what it is as JSON, unless that is a string; the text itself; what it is in Python, or a
+    string in quotes. The text where none may be. So `null` is null where null and strings may be, as in vLLM's and Qwen's
+    parsers, and `None` is a string there. Where nothing is known, JSON's strings and Python's words are read before the text.
+    """
+    made = as_json(text)
+    if values == ANY:
+        return made or _PYTHON_WORDS.get(text.strip()) or written(text)
+    if made is not None and not made.startswith('"') and fits(values, json.loads(made)):
+        return made
+    if not fits(values, text):
+        literal = python_value(text)
+        if literal is not None and fits(values, json.loads(literal)):
+            return literal
     return written(text)
 
 
@@ -47,9 +51,10 @@ def as_json(text: str) -> str | None:
     return _QUOTED.sub(lambda string: _UNFIT.sub(_escape, string[0]), text.strip())
 
 
-def ends_in_string(text: str) -> bool:
-    """Whether a text that begins like JSON ends inside a string."""
-    return text.lstrip()[:1] in ("[", "{", '"') and '"' in _QUOTED.sub("", text)
+def ends_in_string(values: Values, text: str) -> bool:
+    """Whether a text that begins like the JSON of one of `values` ends inside a string."""
+    begins = {"[": "array" in values, "{": "object" in values, '"': values == ANY}
+    return begins.get(text.lstrip()[:1], False) and '"' in _QUOTED.sub("", text)
 
 
 def written(value: Any) -> str:
@@ -102,9 +107,3 @@ def _escape(character: re.Match[str]) -> str:
 
 def _refuse(word: str) -> None:
     raise ValueError(word)
-
-
-def _schema_of(tool: Tool, key: str) -> dict[str, Any]:
-    properties = tool.parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, dict) else None
-    return schema if isinstance(schema, dict) else {}

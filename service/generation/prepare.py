@@ -267,7 +267,13 @@ def parser_of(chat: ChatRules, ends_in_reasoning: bool, *, content_formed: bool)
     """What splits an answer; None where there is nothing to split."""
     if chat.form.reasoning is None and not chat.form.has_channels and not chat.calling.tools:
         return None
-    return AnswerParser(chat.form, chat.calling.tools, reasoning_open=ends_in_reasoning, content_formed=content_formed)
+    return AnswerParser(
+        chat.form,
+        chat.calling.tools,
+        reasoning_open=ends_in_reasoning,
+        content_formed=content_formed,
+        calls_formed=content_formed or chat.calling.is_enforced,
+    )
 
 
 async def _run(work: Callable[[], T], size: int, owner: str | None) -> T:

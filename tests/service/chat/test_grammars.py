@@ -114,7 +114,7 @@ def obeys(parts, tools) -> int:
 
 
 def parsed(shape: AnswerForm, text: str, tools, **more):
-    parser = AnswerParser(shape, tools, **more)
+    parser = AnswerParser(shape, tools, calls_formed=True, **more)
     return joined(parser.feed(text) + parser.finish())
 
 

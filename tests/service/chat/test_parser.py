@@ -15,8 +15,8 @@ from tests.service.chat.examples import TOOLS, form, rows
 ROWS = rows()
 
 
-def parts_of(shape: AnswerForm, pieces, tools=TOOLS, *, reasoning_open=False, **end) -> list[Part]:
-    parser = AnswerParser(shape, tools, reasoning_open=reasoning_open)
+def parts_of(shape: AnswerForm, pieces, tools=TOOLS, *, reasoning_open=False, calls_formed=False, **end) -> list[Part]:
+    parser = AnswerParser(shape, tools, reasoning_open=reasoning_open, calls_formed=calls_formed)
     return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish(**end))
 
 

@@ -1,0 +1,136 @@
+"""Which JSON values the schema of a tool's argument admits, by its `type`, `enum` and `const`.
+
+Followed are `$ref` inside the tool's schema (with what stands beside it), `anyOf`, `oneOf`, `allOf` and OpenAPI's `nullable`.
+Other keywords, such as `minimum`, are not looked at: more may be admitted than the schema allows, never less. `oneOf` is read
+as `anyOf`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+Values = Mapping[str, frozenset[Any] | None]
+"""By kind, see `kind_of`: the values that are admitted, None for all of that kind. A kind that is not there is not admitted."""
+TEXT: Values = {"string": None}
+ANY: Values = dict.fromkeys(("null", "boolean", "integer", "fraction", "string", "array", "object"))
+MAX_DEPTH = 32
+"""Steps by `$ref`, `anyOf`, `oneOf` and `allOf` into each other. What lies deeper is taken to admit everything."""
+MAX_STEPS = 100_000
+"""Schemas and values of `enum` that are looked at for one answer: 0.1 s. What comes after them is taken to admit everything."""
+_KINDS = {"number": ("integer", "fraction")}
+
+
+class Admitted:
+    """What the arguments of one tool may be. Each schema is followed once: one that refers to itself adds nothing by that."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self._root = parameters
+        self._known: dict[tuple[int, str | None], Values] = {}
+        self._steps = 0
+
+    def argument(self, key: str) -> Values:
+        """What argument `key` may be."""
+        return self._follow(self._root, key)
+
+    def _follow(self, schema: Any, key: str | None = None, depth: int = 0) -> Values:
+        """What a schema says of a value; with `key` what it says of that property of an object."""
+        place, self._steps = (id(schema), key), self._steps + 1
+        if place in self._known:
+            return self._known[place]
+        if not isinstance(schema, dict) or depth > MAX_DEPTH or self._steps > MAX_STEPS:
+            return {} if schema is False else ANY
+        self._known[place] = {}
+        made = self._own(schema) if key is None else self._follow(_property(schema, key), depth=depth + 1)
+        for one in (*_list(schema, "allOf"), self._target(schema.get("$ref"))):
+            made = _both(made, self._follow(one, key, depth + 1))
+        for options in filter(None, (_list(schema, "anyOf"), _list(schema, "oneOf"))):
+            some: Values = {}
+            for one in options:
+                some = _either(some, self._follow(one, key, depth + 1))
+            made = _both(made, some)
+        if schema.get("nullable") is True and key is None:
+            made = _either(made, {"null": None})
+        self._known[place] = made
+        return made
+
+    def _own(self, schema: dict[str, Any]) -> Values:
+        """What `type`, `enum` and `const` say."""
+        made = ANY
+        if "type" in schema:
+            types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            made = dict.fromkeys(kind for name in types for kind in _KINDS.get(name, (name,)))
+        for listed in (_list(schema, "enum"), [schema["const"]] if "const" in schema else []):
+            if listed:
+                self._steps += len(listed)
+                only: dict[str, set[Any]] = {}
+                for value in listed:
+                    only.setdefault(kind_of(value), set()).add(_comparable(value))
+                made = _both(made, {kind: frozenset(values) for kind, values in only.items()})
+        return made
+
+    def _target(self, reference: Any) -> Any:
+        """What a `$ref` names; True, which admits everything, where there is none or its target is not in the document."""
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            return True
+        found: Any = self._root
+        for step in unquote(reference).split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and len(name) < 8 and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, dict) and name in found:
+                found = found[name]
+            else:
+                return True
+        return found
+
+
+def fits(values: Values, value: Any) -> bool:
+    """Whether a JSON value is one of these."""
+    allowed = values.get(kind_of(value), frozenset())
+    return allowed is None or _comparable(value) in allowed
+
+
+def kind_of(value: Any) -> str:
+    """The type of a JSON value. A number is `integer`, also as 1.0, or `fraction`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) or value.is_integer() else "fraction"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _property(schema: dict[str, Any], key: str) -> Any:
+    """The schema that an object's schema has for one of its properties."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return properties[key]
+    return True if "patternProperties" in schema else schema.get("additionalProperties", True)
+
+
+def _list(schema: dict[str, Any], name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _both(one: Values, other: Values) -> Values:
+    made: dict[str, frozenset[Any] | None] = {}
+    for kind in one.keys() & other.keys():
+        mine, theirs = one[kind], other[kind]
+        made[kind] = theirs if mine is None else mine if theirs is None else mine & theirs
+    return {kind: values for kind, values in made.items() if values is None or values}
+
+
+def _either(one: Values, other: Values) -> Values:
+    made = dict(one)
+    for kind, theirs in other.items():
+        mine = made.get(kind, frozenset())
+        made[kind] = None if mine is None or theirs is None else mine | theirs
+    return made
+
+
+def _comparable(value: Any) -> Any:
+    """What is equal exactly where two JSON values of one kind are."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
