@@ -18,6 +18,8 @@ NULL_ONLY = ("function_call", "refusal", "audio", "annotations")
 """What a client sends back with an assistant's message, as it got it: only where it says nothing."""
 BY_CLIENTS = ("parsed", "provider_specific_fields")
 """What OpenAI's client and LiteLLM add to an assistant's message, and send back with it; all that it says, the message says."""
+INVALID_JSON = "INVALID_JSON"
+"""The key under which templates get arguments that are no JSON object, as Anthropic's documents and pydantic-ai name it."""
 _OF_ASSISTANT = ("tool_calls", *REASONING, *BY_CLIENTS, *NULL_ONLY)
 
 
@@ -95,8 +97,14 @@ def _call(call: Any, place: str, called: set[str]) -> dict[str, Any]:
 
 
 def _arguments(function: dict[str, Any], place: str) -> dict[str, Any]:
-    text = function.get("arguments")
-    return {} if isinstance(text, str) and not text.strip() else json_object(text, f"{place}.arguments")
+    """An object, since templates go through its items. A call that a limit cut comes back too, and its arguments are none."""
+    text, here = function.get("arguments"), f"{place}.arguments"
+    if not isinstance(text, str):
+        raise wrong(here, "must be a string", text)
+    try:
+        return json_object(text, here) if text.strip() else {}
+    except InvalidRequest:
+        return {INVALID_JSON: text}
 
 
 def json_object(text: Any, place: str) -> dict[str, Any]:

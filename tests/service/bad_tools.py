@@ -27,10 +27,10 @@ TOOLS = [
         "a function",
     ),
     says(
-        "tools: a call whose arguments are no JSON",
-        {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{"}}]},
+        "tools: a call whose arguments are no text",
+        {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": {}}}]},
         "messages[1].tool_calls[0].function.arguments",
-        "JSON object in a string",
+        "must be a string",
     ),
     says("tools: an answer without its call", ANSWER, "messages[1].tool_call_id", "the id of a call"),
     says("tools: an answer to no call", {"role": "tool", "content": "4"}, "messages[1].tool_call_id", "is required"),
