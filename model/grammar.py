@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
@@ -30,6 +31,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from model.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from model.params import describe
+from model.schema import place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
 
 if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
@@ -63,14 +65,6 @@ _CAUSES: dict[int, str] = {
 }
 """What it says of a grammar that a signal ended its compilation."""
 
-JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
-    "lenient": False,  # a keyword that is not carried out is refused by name
-    "coerce_one_of": False,
-    "json_allow_general_unicode_escapes": True,
-}
-"""How JSON may be written."""
 _SPECIAL = re.compile(r"<\[\d+\]>")
 """A special token by its id, in a grammar of ours."""
 
@@ -305,11 +299,32 @@ def _source(kind: Kind, text: str) -> str:
     if kind == "grammar":
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
     if kind == "tools":
-        return llguidance.LLMatcher.grammar_from_lark(text)
+        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compiled))
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
-    schema = read_schema(text) if kind == "json_schema" else {"type": "object"}
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
+    schema = rewritten(read_schema(text), _compiled) if kind == "json_schema" else {"type": "object"}
+    return source_of(schema)
+
+
+def _compiled(schema: Any) -> llguidance.LLMatcher:
+    """A schema over single bytes, to see what becomes of it."""
+    return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
+
+
+def _fault(schema: Any) -> str:
+    """What is wrong with a schema, "" for nothing."""
+    matcher = _compiled(schema)
+    return reason(matcher) if matcher.is_error() else ""
+
+
+def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
+    """What is wrong with a grammar, and in which schema of it."""
+    place = ""
+    if kind == "json_schema":
+        place = place_of(rewritten(read_schema(text), _compiled), _fault)
+    elif kind == "tools":
+        place = place_in_rules(rewritten_rules(text, _compiled), _fault)
+    return f"{place}: {reworded(reason(matcher))}" if place else reworded(reason(matcher))
 
 
 def _escape(text: str) -> str:
@@ -364,9 +379,10 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
         return _CAUSES[signal.SIGABRT], ""
     except Exception as error:  # the converters raise what they like
         return " ".join(str(error).split())[:SHOWN] or type(error).__name__, ""
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
-    walked = _source(kind, _SPECIAL.sub(f"<[{_Bytes.other}]>", text)) if kind == "tools" else source
-    matcher = llguidance.LLMatcher(tokenizer, walked, log_level=0, limits=_limits())
+    walked = _SPECIAL.sub(f"<[{_Bytes.other}]>", source) if kind == "tools" else source
+    matcher = llguidance.LLMatcher(_byte_tokens(), walked, log_level=0, limits=_limits())
+    if matcher.is_error():
+        return _told(kind, text, matcher), ""
     draw = random.Random(0)
     for step in range(_PROBE_STEPS):
         if matcher.is_stopped():  # complete, or in error
@@ -378,6 +394,11 @@ def _try(kind: Kind, text: str) -> tuple[str, str]:
         elif not matcher.is_error() and not matcher.is_accepting():
             return f"no text matches it after {step} bytes", ""
     return (reason(matcher), "") if matcher.is_error() else ("", source)
+
+
+@cache
+def _byte_tokens() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
 
 
 class _Bytes:

@@ -27,9 +27,13 @@ MAX_RENEW_SECONDS = 0.05
 MAX_REPLAY_SECONDS = 0.1
 """Of processor time, in which an answer's tokens are taken again: 1 us each, far more only where a grammar is ambiguous."""
 REPLAYED_AT_ONCE = 256
+NO_TEXT = "no text matches it"
 MIN_USES = 256
 """New states that last for fewer masks and tokens are of no help. A schema of long strings needs ten states a mask."""
-TOO_COMPLEX = "structured output: the grammar is too complex to be followed any further"
+FAULT = "structured output: "
+"""How the reason begins for which an answer cannot follow its grammar any further. That is its caller's, as the grammar is."""
+DEAD_END = f"{FAULT}what the schema or grammar allows came to a dead end: no text that it allows goes on from here"
+TOO_COMPLEX = f"{FAULT}the grammar is too complex to be followed any further"
 
 
 class GrammarFailed(EngineFailed):
@@ -92,7 +96,7 @@ class Matcher:
         allowed[shape.size :] = False
         allowed[list(shape.ends)] = self._matcher.is_accepting()
         if not allowed.any():
-            raise GrammarFailed("structured output: the grammar allows no token here")
+            raise GrammarFailed(DEAD_END)
         return allowed
 
     def allows(self, token_id: int) -> bool:
@@ -141,7 +145,8 @@ class Matcher:
         if self._failed:
             raise GrammarFailed(self._failed)
         if self._matcher.is_error():
-            raise GrammarFailed(f"structured output: {reason(self._matcher)}")
+            said = reason(self._matcher)
+            raise GrammarFailed(DEAD_END if said == NO_TEXT else FAULT + said)
 
 
 def compute_masks(grammars: Iterable[Grammar]) -> None:
@@ -261,7 +266,7 @@ def reason(matcher: llguidance.LLMatcher) -> str:
     """The library's explanation as one short line; it says where: line and column of a grammar, character of a regex."""
     text = matcher.get_error().replace("<non-verbose/>", "")
     if text.strip().startswith("NoExtension"):
-        return "no text matches it"
+        return NO_TEXT
     regex = re.search(r"regex parse error:\n {4}.*\n {4}( *)\^.*\nerror: (.*)", text)
     if regex:
         return f"regex, character {len(regex[1]) + 1}: {regex[2]}"

@@ -8,7 +8,8 @@ as `anyOf`.
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from model.schema import pointed_at
 
 Values = Mapping[str, frozenset[Any] | None]
 """By kind, see `kind_of`: the values that are admitted, None for all of that kind. A kind that is not there is not admitted."""
@@ -42,7 +43,7 @@ class Admitted:
             return {} if schema is False else ANY
         self._known[place] = {}
         made = self._own(schema) if key is None else self._follow(_property(schema, key), depth=depth + 1)
-        for one in (*_list(schema, "allOf"), self._target(schema.get("$ref"))):
+        for one in (*_list(schema, "allOf"), pointed_at(self._root, schema.get("$ref"))):
             made = _both(made, self._follow(one, key, depth + 1))
         for options in filter(None, (_list(schema, "anyOf"), _list(schema, "oneOf"))):
             some: Values = {}
@@ -68,21 +69,6 @@ class Admitted:
                     only.setdefault(kind_of(value), set()).add(_comparable(value))
                 made = _both(made, {kind: frozenset(values) for kind, values in only.items()})
         return made
-
-    def _target(self, reference: Any) -> Any:
-        """What a `$ref` names; True, which admits everything, where there is none or its target is not in the document."""
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            return True
-        found: Any = self._root
-        for step in unquote(reference).split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and len(name) < 8 and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, dict) and name in found:
-                found = found[name]
-            else:
-                return True
-        return found
 
 
 def fits(values: Values, value: Any) -> bool:

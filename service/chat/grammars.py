@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model.errors import InvalidRequest, NotSupported
-from model.grammar import JSON_OPTIONS, GrammarSpec, choices, read_schema
+from model.grammar import GrammarSpec, choices, read_schema
 from model.params import describe
+from model.schema import JSON_OPTIONS
 from service.chat.calls import KEY, MAX_KEY
 from service.chat.forms import HARMONY, AnswerForm, CallForm
 from service.chat.parts import Tool
@@ -137,10 +138,10 @@ class CallGrammar:
         if content.kind == "choice":
             return "(" + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices(content.text)) + ")"
         if content.kind == "json_object":
-            return self._json("content", {"type": "object"})
+            return self._json("content", {"type": "object"}, "json_object")
         if content.kind == "json_schema":
             try:
-                return self._json("content", read_schema(content.text))
+                return self._json("content", read_schema(content.text), "json_schema")
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"json_schema: {error}", "json_schema") from error
         raise NotSupported("structured_outputs.grammar cannot be combined with tools or reasoning", "structured_outputs")
@@ -169,10 +170,9 @@ class CallGrammar:
         return f"{self._text(layout.opening.removeprefix(lead))} call {more} {self._text(layout.closing)}"
 
     def _arguments(self, place: int, tool: Tool) -> str:
-        layout, schema = self._call_form.layout, tool.parameters
+        layout, schema, where = self._call_form.layout, tool.parameters, f"tools[{place}].function.parameters"
         if not layout.argument:
-            return self._json(f"arguments_{place}", {"type": "object", **schema})
-        where = f"tools[{place}].function.parameters"
+            return self._json(f"arguments_{place}", {"type": "object", **schema}, where)
         _only(schema, _OBJECT | _ABOUT, where)
         _check_references(schema, where)
         properties = schema.get("properties", {})
@@ -199,7 +199,7 @@ class CallGrammar:
         if form.syntax == "python" or not isinstance(schema, dict) or schema.get("type") != "string":
             if form.syntax == "braced" and (not isinstance(schema, dict) or schema.get("type") not in _PLAIN):
                 raise NotSupported(f"{where}: this model's form of calls takes texts, numbers and booleans", where)
-            value = self._json(f"{name}_value", {**schema, **shared} if isinstance(schema, dict) else schema)
+            value = self._json(f"{name}_value", {**schema, **shared} if isinstance(schema, dict) else schema, where)
             return " ".join((self._text(head), value, self._text(tail)))
         end = form.mark if form.tags is None else form.tags.value_end
         quote = form.mark if form.syntax == "braced" else ""
@@ -225,9 +225,10 @@ class CallGrammar:
             self._rules[name] += rf" & ~/\n(?s:.*)/ & ~/(?s:.*)\n{'' if end in self._special else _escaped(end)}/"
         return value
 
-    def _json(self, name: str, schema: Any) -> str:
+    def _json(self, name: str, schema: Any, where: str) -> str:
+        """A rule of a schema, with a comment that says where it stands in the request: see `model/schema.py`."""
         written = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema
-        self._rules[name] = f"%json {json.dumps(written)}"
+        self._rules[name] = f"%json {json.dumps(written)} // {json.dumps(where)}"
         return name
 
 

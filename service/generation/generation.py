@@ -11,6 +11,7 @@ from functools import partial
 from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
 from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
 from model.generation_config import NO_DEFAULTS, Defaults
+from model.mask import FAULT
 from model.net.adapters import Adapter
 from model.params import MAX_PROMPT_SCORES, token_ids
 from model.pooling import NO_EMBEDDINGS, EmbeddingRules
@@ -200,8 +201,8 @@ class GenerationService:
             answer = unfinished.get(output.request_id)
             if answer is None:
                 continue  # a stop string has ended it
-            if output.error == NO_TOKEN_LEFT:
-                raise InvalidRequest(NO_TOKEN_LEFT)
+            if output.error is not None and output.error.startswith((NO_TOKEN_LEFT, FAULT)):
+                raise InvalidRequest(output.error)
             if output.finish_reason is FinishReason.ERROR:
                 log.error("request %s failed in the engine: %s", record.request_id, output.error)
                 raise EngineFailed("internal error")

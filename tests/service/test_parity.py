@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from model.errors import EngineFailed, Overloaded, Unavailable
+from model.mask import DEAD_END
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 from service.errors import INTERNAL, TABLE
@@ -338,3 +339,18 @@ def test_a_deadline_before_the_first_token_is_told_in_the_same_words():
     http, *others = four({"prompt": "a", "deadline_ms": 1}, lambda: FakeEngine(held=True))
     assert http.status == 504
     assert others == [http] * 3
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_dead_end_of_a_grammar_is_told_as_such_on_both_transports(after):
+    def stuck() -> Server:
+        engine = FakeEngine()
+        engine.broken_after, engine.error = after, DEAD_END
+        return build_server(engine)
+
+    told = Outcome(status=400, message=DEAD_END)
+    assert over_http(stuck(), {"prompt": "a"}, stream=False) == told
+    assert [over_grpc(stuck(), {"prompt": "a"}, stream=stream) for stream in (False, True)] == [told] * 2
+    said = stuck().post({"prompt": "a", "stream": True}).text
+    error = json.loads(next(line for line in said.split("\n") if '"error"' in line).removeprefix("data: "))["error"]
+    assert (error["message"], error["type"]) == (DEAD_END, "invalid_request_error")

@@ -18,6 +18,7 @@ from model.errors import (
     Overloaded,
     Unavailable,
 )
+from model.mask import DEAD_END, TOO_COMPLEX
 from model.params import DecodingParams, SamplingParams, StopRules
 from service.generation.aside import Places
 from service.records import Chunk, Command, whole
@@ -429,11 +430,13 @@ def test_a_cancelled_caller_aborts_its_requests():
     assert not engine.open
 
 
-def test_parameters_that_leave_no_token_are_the_callers_error():
+@pytest.mark.parametrize("reason", [NO_TOKEN_LEFT, DEAD_END, TOO_COMPLEX])
+def test_parameters_that_leave_no_token_and_grammars_that_cannot_go_on_are_the_callers_error(reason):
     engine = FakeEngine()
-    engine.broken_after, engine.error = 2, NO_TOKEN_LEFT
-    with pytest.raises(InvalidRequest, match="leave no token to draw"):
+    engine.broken_after, engine.error = 2, reason
+    with pytest.raises(InvalidRequest) as caught:
         generate(engine, command())
+    assert str(caught.value) == reason
 
 
 def test_a_request_that_fails_in_the_engine_fails_the_call_and_its_reason_stands_in_the_log_alone(caplog):

@@ -1,0 +1,217 @@
+"""JSON schemas as llguidance 1.9.1 carries them out: what it refuses although it need not, and where it would get stuck, is
+written in other words. Every text of the new schema is one of the old.
+
+- A `oneOf` of objects that differ in a `const` (pydantic's unions): that property becomes required, so that no two of them
+  fit, and `anyOf` says the same.
+- A pattern of `patternProperties` that matches declared properties alone: its schema goes to them. llguidance lets a comma
+  follow the last property, and then finds no key (its issue 265).
+- A `format` that JSON Schema does not define, such as `path`: it says nothing of the text.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import llguidance
+
+JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
+    "lenient": False,  # a keyword that is not carried out is refused by name
+    "coerce_one_of": False,
+    "json_allow_general_unicode_escapes": True,
+}
+"""How JSON may be written."""
+FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri"),
+        *("uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex"),
+    )
+)
+"""Those of JSON Schema 2020-12, section 7.3 of its validation."""
+MAX_HOPS = 8
+"""From one `$ref` straight to the next."""
+PLACE_SECONDS = 0.3
+"""Of processor time, in which the place of a fault is looked for."""
+_ONE_OF = "coerce_one_of"
+_OVERLAP = (
+    "oneOf needs branches of different types, or a property with a const or an enum of its own in each of them; "
+    "anyOf needs neither"
+)
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_RULE = re.compile(r"^\w+: %json ", re.MULTILINE)
+_DECODER = json.JSONDecoder()
+Compile = Callable[[Any], llguidance.LLMatcher]
+Fault = Callable[[Any], str]
+"""What is wrong with a schema, "" for nothing."""
+
+
+def source_of(schema: Any) -> str:
+    """A schema in the library's own notation."""
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
+
+
+def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
+    """The same schema, changed as the module says. `compiled` takes schemas to try; an error of theirs is no error here."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        each = waiting.pop()
+        waiting += [child for _, child in _subschemas(each)]
+        if isinstance(each.get("format"), str) and each["format"] not in FORMATS:
+            del each["format"]
+        _exclude(each, schema)
+        _spread_patterns(each, compiled)
+    return schema
+
+
+def rewritten_rules(grammar: str, compiled: Compile) -> str:
+    """A grammar in Lark that the server wrote, its schemas rewritten. Each is a rule of its own, on a line of its own."""
+    pieces: list[str] = []
+    end = 0
+    for schema, start, after, _ in _rules(grammar):
+        pieces += grammar[end:start], json.dumps(rewritten(schema, compiled))
+        end = after
+    return "".join(pieces) + grammar[end:]
+
+
+def place_of(schema: dict[str, Any], fault: Fault) -> str:
+    """The path of the innermost schema that has the same fault by itself, such as `properties.email`; "" for the whole."""
+    words, shared = fault(schema), {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    place, current, limit = "", schema, time.process_time() + PLACE_SECONDS
+    found = True
+    while found:
+        found = False
+        for step, child in _subschemas(current):
+            if time.process_time() > limit:
+                return place
+            if fault({**shared, **child}) == words:
+                place, current, found = f"{place}.{step}" if place else step, child, True
+                break
+    return place
+
+
+def place_in_rules(grammar: str, fault: Fault) -> str:
+    """The same in a grammar in Lark: the comment beside the schema says where that stands."""
+    for schema, _, _, where in _rules(grammar):
+        if fault(schema):
+            return ".".join(filter(None, (where, place_of(schema, fault))))
+    return ""
+
+
+def reworded(words: str) -> str:
+    """What llguidance says of a schema, without options that a caller does not have."""
+    return _OVERLAP if _ONE_OF in words else words
+
+
+def pointed_at(root: Any, reference: Any) -> Any:
+    """What a `$ref` into the same document names; True, which admits everything, where it names nothing there."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return True
+    found = root
+    for step in unquote(reference).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and len(name) < 8 and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return True
+    return found
+
+
+def _rules(grammar: str) -> Iterator[tuple[dict[str, Any], int, int, str]]:
+    """Each schema in a grammar of ours, where it starts and ends, and what the comment after it says."""
+    for found in _RULE.finditer(grammar):
+        schema, end = _DECODER.raw_decode(grammar, found.end())
+        comment = grammar[end:].partition("\n")[0].removeprefix(" // ")
+        if isinstance(schema, dict):
+            yield schema, found.end(), end, json.loads(comment) if comment else ""
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas inside one that are objects, each with the step to it."""
+    for word, value in schema.items():
+        if word in _MAPS and isinstance(value, dict):
+            steps = [(f"{word}.{name[:64]}", child) for name, child in value.items()]
+        elif word in _LISTS and isinstance(value, list):
+            steps = [(f"{word}[{index}]", child) for index, child in enumerate(value)]
+        else:
+            steps = (
+                [(word, value)] if word in ("items", "additionalProperties", "not", "if", "then", "else", "contains") else []
+            )
+        yield from ((step, child) for step, child in steps if isinstance(child, dict))
+
+
+def _exclude(schema: dict[str, Any], root: dict[str, Any]) -> None:
+    """Make a `oneOf` an `anyOf` where its branches are objects with constants of their own, which then are required."""
+    targets = [_resolved(branch, root) for branch in _list(schema, "oneOf")]
+    objects = [one for one in targets if isinstance(one, dict) and one.get("type") == "object"]
+    shared = [one["properties"] for one in objects if isinstance(one.get("properties"), dict)]
+    if not shared or len(shared) < len(targets) or "anyOf" in schema:
+        return
+    marks = [name for name in shared[0] if _are_apart([_constants(_resolved(each.get(name), root)) for each in shared])]
+    marks.sort(key=lambda mark: sum(mark not in _list(one, "required") for one in objects))
+    if marks:
+        for one in objects:
+            one["required"] = [*(name for name in _list(one, "required") if name != marks[0]), marks[0]]
+        schema["anyOf"] = schema.pop("oneOf")
+
+
+def _resolved(schema: Any, root: dict[str, Any]) -> Any:
+    for _ in range(MAX_HOPS):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            break
+        schema = pointed_at(root, schema["$ref"])
+    return schema
+
+
+def _constants(schema: Any) -> set[str]:
+    """The values that a schema lists, none where it allows others."""
+    if not isinstance(schema, dict):
+        return set()
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return set(map(json.dumps, listed)) if isinstance(listed, list) else set()
+
+
+def _list(schema: dict[str, Any], word: str) -> list[Any]:
+    value = schema.get(word)
+    return value if isinstance(value, list) else []
+
+
+def _are_apart(sets: list[set[str]]) -> bool:
+    return all(sets) and len(set().union(*sets)) == sum(map(len, sets))
+
+
+def _spread_patterns(schema: dict[str, Any], compiled: Compile) -> None:
+    """Give the schema of a pattern that matches declared properties alone to those."""
+    patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
+    if not (isinstance(patterns, dict) and isinstance(properties, dict)):
+        return
+    names = [*dict.fromkeys((*properties, *(name for name in _list(schema, "required") if isinstance(name, str))))]
+    others: dict[str, Any] = {"type": "object", "properties": dict.fromkeys(names, False), "additionalProperties": False}
+    for pattern in [each for each in patterns if names and "^" in each and "$" in each]:  # others match texts without end
+        if patterns[pattern] is False or _takes(compiled(others | {"patternProperties": {pattern: True}}), '{"'):
+            continue
+        rule = patterns.pop(pattern)
+        for name in names:
+            if not compiled({"type": "string", "const": name, "pattern": pattern}).is_error():
+                properties[name] = _and(properties.get(name, True), rule)
+    if properties:
+        schema["properties"] = properties
+
+
+def _takes(matcher: llguidance.LLMatcher, text: str) -> bool:
+    """Whether an answer may begin so; true of a schema with a fault, which is told elsewhere."""
+    return matcher.is_error() or matcher.try_consume_tokens([*text.encode()]) == len(text)
+
+
+def _and(schema: Any, rule: Any) -> Any:
+    """A schema with a rule beside its own: it is changed, and not copied, as references may lead into it."""
+    made = {} if schema is True else schema
+    if isinstance(made, dict):
+        made["allOf"] = [*_list(made, "allOf"), rule]
+    return made

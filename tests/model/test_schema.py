@@ -1,0 +1,198 @@
+"""Schemas are carried out that llguidance by itself would refuse or get stuck in; what is refused has its place."""
+
+import json
+import random
+import time
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import InvalidRequest
+from model.grammar import _compiled, _fault, _source, _try
+from model.schema import FORMATS, pointed_at, rewritten
+from tests.model.test_grammar import compiled
+
+CLOSED = {"type": "object", "additionalProperties": False}
+SCORE = CLOSED | {"properties": {"score": {"type": "integer", "multipleOf": 5}}, "required": ["score"]}
+SAMPLED = [
+    SCORE | {"patternProperties": {"^score$": {"type": "integer"}}},
+    SCORE | {"patternProperties": {"^score$": {"type": "integer"}, "^(score|x)$": {"maximum": 50}}},
+    SCORE | {"patternProperties": {"^score$": {"maximum": 50}, "^x_": {"type": "null"}}},
+    CLOSED | {"properties": {"a": {"enum": [1, "b"]}, "b": True}, "patternProperties": {"^(a|b)$": {"type": "integer"}}},
+    CLOSED | {"required": ["a"], "patternProperties": {"^a$": {"type": "boolean"}}},
+    CLOSED | {"properties": {"a": False, "b": {}}, "patternProperties": {"^[ab]$": {"type": "null"}}},
+    {"type": "array", "items": SCORE | {"patternProperties": {"^score$": {"type": "integer"}}}, "maxItems": 2},
+    {"$defs": {"s": SCORE | {"patternProperties": {"^score$": {"maximum": 9}}}}, "$ref": "#/$defs/s"},
+]
+
+
+def walk(schema, seed, steps=300):
+    """A random text of a schema, byte by byte, which likes to go on to further properties; None where it did not end."""
+    matcher, draw, said = _compiled(json.loads(json.dumps(schema))), random.Random(seed), bytearray()
+    assert not matcher.is_error(), matcher.get_error()
+    while len(said) < steps and not matcher.is_stopped():
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in range(256) if bits >> token & 1]
+        assert allowed or matcher.is_accepting(), f"a dead end after {bytes(said)!r}: {matcher.get_error()}"
+        if not allowed:
+            break
+        likely = [ord(sign) for sign in ',"}' if ord(sign) in allowed]
+        said.append(draw.choice(likely if likely and draw.random() < 0.5 else allowed))
+        assert matcher.consume_token(said[-1])
+    return said.decode() if matcher.is_accepting() else None
+
+
+def obeyed(schema, seeds=20):
+    """How many random texts of a schema came to an end; all of those obey it."""
+    plain = rewritten(json.loads(json.dumps(schema)), _compiled)
+    texts = [text for seed in range(seeds) if (text := walk(plain, seed)) is not None]
+    for text in texts:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    return len(texts)
+
+
+@pytest.mark.parametrize("schema", SAMPLED)
+def test_patterns_over_declared_properties_leave_no_dead_end_and_are_obeyed(schema):
+    assert obeyed(schema) > 0
+
+
+NAMES = st.sampled_from(["a", "b", "ab", "score"])
+VALUES = st.sampled_from([True, {}, {"type": "integer", "minimum": 3, "maximum": 9}, {"enum": [1, None]}, {"type": "null"}])
+PATTERNS = st.sampled_from(["^a$", "^(a|b)$", "^[ab]$", "^x_", "^score$", "b$", "^(?:ab)$", "^(score)$|^a$", "^a|b$"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(NAMES, VALUES, max_size=3), st.lists(NAMES, max_size=2, unique=True),
+    st.dictionaries(PATTERNS, VALUES, min_size=1, max_size=2), st.integers(0, 99),
+)  # fmt: skip
+def test_no_object_with_patterns_has_a_dead_end(properties, required, patterns, seed):
+    schema = CLOSED | {"properties": properties, "required": required, "patternProperties": patterns}
+    plain = rewritten(json.loads(json.dumps(schema)), _compiled)
+    if not _fault(plain):
+        text = walk(plain, seed)
+        assert text is None or jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text
+
+
+def test_references_still_lead_where_they_led_after_a_pattern_is_gone():
+    schema = SCORE | {
+        "properties": {"score": {"type": "object", "properties": {"in": {"type": "null"}}, "required": ["in"]} | CLOSED,
+                       "other": {"$ref": "#/properties/score/properties/in"}},
+        "patternProperties": {"^score$": {"minProperties": 1}},
+    }  # fmt: skip
+    assert obeyed(schema, 5) == 5
+
+
+def tagged(name, *required, **more):
+    properties = {"kind": {"const": name, "default": name, "type": "string"}, name: {"type": "integer", "maximum": 9}}
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False, **more}
+
+
+CAT, DOG = tagged("cat"), tagged("dog", "dog")
+REFERRED = {"$defs": {"Cat": CAT, "Dog": DOG}, "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [CAT, DOG]},
+        REFERRED,
+        REFERRED | {"discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat"}}},
+        {"oneOf": [tagged("cat", "kind"), tagged("dog", "kind")]},
+        CLOSED | {"$defs": REFERRED["$defs"], "properties": {"pet": {"oneOf": REFERRED["oneOf"]}}, "required": ["pet"]},
+        {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "null"}]},
+    ],
+)
+def test_a_union_whose_branches_have_constants_of_their_own_is_carried_out(schema):
+    """pydantic writes such ones, with the constants as defaults, and so not required."""
+    assert obeyed(schema) > 0
+
+
+EMAIL = {"type": "string", "pattern": "^(?!x)a"}
+PLACED = [
+    (CLOSED | {"properties": {"email": EMAIL}}, "properties.email: regex, character 2: look-around"),
+    ({"type": "array", "items": {"anyOf": [{"type": "null"}, EMAIL]}}, "items.anyOf[1]: regex"),
+    ({"$defs": {"E": EMAIL}, "properties": {"a": {"$ref": "#/$defs/E"}}}, "$defs.E: regex"),
+    ({"properties": {"a": {"not": {}}}}, 'properties.a: Unimplemented keys: ["not"]'),
+    ({"properties": {"a": {"type": "string", "format": "iri"}}}, "properties.a: Unknown format: iri"),
+    ({"properties": {"n": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, "properties.n: oneOf needs branches"),
+    ({"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"type": "integer"}}}]}, "oneOf needs branches"),
+    (CLOSED | {"patternProperties": {"^(?!x)$": True}}, "regex, character 2"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), PLACED)
+def test_what_is_refused_has_its_place_and_names_no_option_of_the_library(schema, words):
+    fault, source = _try("json_schema", json.dumps(schema))
+    assert fault.startswith(words) and not source, fault
+    assert "option" not in fault
+    rules = f'start: a b\na: "x"\nb: %json {json.dumps(schema)} // "tools[0].function.parameters"\n'
+    fault, source = _try("tools", rules)
+    assert not source
+    assert fault.startswith(f"tools[0].function.parameters{': ' if ': ' not in words.partition('regex')[0] else '.'}"), fault
+
+
+def test_the_place_is_told_to_the_caller():
+    with pytest.raises(InvalidRequest, match=r"^json_schema: properties\.email: regex, character 2: look-around"):
+        compiled("json_schema", json.dumps(CLOSED | {"properties": {"email": EMAIL}}))
+
+
+def test_a_place_is_looked_for_no_longer_than_it_may(monkeypatch):
+    monkeypatch.setattr("model.schema.PLACE_SECONDS", 0.0)
+    assert _try("json_schema", json.dumps({"properties": {"email": EMAIL}}))[0].startswith("regex, character 2")
+
+
+@pytest.mark.parametrize("name", ["path", "url", "binary", "int32", "json-string", "uuid4"])
+def test_a_format_that_json_schema_does_not_define_is_an_annotation(name):
+    assert _try("json_schema", json.dumps({"type": "array", "items": {"type": "string", "format": name}}))[0] == ""
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_format_of_json_schema_is_obeyed_or_refused_by_name(name):
+    schema = {"type": "string", "format": name}
+    assert rewritten(dict(schema), _compiled) == schema
+    assert _try("json_schema", json.dumps(schema))[0] in ("", f"Unknown format: {name}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": 1, "patternProperties": {"^a$": {}}, "properties": {"a": {"allOf": 1}}},
+        {"oneOf": [{"properties": 1}, {"properties": {}}], "required": {}},
+        {"oneOf": [{"properties": {"a": {"const": 1}}, "required": 1}, {"properties": {"a": {"enum": 2}}, "required": [{}]}]},
+        {"patternProperties": 1, "properties": []},
+        {"required": [1, {}], "patternProperties": {"^a$": 1}},
+        {"properties": {"format": 1, "oneOf": [], "patternProperties": {"^a$": "b$"}}},
+    ],
+)
+def test_what_is_no_schema_is_refused_in_the_librarys_words(schema):
+    assert _try("json_schema", json.dumps(schema))[0].partition(":")[0] not in ("TypeError", "AttributeError")
+
+
+def test_names_that_look_like_keywords_are_names():
+    schema = CLOSED | {
+        "properties": {"format": {"type": "null"}, "patternProperties": {"type": "null"}, "oneOf": {"type": "null"}},
+        "required": ["format", "patternProperties", "oneOf"],
+    }
+    assert obeyed(schema, 3) == 3
+
+
+def test_pointers_lead_into_objects_and_lists():
+    root = {"a/b": [{"~": 1}], "x y": 2}
+    pointers = {"#": root, "#/a~1b/0/~0": 1, "#/x%20y": 2, "#/a~1b/1": True, "#/none": True, "x": True, "#name": True}
+    assert {pointer: pointed_at(root, pointer) for pointer in pointers} == pointers
+    assert pointed_at(root, 5) is True
+
+
+def test_many_patterns_and_names_take_time_in_proportion():
+    names = [f"n{number}" for number in range(200)]
+    schema = CLOSED | {
+        "properties": dict.fromkeys(names, True),
+        "patternProperties": {f"^({'|'.join(names)})$": {"type": "null"}},
+    }
+    started = time.process_time()
+    assert len(rewritten(schema, _compiled)["properties"]["n7"]["allOf"]) == 1
+    assert time.process_time() - started < 20
+    assert "n199" in _source("json_schema", json.dumps(schema))
