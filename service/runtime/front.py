@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import orjson
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from model.errors import Overloaded
 from service.http_api.app import ABORT, RequestIds
@@ -62,6 +63,9 @@ class Connection(HttpToolsProtocol):
         self._head_read()
         super().on_headers_complete()
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # a function of our own
+        if self.scope["http_version"] == "1.0":
+            self.cycle.waiting_for_100_continue = False
+            self.cycle.send = _undivided(self.cycle)  # type: ignore[assignment, method-assign]  # of this call alone
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
@@ -92,6 +96,25 @@ class Connection(HttpToolsProtocol):
         fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + fields + body)
         self.transport.close()
+
+
+def _undivided(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """`cycle.send` for a caller of HTTP/1.0, who knows no chunks: an answer of unknown length ends with the connection.
+
+    uvicorn closes that after each such call, and would write chunks nevertheless.
+    """
+    send, has_length = cycle.send, True
+
+    async def sent(message: ASGISendEvent) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return sent
 
 
 class Bounded:

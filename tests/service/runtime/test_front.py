@@ -29,6 +29,13 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.calls += 1
         await self.gate.wait()
+        if scope["path"] == "/stream":
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for piece in (b"data: 1\n\n", b"", b"data: 2\n\n"):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -236,3 +243,40 @@ def test_an_idle_connection_outlives_those_of_load_balancers_wherever_attend_ser
     """Who closes it first loses nothing: a call that the server gets as it closes the connection fails."""
     in_the_cluster = yaml.safe_load((ROOT / "deploy/serve/attend.yaml").read_text())["http_options"]["keep_alive_timeout_s"]
     assert min(front.IDLE_SECONDS, edge.IDLE_SECONDS, in_the_cluster) > LOAD_BALANCER_SECONDS
+
+
+def undated(head: bytes) -> list[bytes]:
+    return [line for line in head.split(b"\r\n") if not line.startswith(b"date:")]
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n", b"content-length: 1\r\nexpect: 100-continue\r\n"])
+def test_a_caller_of_http_1_0_gets_no_chunks_and_the_connection_ends_the_answer(more):
+    """RFC 9112, 6.1; and a server ignores what such a caller expects (RFC 9110, 10.1.1)."""
+
+    async def law() -> None:
+        async with serving() as app:
+            head, _, body = (
+                await app.answer(b"POST /stream HTTP/1.0\r\n" + more + b"\r\n" + b"x" * (b"length" in more))
+            ).partition(b"\r\n\r\n")
+            assert undated(head) == [b"HTTP/1.1 200 OK", b"connection: close"]
+            assert body == b"data: 1\n\ndata: 2\n\n"
+            head, _, body = (await app.answer(b"GET / HTTP/1.0\r\n" + more + b"\r\n" + b"x" * (b"length" in more))).partition(
+                b"\r\n\r\n"
+            )
+            assert undated(head) == [b"HTTP/1.1 200 OK", b"content-length: 2", b"connection: close"]
+            assert body == b"ok"
+
+    run(law)
+
+
+def test_a_caller_of_http_1_1_gets_chunks_and_keeps_the_connection():
+    async def law() -> None:
+        async with serving() as app:
+            reader, writer = await app.connect()
+            for _ in range(2):
+                writer.write(GET.replace(b"/ ", b"/stream "))
+                said = await reader.readuntil(b"0\r\n\r\n")
+                assert b"transfer-encoding: chunked" in said and b"9\r\ndata: 2\n\n\r\n" in said
+            writer.close()
+
+    run(law)
