@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from service.grpc_api.reflection import add_reflection
 from service.grpc_api.register import add_generation_service
 from service.grpc_api.servicer import GrpcMethods
 
@@ -19,6 +20,10 @@ OPTIONS = (
     ("grpc.max_allowed_incoming_connections", 1920),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
+    # A ping every 10 s keeps a silent call, or a connection without one, open through NAT; the third that comes sooner ends it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 8_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 2),
     ("grpc.so_reuseport", 0),  # two servers on a port would answer each other's calls
 )
 
@@ -68,6 +73,7 @@ def grpc_server(
     servicer = Servicer(methods)
     add_generation_service(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    add_reflection(server)
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if tls is None:
         server.add_insecure_port(place)

@@ -254,22 +254,23 @@ class GrpcMethods:
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, grpc_context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Health at once and at each change; ends when draining has begun. A service that is not here stays unknown."""
-        if request.service not in SERVICES:
-            yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-            return
+        """Health at once and at each change; ends when draining has begun. A service that is not here is unknown until then."""
         if self._num_watches >= MAX_WATCHES:
             grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)
             grpc_context.set_details(f"{MAX_WATCHES} health watches are open here already")
             return
-        told = None
+        told, draining = None, False
         self._num_watches += 1
         try:
-            while told != health_pb2.HealthCheckResponse.NOT_SERVING:
-                if self._health() != told:
-                    told = self._health()
-                    yield health_pb2.HealthCheckResponse(status=told)
-                await asyncio.sleep(WATCH_SECONDS)
+            while not draining:
+                draining = self.is_draining()
+                unknown = request.service not in SERVICES
+                now = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN if unknown else self._health()
+                if now != told:
+                    told = now
+                    yield health_pb2.HealthCheckResponse(status=now)
+                if not draining:
+                    await asyncio.sleep(WATCH_SECONDS)
         finally:
             self._num_watches -= 1
 

@@ -389,20 +389,39 @@ def test_health_follows_the_drain_and_a_watch_ends_with_it(monkeypatch):
 def test_health_is_told_of_each_service_and_of_no_other():
     server = build_server()
 
-    async def run() -> tuple[dict[str, int], int, list[int]]:
+    async def run() -> tuple[dict[str, int], int]:
         async with grpc_channel(server) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             listed = (await health.List(health_pb2.HealthListRequest())).statuses
             named = await health.Check(health_pb2.HealthCheckRequest(service="attend.v1.GenerationService"))
             other = health_pb2.HealthCheckRequest(service="other")
-            watched = [answer.status async for answer in health.Watch(other)]
             with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
                 await health.Check(other)
-            return {name: answer.status for name, answer in listed.items()}, named.status, watched
+            return {name: answer.status for name, answer in listed.items()}, named.status
 
-    listed, named, watched = asyncio.run(run())
+    listed, named = asyncio.run(run())
     assert listed == {"": SERVING, "attend.v1.GenerationService": SERVING}
-    assert (named, watched) == (SERVING, [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])
+    assert named == SERVING
+
+
+def test_a_watch_of_an_unknown_service_says_so_and_stays_open_until_the_drain(monkeypatch):
+    monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(servicer, "MAX_WATCHES", 1)
+    server, request = build_server(), health_pb2.HealthCheckRequest(service="other")
+
+    async def run() -> None:
+        async with grpc_channel(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(request)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+                await anext(aiter(health.Watch(request)))
+            assert not watch.done()
+            server.engine.drain()
+            assert await watch.read() is grpc.aio.EOF
+            assert await watch.code() is grpc.StatusCode.OK
+
+    asyncio.run(run())
 
 
 def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch):

@@ -1,0 +1,44 @@
+"""gRPC reflection of a replica without Ray, bounded: it needs no key. Ray Serve's own servers bring theirs."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
+
+from service.grpc_api.register import SERVICE
+
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+MAX_STREAMS = 32
+"""At once: each holds a place that calls need."""
+STREAM_SECONDS = 10.0
+
+
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-defined]  # untyped
+    """Tells of the services, a few callers at a time, each for so long."""
+
+    def __init__(self) -> None:
+        super().__init__((SERVICE.full_name, HEALTH, reflection.SERVICE_NAME))
+        self._num_streams = 0
+
+    async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """As the proto says."""
+        if self._num_streams >= MAX_STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} reflection streams are open here already")
+        self._num_streams += 1
+        try:
+            async with asyncio.timeout(STREAM_SECONDS):
+                async for answer in super().ServerReflectionInfo(request_iterator, context):
+                    yield answer
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"reflection takes at most {STREAM_SECONDS:g} seconds")
+        finally:
+            self._num_streams -= 1
+
+
+def add_reflection(server: grpc.aio.Server) -> None:
+    """Register it with a server."""
+    add_ServerReflectionServicer_to_server(Reflection(), server)
