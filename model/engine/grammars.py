@@ -5,12 +5,14 @@ Where possible a token is drawn without a mask and checked here afterwards: a ma
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from model.engine.plan import Plan, StepInput
 from model.errors import EngineFailed
-from model.mask import Grammar, compute_masks
 from model.sampling_plan import Draw
+
+if TYPE_CHECKING:  # it needs llguidance, and a request without a grammar does not
+    from model.mask import Grammar
 
 NEXT_BEST = 2
 """Tokens that are tried after a refused one."""
@@ -28,7 +30,7 @@ class Drawn(Protocol):
         ...
 
 
-def unmasked(plan: Plan, step: StepInput) -> dict[int, Grammar]:
+def unmasked(plan: Plan, step: StepInput) -> "dict[int, Grammar]":
     """The grammars of the rows that draw without their masks. A request aborted in the meantime needs no check."""
     rows = [row for row, draw in enumerate(step.draws) if draw.plan.has_grammar and draw.mask is None]
     if not rows:
@@ -38,7 +40,7 @@ def unmasked(plan: Plan, step: StepInput) -> dict[int, Grammar]:
     return {row: request.grammar for row, request in requests if request is not None and request.grammar is not None}
 
 
-def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, Grammar]) -> dict[int, str]:
+def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
     """Draw rows again whose token their grammar does not allow; returns the rows whose grammar failed, with the reason.
 
     The next best tokens are tried before a mask is computed: a mask takes longer, and mostly one of them fits.
@@ -61,7 +63,9 @@ def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, 
     return _draw_under_masks(step, draws, {row: grammars[row] for row in refused})
 
 
-def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: Mapping[int, Grammar]) -> dict[int, str]:
+def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
+    from model.mask import compute_masks
+
     compute_masks(grammars.values())
     masked: dict[int, Draw] = {}
     errors: dict[int, str] = {}

@@ -23,7 +23,6 @@ from model.gguf.places import is_gguf
 from model.net.families.reading import Family
 from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
 from model.net.formats.codes import FP8, Codes, Form, Kind
-from model.net.formats.gguf import Gguf
 from model.net.formats.safetensors_files import Safetensors
 from model.net.formats.table import format_of
 from model.net.formats.weights import Weights
@@ -38,7 +37,11 @@ log = logging.getLogger("attend.model")
 
 def open_weights(folder: Path) -> Weights:
     """The tensors of a checkpoint. Raises CheckpointError."""
-    return Gguf(folder) if is_gguf(folder) else Safetensors(folder)
+    if is_gguf(folder):
+        from model.net.formats.gguf import Gguf  # it needs the package gguf, and a folder does not
+
+        return Gguf(folder)
+    return Safetensors(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
