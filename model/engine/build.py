@@ -144,6 +144,7 @@ def build_runner(
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
+    setup += "" if options.load_format == "auto" else f" {options.load_format}"
     return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup)
 
 
@@ -165,13 +166,18 @@ def read_net(
     natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
     kind = quantised_kind(options.quantize, config, device, backend.name)
     floats = backend.name == "triton" and not config.num_experts  # Triton multiplies all codes but those of experts
-    keep = natively or floats
-    return load(folder, dtype, device, 0, quantize=kind, keep_codes=keep, keep_floats=floats, mapped=natively, report=report)
+    kept = {"keep_codes": natively or floats, "keep_floats": floats, "mapped": natively}
+    return load(folder, dtype, device, 0, quantize=kind, **kept, dummy=options.load_format == "dummy", report=report)
 
 
 def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
     """Refuse by name what so many ranks do not compute together: SettingError."""
-    for name, is_set in (("quantize", options.quantize != "none"), ("adapters", options.adapters)):
+    changes = {
+        "quantize": options.quantize != "none",
+        "adapters": options.adapters,
+        "load_format": options.load_format != "auto",
+    }
+    for name, is_set in changes.items():
         if ranks > 1 and is_set:
             raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which ranks do not compute together yet")
     check(config, ranks)

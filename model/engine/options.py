@@ -22,6 +22,8 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     backend: str = "auto"
+    load_format: str = "auto"
+    """`dummy` draws the weights and reads config.json alone, for measurements; no setting of the service."""
     quantize: str = "none"
     """Keep the matrices in whole numbers: int8 or int4."""
     max_model_len: int | None = None

@@ -83,6 +83,7 @@ def load(
     keep_codes: bool = False,
     keep_floats: bool = False,
     mapped: bool = False,
+    dummy: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
@@ -91,11 +92,12 @@ def load(
     and with `keep_floats` beside it in floats of 8 bits too.
     SettingError where the files have codes, and `quantize` asks for others.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
+    With `dummy` only config.json is read: see `draw_weights`.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
     with torch.device("meta"):
         net = Decoder(read_config(folder), context)
-    forms = forms_of(net, folder)
+    forms = {} if dummy else forms_of(net, folder)
     if not keep_floats or quantize is not None:
         forms = whole_numbers(forms)
     if quantize is not None and forms:
@@ -104,7 +106,10 @@ def load(
         quantise_matrices(net, quantize)
     elif keep_codes:
         adopt_forms(net, forms)
-    fill(net, folder, dtype, device, mapped=mapped, report=report)
+    if dummy:
+        draw_weights(net, folder, dtype, device)
+    else:
+        fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
 
@@ -144,6 +149,22 @@ def fill(
     if tied:
         net.head.share(net.embedding.tokens)
     net.mapped = mapped
+
+
+def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) -> None:
+    """Draw the weights of a decoder on the meta device, on `device` itself: a CPU would take minutes for 8B.
+
+    They are the same each time. Matrices are normal with variance 1 / width, so that scores differ; gains are 1, biases 0.
+    """
+    family, dice = family_of(read_json(folder, "config.json")), torch.Generator(device).manual_seed(0)
+    for slot in _slots(net):
+        kept = torch.float32 if _has_offset(family, slot) else dtype
+        numbers = torch.full(slot.shape, 1.0 if slot.kind == "weight" else 0.0, dtype=kept, device=device)
+        if len(slot.shape) > 1 and slot.kind == "weight":
+            numbers.normal_(0.0, slot.width**-0.5, generator=dice)
+        _put(slot, 0, numbers, kept, device, stays=True)
+    if net.config.tied_head:
+        net.head.share(net.embedding.tokens)
 
 
 def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:

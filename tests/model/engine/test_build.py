@@ -16,6 +16,7 @@ import model.engine.choice
 import model.net.transformer
 from model.engine.build import (
     build_engine,
+    check_shared,
     choose_device,
     choose_dtype,
     choose_kv_dtype,
@@ -246,6 +247,21 @@ def test_the_fingerprint_changes_with_dtype_backend_and_threads(folder):
     prints = [build_engine(folder, replace(OPTIONS, **way)).info.fingerprint for way in ways]
     assert len(ways) == len(set(prints))
     assert prints[0] == build_engine(folder, OPTIONS).info.fingerprint
+
+
+def test_an_engine_of_drawn_weights_serves_without_the_files_and_is_known_by_its_fingerprint(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    for form in ("none", "int8"):
+        engine = build_engine(tmp_path, replace(OPTIONS, load_format="dummy", quantize=form))
+        [tokens, reason] = generate(engine, ask("a", [1, 2, 3], 5))
+        assert (5, FinishReason.LENGTH) == (len(tokens), reason)
+    drawn = build_engine(folder, replace(OPTIONS, load_format="dummy")).info.fingerprint
+    assert drawn != build_engine(folder, OPTIONS).info.fingerprint
+
+
+def test_ranks_draw_no_weights():
+    with pytest.raises(SettingError, match="tensor_parallel is 2, but load_format is set"):
+        check_shared(CONFIG, replace(OPTIONS, load_format="dummy"), 2)
 
 
 def test_the_fingerprint_knows_the_gpu_and_its_cuda(folder, monkeypatch):

@@ -275,6 +275,20 @@ def test_mapped_matrices_are_the_same_numbers(tmp_path, kind):
     assert all(torch.equal(a, b) for a, b in zip(mapped.parameters(), owned.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2", "qwen2"])
+def test_drawn_weights_need_no_file_and_are_the_same_each_time(tmp_path, kind):
+    """Only config.json is there. Scores are finite, and differ."""
+    folder = write_checkpoint(kind, tmp_path)
+    (folder / "model.safetensors").unlink()
+    first, again = (load(folder, torch.float32, "cpu", dummy=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    scores = logits(first)
+    assert scores.isfinite().all()
+    assert len(set(scores.argmax(-1).tolist())) > 1
+    assert len(scores[0].unique()) > 0.9 * len(scores[0])
+    assert (first.head.weight is first.embedding.tokens.weight) == first.config.tied_head
+
+
 def test_the_bytes_that_are_read_are_reported_up_to_all_of_them(folder):
     told: list[tuple[int, int]] = []
     load(folder, torch.float32, "cpu", report=lambda *bytes_: told.append(bytes_))
