@@ -188,7 +188,7 @@ def test_who_is_to_blame_is_known_where_the_token_is_drawn(machine, banned):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_a_recording_repeats_what_it_was_made_of():
+def test_a_recording_repeats_what_it_was_made_of_on_a_gpu():
     given, doubled = torch.zeros(2, 4, device="cuda")
     replay = CudaRecorder()(lambda: doubled.copy_(given * 2))
     for value in (3.0, 5.0):

@@ -151,7 +151,7 @@ def test_an_engine_with_pieces_answers_as_one_without(budget):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_recorded_pieces_repeat_what_they_were_made_of_with_what_is_done_between_them():
+def test_recorded_pieces_repeat_what_they_were_made_of_with_what_is_done_between_them_on_a_gpu():
     """What one piece leaves to the next holds, whatever is allocated between them."""
     given, doubled = torch.zeros(2, 4, device="cuda")
 
