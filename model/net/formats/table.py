@@ -93,7 +93,9 @@ def _method(settings: Settings) -> str | None:
 
 def _is_mlx(settings: object) -> bool:
     """Whether it is what MLX writes: bits and a group, and settings of single matrices beside them."""
-    return isinstance(settings, dict) and "quant_method" not in settings and {"bits", "group_size"} <= settings.keys()
+    if not isinstance(settings, dict) or settings.keys() & {"quant_method", "desc_act", "zero_point"}:  # GPTQ, AWQ
+        return False
+    return {"bits", "group_size"} <= settings.keys()
 
 
 def _unread(name: str) -> str:

@@ -283,6 +283,7 @@ def test_a_repository_without_safetensors_names_the_commands_that_convert_it(at,
 
 
 def test_an_index_that_leads_out_of_the_repository_is_refused(at, server):
+    del server.files["model.safetensors"]
     server.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"a": "../../x.safetensors"}}).encode()
     with pytest.raises(CheckpointError, match=r"names '../../x.safetensors', which is no safetensors file in the folder"):
         at.fetch()

@@ -389,6 +389,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     },
     "bitsandbytes of old": ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, r"'bitsandbytes' \(.*\) is not supported"),
     "mlx": ({"group_size": 64, "bits": 4}, r"'mlx' \(MLX: .*\) is not supported; .*GGUF"),
+    "gptq without its name": ({"bits": 4, "group_size": 128, "desc_act": False}, "it must be an object with a quant_method"),
     "a stranger": ({"quant_method": "new"}, "quant_method 'new' is not supported; known: awq, compressed-tensors"),
     "no method": ({"bits": 4}, "it must be an object with a quant_method"),
     "nothing": ({}, "it must be an object with a quant_method"),
