@@ -25,6 +25,7 @@ NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
 MOST_JSON = 25_000_000
 """Bytes of a JSON file, or of a safetensors header: the index of a model of 90,000 tensors has 9 million."""
+TAKEN = f"give a checkpoint folder with config.json in it, a {SUFFIX} file, or hf://ORG/NAME"
 READ = (".json", ".jinja", ".safetensors", SUFFIX)
 """Endings of the files that are read."""
 
@@ -45,7 +46,7 @@ def read_any_json(folder: Path, name: str) -> Any:
 
         return document(folder, name)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder: give a checkpoint folder with config.json in it, or hf://ORG/NAME")
+        raise CheckpointError(f"{folder} is not a folder: {TAKEN}")
     if not path.is_file():
         raise CheckpointError(f"{path} is missing{one_gguf(folder, [each.name for each in folder.iterdir()])}")
     try:

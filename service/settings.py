@@ -1,13 +1,15 @@
 """Every setting, and the only reader of the environment.
 
 A setting comes from a flag of `attend serve`, else from ATTEND_<NAME>, else from its default. null, and an empty
-variable, mean the default.
+variable, mean the default; but an empty `api_keys_file` is refused: where its value is lost, a server would be open.
 """
 
+import difflib
 import json
 import os
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,12 +22,19 @@ from model.gguf.places import SUFFIX, only_gguf
 from service.chat.forms import ReasoningParser, ToolParser
 
 PREFIX = "ATTEND_"
+API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
 HUB = "hf://"
 REFERENCE = re.compile(
     r"hf://(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/(?P<file>\w[\w.-]*\.gguf))?(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?",
     re.ASCII,
 )
 """A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
+NO_SETTING = re.compile("API_KEY|(TEST|BENCH|FAULTS)_.+")
+"""Variables with our prefix that are no settings: a caller's key, and the marks of our own tests and benchmarks."""
+ALIKE = 0.75
+"""How much of a name must be that of a setting to be taken for a mistyped one, as `difflib` counts it: SINGEL has 0.83 of
+SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
+SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 Port = Annotated[int, Field(ge=1, le=65535)]
 PATHS = ("adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
@@ -36,6 +45,18 @@ NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connect
 def _whole(value: Any) -> Any:
     """A variable is text; a Literal of numbers takes none."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _bytes(value: Any) -> Any:
+    """A size with its unit, 2GB or 512MiB, in bytes. K, M, G and T are powers of 1000, with an i of 1024."""
+    if not isinstance(value, str):
+        return value
+    match = SIZE.fullmatch(value.strip().upper())
+    number, unit, binary = match.groups() if match else ("0", None, None)
+    size = int(Decimal(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))
+    if not size:
+        raise PydanticCustomError("size", "it must be a number of bytes, as 536870912, 512MiB or 2GB")
+    return size
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -100,10 +121,10 @@ class Settings(BaseModel):
         1 << 19, description="tokens of the prompts that wait; beyond them calls are refused with 429, unless none waits"
     )
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
-    kv_cache_memory: Annotated[int, Field(ge=1)] | None = Field(
+    kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(_bytes)] | None = Field(
         None,
-        description="bytes, of each rank with tensor_parallel; default: on a GPU what is left, on a CPU 16 whole contexts, "
-        "but at most a quarter of the free memory",
+        description="bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a GPU what is left, on a CPU "
+        "16 whole contexts, but at most a quarter of the free memory",
     )
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="what keys and values are kept in; auto: as computed; int8: half the memory of bfloat16, CPU only"
@@ -254,13 +275,19 @@ def allowed(name: str) -> str:
 
 
 def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from flags (or a Serve config's `args`) and the environment. Raises SettingError naming the culprit."""
+    """Settings from flags (or a Serve config's `args`) and the environment. Raises SettingError naming the culprit.
+
+    A variable whose name resembles a setting's is refused too: `unknown_variables` has the others.
+    """
+    _refuse_mistyped(environment)
     values: dict[str, Any] = {}
     for name in Settings.model_fields:
         text = environment.get(PREFIX + name.upper(), "")
         if text:
             values[name] = text
     values |= {name: value for name, value in given.items() if value is not None}
+    if values.get("api_keys_file", environment.get(API_KEYS_FILE)) == "":
+        raise SettingError(f"api_keys_file, or {API_KEYS_FILE}, is empty: leave it out if callers need no key")
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -268,4 +295,20 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.
         name = str(first["loc"][0])
         source = f"{PREFIX}{name.upper()}" if name not in given or given[name] is None else name
         shown = str(first["input"])[:64]
-        raise SettingError(f"{source} = {shown!r} cannot be used: {first['msg'].lower()}") from error
+        raise SettingError(f"{source} = {shown!r} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The variables with our prefix that nobody reads, sorted."""
+    known = {name.upper() for name in Settings.model_fields}
+    names = [name.removeprefix(PREFIX) for name in sorted(environment) if name.startswith(PREFIX)]
+    return [PREFIX + name for name in names if name not in known and not NO_SETTING.fullmatch(name)]
+
+
+def _refuse_mistyped(environment: Mapping[str, str]) -> None:
+    """Raise SettingError for an unknown variable that resembles a setting: `ATTEND_API_KEY_FILE` would leave a server open."""
+    known = [name.upper() for name in Settings.model_fields]
+    for name in unknown_variables(environment):
+        near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), known, 1, ALIKE)
+        if near:
+            raise SettingError(f"{name} is not a setting: did you mean {PREFIX}{near[0]}?")

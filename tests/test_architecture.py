@@ -23,7 +23,7 @@ HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
 READS_ENVIRONMENT = {
     Path("service/settings.py"),
-    Path("service/commands/cli.py"),
+    Path("service/commands/bench.py"),
     Path("service/runtime/supervisor.py"),
     Path("service/runtime/single.py"),
 }

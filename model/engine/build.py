@@ -20,9 +20,10 @@ from model.engine.loop import AsyncEngine
 from model.engine.memory import memory_left
 from model.engine.options import EngineOptions
 from model.engine.ranks import Leader, ShardRunner
-from model.engine.request import EngineInfo, Request, StepReport
+from model.engine.request import EngineInfo, Request, SlowerPath, StepReport
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
+from model.engine.slower import slower_path
 from model.errors import EngineFailed, SettingError
 from model.explain.explainer import Explainer
 from model.net.backends import AttentionBackend
@@ -59,6 +60,7 @@ class Built:
     """How weights are kept."""
     setup: str
     """What answers depend on beside the weights."""
+    slower_path: SlowerPath | None
 
 
 def build_engine(
@@ -93,7 +95,10 @@ def build_engine(
         eos_token_ids=model.eos_token_ids,
         fingerprint=fingerprint(folder, built.setup),
         makes_text=not lacks_head(folder),
+        slower_path=built.slower_path,
     )
+    if info.slower_path is not None:
+        log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
@@ -116,6 +121,9 @@ def build_runner(
     dtype = choose_dtype(options.dtype, device, natively=ranks == 1 and decodes_natively(model, options, device))
     config = model if group is None else config_of(model, ranks)
     backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=ranks > 1)
+    slower = None
+    if options.backend == "auto":
+        slower = slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
     held = choose_kv_dtype(options, dtype, device, backend.name)
     net = read_net(folder, model, options, dtype, device, backend, report, group)
     weights = names_of_kinds(net) or name_of(dtype)
@@ -145,7 +153,7 @@ def build_runner(
         check_exact(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
-    return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup)
+    return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup, slower)
 
 
 def read_net(
@@ -273,7 +281,7 @@ def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) 
         raise SettingError(f"quantize is {wanted}, but {who}: it needs device = cpu and another backend than triton")
     if device != "cpu" and backend != "triton":
         raise SettingError(f"quantize is {wanted}, but the {backend} backend does not multiply whole numbers on {device}")
-    if backend not in ("native", "triton"):
+    if backend.partition("-")[0] not in ("native", "triton"):
         log.warning(
             "quantize is %s without the native backend: each product first makes its matrix plain, which is slow", wanted
         )

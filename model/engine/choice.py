@@ -49,18 +49,18 @@ def choose_backend(
     `shared`: several ranks compute the model, and `config` is what each of them has of it.
     """
     for name in FASTEST_FIRST if wanted == "auto" else (wanted,):
-        kind = _kind_of(name)
-        if kind is None or (shared and not _computes_parts(name, config)):
+        kind = kind_of(name)
+        if kind is None or (shared and not computes_parts(name, config)):
             continue
         if kind.supports(config, dtype, device, block_size):
             return kind(config.attention_variants)
-    if shared and not _computes_parts(wanted, config):
+    if shared and not computes_parts(wanted, config):
         raise SettingError(f"backend is {wanted}, but it does not compute this model in parts, as tensor_parallel asks")
-    kind = _kind_of(wanted)
+    kind = kind_of(wanted)
     raise SettingError(f"backend is {wanted}, but {ABSENT[wanted] if kind is None else _lack(wanted, config)}")
 
 
-def _computes_parts(name: str, config: ModelConfig) -> bool:
+def computes_parts(name: str, config: ModelConfig) -> bool:
     """Whether the decoder of a backend computes one rank's part of a model."""
     if name == "triton":  # its kernels have neither some of the experts nor a norm over the heads of all ranks
         return not config.num_experts and config.qk_norm != "all"
@@ -75,7 +75,7 @@ def _lack(name: str, config: ModelConfig) -> str:
     return NEEDS.get(name, OTHER_NEEDS)
 
 
-def _kind_of(name: str) -> BackendKind | None:
+def kind_of(name: str) -> BackendKind | None:
     """The backend of this name; None for one that was not built or is not installed."""
     if name == "native":
         return None if load_native() is None else NativeBackend

@@ -226,6 +226,13 @@ class Output(NamedTuple):
     """[E], float64, where asked for: the prompt's last hidden state, or the mean over all."""
 
 
+class SlowerPath(NamedTuple):
+    """Why an engine is slower than this machine could be: a word for a metric, and a sentence."""
+
+    reason: str
+    cause: str
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine is; fixed while it lives."""
@@ -253,6 +260,8 @@ class EngineInfo:
     fingerprint: str
     makes_text: bool = True
     """False where the checkpoint has no head: then there are embeddings alone."""
+    slower_path: SlowerPath | None = None
+    """None where the fastest way of the machine serves, or another was asked for by its name."""
 
 
 @dataclass(frozen=True, slots=True)

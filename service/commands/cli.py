@@ -1,80 +1,56 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
-import importlib
-import inspect
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version as version_of
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic_core import PydanticUndefined
 
 from model.errors import AttendError, SettingError
+from service.commands.flags import with_settings, without_values
 from service.commands.keys import app as keys_app
-from service.settings import PREFIX, Settings, allowed, read_settings
+from service.commands.start import given_text, interrupt_unwinds, start_settings
+from service.settings import Settings
 
-app = typer.Typer(
-    help="Serve, try, check and train decoder-only transformers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
+PYTHON = sys.version.partition(" ")[0]
+HELP = ("-h", "--help")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
 app.add_typer(keys_app, name="keys")
-REPEATED = ("adapter",)
-"""Settings whose flag may stand several times; their values are joined by commas."""
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")]
+DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")]
+QuantizeOption = Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")]
 
 
 def main() -> None:
-    """Entry point: an error of ours ends with its sentence and status 2, without a traceback."""
+    """Run the command line: an error of ours ends with its sentence and status 2, without a traceback."""
+    words = without_values(sys.argv[1:])
     try:
-        app(with_values(sys.argv[1:]))
+        app([*words[1:], "--help"] if words[:1] == ["help"] else words)
     except AttendError as error:
         print(f"attend: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def with_values(words: Sequence[str]) -> list[str]:
-    """The command line with `true` after each flag of a yes-or-no setting that stands alone, as in `--deterministic`."""
-    alone = {f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool}
-    found = []
-    for word, after in zip(words, [*words[1:], "-"], strict=True):
-        found += [word, "true"] if word in alone and after.startswith("-") else [word]
-    return found
-
-
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag for each field of Settings, with its description, variable and default."""
-
-    def run(folder: str | None, **flags: Any) -> None:
-        joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
-        command(read_settings(joined | ({"model": folder} if folder else {})))
-
-    folder = typer.Argument(
-        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
-    )
-    parameters = [
-        inspect.Parameter(
-            "folder", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str | None, folder], default=None
-        )
-    ]
-    for name, field in Settings.model_fields.items():
-        default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
-        about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
-        # Every flag is text: Settings reads it, as it reads the variable, and both complain in the same words.
-        option = typer.Option(f"--{name.replace('_', '-')}", help=about, show_default=False, metavar="VALUE")
-        kind = list[str] | None if name in REPEATED else str | None
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option], default=None)
-        )
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__, run.__name__ = command.__doc__, command.__name__
-    return run
+@app.callback(invoke_without_command=True)
+def attend(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the versions of Attend, torch, Ray and Python.")] = False,
+) -> None:
+    """Serve, try, check and train decoder-only transformers."""
+    if version:
+        print(f"attend {version_of('attend')}, torch {version_of('torch')}, ray {version_of('ray')}, Python {PYTHON}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
@@ -93,11 +69,10 @@ def serve(settings: Settings) -> None:
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; without it, that of standard input.", show_default=False)
     ] = None,
+    model: ModelOption = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw among the k likeliest tokens; 0 means all.")] = 0,
@@ -118,15 +93,16 @@ def generate(
     adapter: Annotated[
         str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
-    ] = None,
-    quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     show: Annotated[bool, typer.Option("--show", help="Colour each token by its probability.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
 ) -> None:
     """Continue a prompt in the terminal, streamed, without Ray."""
+    given = adapter if adapter and "=" in adapter else None
+    settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
+    prompt = prompt if prompt_token_ids else given_text(prompt, "prompt")
     from service.commands import generate as offline
 
     fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
@@ -148,32 +124,31 @@ def generate(
         logprobs=logprobs,
         return_token_ids=return_token_ids,
     )
-    given = adapter if adapter and "=" in adapter else None
-    settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
     fields["model"] = ",".join(settings.adapters) if given else adapter or None
     offline.generate(settings, fields, as_json=json, show=show)
 
 
 @app.command()
 def explain(
-    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    text: Annotated[
+        str | None, typer.Argument(help="The text to look at; without it, that of standard input.", show_default=False)
+    ] = None,
     answer: Annotated[str, typer.Option(help="What follows it.")] = "",
     layer: Annotated[int | None, typer.Option(help="Layer to draw, from 0; default: the last that attends.")] = None,
     head: Annotated[int | None, typer.Option(help="Query head to draw, from 0; default: the mean of all.")] = None,
     lens: Annotated[bool, typer.Option("--lens", help="Tell what each layer would say next.")] = False,
-    model: Annotated[str | None, typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME.", metavar="DIR")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")
-    ] = None,
-    quantize: Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print what POST /v1/attention answers and nothing else.")] = False,
 ) -> None:
     """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
+    settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
+    looked_at = given_text(text, "text")
     from service.commands.explain import show
 
-    settings = read_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
-    show(settings, text, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
+    show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
 
 
 @app.command()
@@ -188,6 +163,7 @@ def train(
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is one a core.")] = 0,
 ) -> None:
     """Train a model on this interpreter's standard library; goes on where it stopped."""
+    interrupt_unwinds()
     from model.train.command import run
     from model.train.trainer import Recipe
 
@@ -198,24 +174,16 @@ def train(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    what: str = typer.Argument(
-        help="engine, serve, serving, arrivals, prefix, lookup, lora, family, option, quality, memory, loading, start, "
-        "scheduler, limits, gate or all; then its flags"
-    ),
+    what: Annotated[str | None, typer.Argument(help="A benchmark, then its flags; without it, they are listed.")] = None,
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
-    source_tree = Path(__file__).parents[2]
-    source = source_tree / "loadtest" / "bench" / f"{what}.py"
-    if not what.isidentifier() or not source.is_file() or "\ndef main(" not in source.read_text(encoding="utf-8"):
-        raise SettingError(f"there is no benchmark {what!r} here; they come with the source tree, in loadtest/bench")
-    sys.path.insert(0, str(source_tree))
-    # Its children are modules of the tree too, wherever this was started.
-    os.environ |= {
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(source_tree), os.getenv("PYTHONPATH")))),
-    }
-    sys.argv = [f"attend bench {what}", *context.args]
-    importlib.import_module(f"loadtest.bench.{what}").main()
+    from service.commands.bench import listed, run
+
+    if what in (None, *HELP):
+        print("\n".join(listed()))
+    else:
+        interrupt_unwinds()
+        run(what, context.args)
 
 
 @app.command("inspect")
@@ -234,10 +202,10 @@ def inspect_(
 
     Ends with status 2, and a sentence that says why, where it cannot be served.
     """
+    settings = start_settings({"model": folder}, locate=not json)  # with it, `show` says in JSON what is wrong
     from service.commands.inspect import show
     from service.observe import tracing
 
-    settings = read_settings({"model": folder})
     tracing.check(settings.otel_endpoint)
     raise typer.Exit(show(settings, as_json=json))
 
@@ -275,9 +243,10 @@ def quality(
 
     All forms are computed as they are served, and are in memory at the same time.
     """
+    settings = start_settings({"model": folder})
+    interrupt_unwinds()
     from service.commands.quality import show
 
-    settings = read_settings({"model": folder})
     show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
 
 
@@ -303,7 +272,8 @@ def check(
     Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0. SSL_CERT_FILE names the
     authorities to trust for https, where they are not this machine's.
     """
-    from service.commands.check import Unreachable, run, target
+    from service.commands.check import run
+    from service.commands.probe import Unreachable, target
 
     probe, results, reason = target(url, grpc, key), [], None
     show = (lambda *_: None) if json else printer()
@@ -361,7 +331,7 @@ def replay(
         raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")
     asked, response = again.read(answer, request)
     settings = {"model": model, "dtype": dtype, "quantize": quantize}
-    verdict = again.replay(asked, response, *(again.online(url, key) if url else again.offline(read_settings(settings))))
+    verdict = again.replay(asked, response, *(again.online(url, key) if url else again.offline(start_settings(settings))))
     print(f"{verdict.outcome}: {verdict.detail}")
     raise typer.Exit(again.STATUS[verdict.outcome])
 

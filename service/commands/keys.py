@@ -11,8 +11,7 @@ from service.access.keys import MAX_LIMIT, Entry, digest_of, editing, load_keys,
 from service.access.quota import LIMITS, Limits
 
 app = typer.Typer(
-    help="Give, list and take away API keys. A running server follows within a second or two.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -31,6 +30,13 @@ TokensOption = Annotated[
 ConcurrentOption = Annotated[
     str, typer.Option("--concurrent", help="Answers being made at the same time, likewise; default: no limit.", metavar="N")
 ]
+
+
+@app.callback()
+def keys(context: typer.Context) -> None:
+    """Give, list and take away API keys. A running server follows within a second or two."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()

@@ -133,7 +133,7 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
     """Asks a running server. Raises SettingError for what is no URL."""
     import http.client
 
-    from service.commands.check import Failed, target
+    from service.commands.probe import Failed, target
 
     probe = target(url, "none", key)
 
@@ -167,4 +167,4 @@ def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
 
 def is_precise(facts: Mapping[str, str]) -> bool:
     """Whether answers have the same bits in any batch: in float32, and by the native decoder in any form."""
-    return facts["dtype"] == EXACT or facts["backend"] == "native"
+    return facts["dtype"] == EXACT or facts["backend"].startswith("native-")

@@ -260,6 +260,8 @@ class Version(Shape):
     """How its matrices are kept: as such numbers, or in whole numbers as int8 or int4."""
     backend: str = Field(examples=["cpu"])
     """How attention is computed."""
+    slower_path: str | None = Field(examples=[None])
+    """Why the fastest way of this machine does not serve; null where it does, or another was asked for by its name."""
     system_fingerprint: Fingerprint
 
 

@@ -307,6 +307,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
                 "dtype": info.dtype,
                 "weights": info.weights,
                 "backend": info.backend,
+                "slower_path": info.slower_path and info.slower_path.cause,
                 "system_fingerprint": info.fingerprint,
             }
         )

@@ -38,6 +38,11 @@ class EngineCollector(Collector):
         facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
         facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
         yield facts
+        slower = info.slower_path
+        about = "1 with the reason why another backend serves than the fastest of this machine; else 0, with none"
+        way = GaugeMetricFamily("attend_slower_path_info", about, labels=["model", "reason"])
+        way.add_metric([self._model, slower.reason if slower else "none"], 1 if slower else 0)
+        yield way
         counters = (
             ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
             ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),

@@ -1,6 +1,7 @@
 """The Ray Serve deployment of a replica. `build` is what `serve run` and a RayService import."""
 
 import asyncio
+import logging
 from functools import partial
 from os.path import abspath
 from typing import Any
@@ -15,7 +16,9 @@ from service.observe.capacity import Load
 from service.runtime import ranks
 from service.runtime.place import gpus_wanted, most_gpus, place_wanted
 from service.runtime.replica import Replica, most_calls
-from service.settings import Settings, read_settings
+from service.settings import Settings, read_settings, unknown_variables
+
+log = logging.getLogger("attend.settings")
 
 
 @serve.deployment(name="Attend")
@@ -59,12 +62,22 @@ def replicas_wanted(settings: Settings) -> dict[str, Any]:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application. `args` are settings by name; what they leave out comes from ATTEND_*."""
+    """The application. `args` are settings by name; what they leave out comes from ATTEND_*.
+
+    Raises SettingError. Variables that nobody reads are told here, once for all replicas.
+    """
     settings = read_settings(args)
+    for name in unknown_variables():
+        log.warning("%s is not a setting, and is ignored", name)
     if settings.single:
         raise SettingError("single is for `attend serve`: Ray Serve runs this application")
-    if abspath(settings.tls_cert) != abspath(read_settings({}).tls_cert):
+    if abspath(settings.tls_cert) != abspath(read_settings(args | {"tls_cert": None, "tls_key": None}).tls_cert):
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
+    return application(settings)
+
+
+def application(settings: Settings) -> serve.Application:
+    """The application of these settings. Raises SettingError."""
     tracing.check(settings.otel_endpoint)
     gpus = gpus_wanted(settings, most_gpus(ray.nodes()))
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment

@@ -23,7 +23,7 @@ from service.observe import census
 from service.runtime import hub
 from service.runtime import reachable as routes
 from service.runtime.checkpoint import read_tokenizer
-from service.runtime.deployment import build
+from service.runtime.deployment import application
 from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
 from service.runtime.place import gpus_wanted
 from service.runtime.replica import engine_options
@@ -45,7 +45,7 @@ AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 1.0
 async def main(settings: Settings, statistics: int) -> int:
     """Serve until SIGTERM or SIGINT; a second signal stops without draining. `statistics` is HAProxy's port for them.
 
-    Returns the exit status.
+    Returns the exit status: 0, or 128 and the signal where it was told to stop before it was ready.
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
     settings = hub.with_folder(settings, say)  # once, before replicas start, and in sight of the person who waits
@@ -64,18 +64,19 @@ async def main(settings: Settings, statistics: int) -> int:
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = catch_signals()  # after ray.init, which installs handlers of its own
-    started = False
+    started = ready = False
     try:
         check_room(settings, ray.cluster_resources())
         started = await before(stop, start(settings, statistics))
-        if started and await before(stop, say_ready(settings)):
+        ready = started and await before(stop, say_ready(settings))
+        if ready:
             await before(stop, tell_changes())
         if await may_serve(unknown=started):
-            say("Stopping: running streams may end ...")
+            say("Draining: running streams may end ...")
             await drain(settings)
     finally:
         await stop_everything(serving=started)
-    return 0
+    return 0 if ready else 128 + stop.number
 
 
 def check_room(settings: Settings, resources: dict[str, float]) -> None:
@@ -101,9 +102,9 @@ async def start(settings: Settings, statistics: int) -> None:
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
-    application = build(settings.model_dump())
+    served = application(settings)
     try:
-        await beside(serve.run, application, name=APP, route_prefix="/")
+        await beside(serve.run, served, name=APP, route_prefix="/")
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):

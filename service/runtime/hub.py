@@ -22,6 +22,7 @@ from pathlib import Path
 from model.errors import CheckpointError
 from model.gguf.places import SUFFIX, part_paths
 from model.weights import INDEX, way_out, weight_names
+from service.runtime.model_path import located
 from service.settings import HUB, REFERENCE, Settings
 
 SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
@@ -40,7 +41,11 @@ def tell(text: str) -> None:
 
 
 def with_folder(settings: Settings, say: Say = tell) -> Settings:
-    """The settings with a folder in place of a hub reference, downloaded if need be, and the name that callers use."""
+    """The settings with a folder in place of a hub reference, downloaded if need be, and the name that callers use.
+
+    Raises CheckpointError.
+    """
+    settings = located(settings, say)
     if not settings.model.startswith(HUB):
         return settings
     return settings.model_copy(update={"model": str(fetch(settings.model, say)), "served_model_name": settings.name})

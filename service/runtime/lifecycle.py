@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -61,29 +63,68 @@ def check_certificate(settings: Settings) -> None:
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
-    """Where the server listens, what it serves, and how to try it."""
-    host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
-    body = '{"prompt":"def fibonacci(n):","max_tokens":48,"stream":true}'
+    """Where the server listens, what it serves, who may call, and how to try it."""
+    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
-    scheme = "https" if settings.tls_cert else "http"
     processes = "  one process, without Ray" if settings.single else ""
     if settings.tensor_parallel > 1:
         processes = f"  {settings.tensor_parallel} ranks"
     return (
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
-        f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB{processes}\n"
-        f"Try:   curl -N --json '{body}' {scheme}://{host}:{settings.port}/v1/completions"
+        f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB{processes}{openness(settings)}\n"
+        f"Try:   {example(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
     )
 
 
-def catch_signals() -> asyncio.Event:
+def shown_host(host: str) -> str:
+    """The host as a URL has it, for somebody on this machine."""
+    if host in ("127.0.0.1", "0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def openness(settings: Settings) -> str:
+    """Who may call a server that asks for no API keys; nothing where it asks for them. Ray's ports listen on every address."""
+    if settings.api_keys_file:
+        return ""
+    if not settings.single:
+        reach = "everybody who reaches this machine"
+    elif settings.host in ("localhost", "::1") or settings.host.startswith("127."):
+        reach = "everybody on this machine"
+    else:
+        reach = f"everybody who reaches {settings.host}"
+    return f"  no API keys: open to {reach}"
+
+
+def example(settings: Settings, url: str, *, chats: bool) -> str:
+    """A command that calls the server. The shipped model has a chat template, but was not taught to chat."""
+    words, route = ["curl", "-N"], "completions"
+    body: dict[str, Any] = {"prompt": "def fibonacci(n):", "max_tokens": 48, "stream": True}
+    if chats and settings.model:
+        route, body = "chat/completions", {"messages": [{"role": "user", "content": "Who are you?"}], "stream": True}
+    if settings.tls_cert:
+        words += ["--cacert", shlex.quote(settings.tls_cert)]
+    if settings.api_keys_file:
+        words += ["-H", '"Authorization: Bearer $ATTEND_API_KEY"']
+    return " ".join([*words, "--json", f"'{json.dumps(body, separators=(',', ':'))}'", f"{url}/v1/{route}"])
+
+
+class Stop(asyncio.Event):
+    """Set when the process is told to stop."""
+
+    number = 0
+    """The signal that told it."""
+
+
+def catch_signals() -> Stop:
     """An event that SIGTERM and SIGINT set; the second one exits at once: what is left of Ray, the supervisor ends."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop, loop = Stop(), asyncio.get_running_loop()
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
             os._exit(128 + number)
+        stop.number = number
         loop.call_soon_threadsafe(stop.set)
 
     signal.signal(signal.SIGTERM, handle)

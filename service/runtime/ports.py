@@ -4,6 +4,7 @@ Two servers that share Ray's range of replica gRPC ports answer each other's cal
 sockets are bound with SO_REUSEPORT. So each server owns a slot of 100 + 100 ports, held by a file lock.
 """
 
+import errno
 import fcntl
 import socket
 import tempfile
@@ -73,14 +74,21 @@ def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nothing listens on a port of this machine, on any address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT takes no port
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return False
-        return True
+    """Whether nothing listens on a port of this machine, on any address of IPv4 or IPv6."""
+    return all(_may_bind(family, port) for family in (socket.AF_INET, socket.AF_INET6))
+
+
+def _may_bind(family: socket.AddressFamily, port: int) -> bool:
+    """Whether nothing listens on a port of any address of a family, which this machine may not have."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT takes no port
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(("", port))
+    except OSError as error:
+        return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+    return True
 
 
 def _lock(slot: int) -> IO[str] | None:

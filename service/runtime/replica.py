@@ -140,6 +140,7 @@ class Replica(GrpcMethods):
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
+            "chats": self.template is not None,
         }
 
     def close(self) -> None:

@@ -29,7 +29,10 @@ log = logging.getLogger("attend.single")
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status. Raises SettingError or CheckpointError."""
+    """Serve until SIGTERM or SIGINT; returns the exit status: 0, or 130 and 143 where it was told before it served.
+
+    Raises SettingError or CheckpointError.
+    """
     check_certificate(settings)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -62,7 +65,7 @@ async def main(settings: Settings, http: socket.socket) -> int:
     say(f"Loading {settings.name} ...")
     loading = beside(Replica, settings, REPLICA)
     if not await before(stop, _finished(loading)):
-        os._exit(0)  # the thread that loads cannot be ended
+        os._exit(128 + stop.number)  # the thread that loads cannot be ended
     replica: Replica = loading.result()
     try:
         return await serve(replica, settings, http, stop)

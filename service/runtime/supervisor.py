@@ -5,6 +5,7 @@ adopts orphans (PR_SET_CHILD_SUBREAPER) and ends them when the driver is gone, a
 (PR_SET_PDEATHSIG) when the parent is.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from model.errors import SettingError
 from service.runtime.edge import IDLE_SECONDS, write_edge
-from service.runtime.lifecycle import check_certificate
+from service.runtime.lifecycle import check_certificate, say
 from service.runtime.ports import claim
 from service.settings import Settings
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STOPS = (signal.SIGTERM, signal.SIGINT)
 ORPHAN_SECONDS = 3.0
 """Seconds in which Ray's helpers may end by themselves once their driver is gone."""
 STOP_SECONDS = 60.0
@@ -29,7 +31,12 @@ STOP_SECONDS = 60.0
 
 
 def run(settings: Settings) -> int:
-    """Run a server until it is told to stop; returns its exit status. Raises SettingError before anything starts."""
+    """Run a server until it is told to stop; returns its exit status: 0, or 130 (SIGINT) and 143 (SIGTERM) before it was ready.
+
+    Raises SettingError before anything starts.
+    """
+    for number in STOPS:
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # until the driver runs
     check_certificate(settings)
     ports, lock = claim(settings.port, settings.grpc_port)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -55,7 +62,7 @@ def run(settings: Settings) -> int:
         )
         status = supervise(driver, int(settings.drain_seconds + STOP_SECONDS))
         end_orphans(ORPHAN_SECONDS)
-    return status if status >= 0 else 128 - status
+    return status
 
 
 def absolute_search_path() -> dict[str, str]:
@@ -65,22 +72,30 @@ def absolute_search_path() -> dict[str, str]:
 
 
 def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
-    """Wait for the driver's end; returns its status. A signal to this process stops the driver, and later kills it.
+    """Wait for the driver's end; returns the status. A signal to this process stops the driver, and later kills it.
 
     The driver gets SIGTERM for Ctrl-C too: a shell starts background jobs with SIGINT ignored, and their children inherit that.
+    One that was not yet ready ends by SIGTERM, by 15 where Ray has its handler, or by 143: the status is that of our signal.
     """
+    told: list[int] = []
 
     def stop(number: int, frame: object) -> None:
         if driver.poll() is None:
             driver.terminate()
             signal.alarm(seconds)
+            told.append(number)
+            if len(told) == 1:
+                with contextlib.suppress(OSError):  # nobody may read it any more
+                    say("Stopping ...")
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         signal.signal(number, stop)
     signal.signal(signal.SIGALRM, lambda number, frame: driver.kill())
     status = driver.wait()
     signal.alarm(0)
-    return status
+    if told and status not in (0, -signal.SIGKILL):
+        return 128 + told[0]
+    return status if status >= 0 else 128 - status
 
 
 def with_log(settings: Settings) -> Settings:

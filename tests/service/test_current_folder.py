@@ -100,10 +100,9 @@ def test_children_of_a_benchmark_import_the_source_tree(hostile, ran):
     main = "lambda: sys.exit(subprocess.run([sys.executable, '-m', 'loadtest.bench.single', '--help']).returncode)"
     code = f"""import subprocess, sys
 from types import SimpleNamespace
-from service.commands import cli
-cli.importlib.import_module = lambda name: SimpleNamespace(main={main})
-sys.argv = ["attend", "bench", "single"]
-cli.main()"""
+from service.commands import bench
+bench.importlib.import_module = lambda name: SimpleNamespace(main={main})
+bench.run("single", [])"""
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=hostile, capture_output=True, text=True, check=False)
     assert (ran.read_text(), done.returncode) == ("", 0), done.stderr
 

@@ -156,7 +156,8 @@ def command_lines(server: Server) -> list[str]:
 def test_a_signal_during_the_start_ends_it_within_seconds_and_leaves_nothing(lives: dict[str, Future], name: str) -> None:
     end: End = lives[name].result()
     assert end.seconds < 15
-    assert end.status == 0, end.output
+    assert end.status == 128 + signal.Signals[name], end.output
+    assert end.output.count("Stopping ...") == 1
     assert "Traceback" not in end.output
     assert end.left == []
 

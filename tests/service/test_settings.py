@@ -1,6 +1,8 @@
 """Settings: a flag wins over a variable, a variable over the default, and a bad value names where it came from."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.engine.options import BATCHES, EngineOptions
 from model.errors import SettingError
-from service.settings import PREFIX, Settings, read_settings
+from service.settings import PREFIX, Settings, read_settings, unknown_variables
 
 BAD = {
     "port": ["0", "65536", "eighty", "80.5", "-1"],
@@ -22,7 +24,7 @@ BAD = {
     "max_queued_requests": ["-1"],
     "max_queued_tokens": ["0"],
     "block_size": ["17"],
-    "kv_cache_memory": ["0", "4GB"],
+    "kv_cache_memory": ["0", "0GB", "4XB", "GB", "1.5", "-1", "1 2", "1KK"],
     "kv_dtype": ["fp8"],
     "num_threads": ["-1"],
     "request_timeout_seconds": ["0", "nan", "inf", "-3", "soon"],
@@ -73,6 +75,83 @@ def test_max_replicas_is_at_least_replicas():
 
 def test_a_bad_variable_under_a_good_flag_does_no_harm():
     assert read_settings({"port": 80}, {"ATTEND_PORT": "eighty"}).port == 80
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("536870912", 512 << 20),
+        ("512MiB", 512 << 20),
+        ("1GB", 10**9),
+        ("1GiB", 1 << 30),
+        ("200M", 200 * 10**6),
+        ("1.5gib", 3 << 29),
+        ("2 TB", 2 * 10**12),
+        ("64Ki", 64 << 10),
+        ("7B", 7),
+    ],
+)
+def test_a_size_in_bytes_may_have_a_unit_wherever_it_is_given(text, size):
+    assert read_settings({"kv_cache_memory": text}, {}).kv_cache_memory == size
+    assert read_settings({}, {"ATTEND_KV_CACHE_MEMORY": text}).kv_cache_memory == size
+    assert read_settings({"kv_cache_memory": size}, {}).kv_cache_memory == size
+
+
+def test_a_message_keeps_the_letters_of_what_it_names():
+    with pytest.raises(SettingError, match=r"as 536870912, 512MiB or 2GB$"):
+        read_settings({"kv_cache_memory": "much"}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("API_KEY_FILE", "API_KEYS_FILE"),
+        ("KEYS_FILE", "API_KEYS_FILE"),
+        ("SINGEL", "SINGLE"),
+        ("PROT", "PORT"),
+        ("DEVIC", "DEVICE"),
+        ("Port", "PORT"),
+        ("TENSOR_PARALLEL_SIZE", "TENSOR_PARALLEL"),
+        ("KV_CACHE_MEMORY_BYTES", "KV_CACHE_MEMORY"),
+    ],
+)
+def test_a_variable_that_resembles_a_setting_stops_the_start_and_names_the_right_one(given, meant):
+    for value in ("1", ""):
+        with pytest.raises(SettingError) as caught:
+            read_settings({"port": 1}, {PREFIX + given: value})
+        assert str(caught.value) == f"{PREFIX}{given} is not a setting: did you mean {PREFIX}{meant}?"
+
+
+KUBERNETES = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "SERVE_SVC_PORT"]
+
+
+@pytest.mark.parametrize("name", [*KUBERNETES, "VERSION", "HOME", "IMAGE"])
+def test_another_unknown_variable_stops_nothing_and_is_listed(name):
+    """Also those that Kubernetes sets for a Service of this name."""
+    environment = {PREFIX + name: "x", "OTHER": "y", "ATTEND_PORT": "81"}
+    assert read_settings({}, environment).port == 81
+    assert unknown_variables(environment) == [PREFIX + name]
+
+
+def test_every_variable_that_our_own_code_reads_is_known():
+    """What the tree names: settings, the key of a caller, and marks of tests and benchmarks."""
+    root = Path(__file__).parents[2]
+    files = [path for room in ("service", "loadtest", "deploy", "tests") for path in (root / room).rglob("*")]
+    texts = [path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".env", ".yaml", ".yml")]
+    read = {
+        name
+        for text in texts
+        for name in re.findall(r"(?:environ(?:\.get)?[\[(]|MARK = |TAG = |FOLDER = |- )\W?(ATTEND_\w+)", text)
+    }
+    assert {"ATTEND_TEST_SLOWNESS", "ATTEND_TEST_SERVER", "ATTEND_BENCH_START", "ATTEND_FAULTS_SERVER"} <= read
+    assert unknown_variables(dict.fromkeys([*read, "ATTEND_API_KEY"], "x")) == []
+
+
+@pytest.mark.parametrize(("given", "environment"), [({}, {"ATTEND_API_KEYS_FILE": ""}), ({"api_keys_file": ""}, {})])
+def test_a_key_file_whose_name_was_lost_does_not_open_the_server(given, environment):
+    with pytest.raises(SettingError, match="ATTEND_API_KEYS_FILE, is empty"):
+        read_settings(given, environment)
+    assert read_settings({"api_keys_file": "keys"}, environment).api_keys_file == "keys"
 
 
 def test_a_long_bad_value_is_cut_short():

@@ -1,15 +1,14 @@
 """`python -m model.net.native`: build the native decoder, and say what came of it. A machine without a compiler is no error."""
 
-import shutil
 import subprocess
 import sys
 
-from model.net.native.library import build
+from model.net.native.library import build, find_compiler
 
 
 def main() -> int:
     """Always 0: nothing needs it."""
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    compiler = find_compiler()
     if compiler is None:
         print("no C++ compiler: the torch path will serve", file=sys.stderr)
         return 0

@@ -30,6 +30,8 @@ from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, fina
 
 MAX_GROUP = 16
 MAX_HEAD = 256
+BLOCK = 32
+"""Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
 """Tokens that a convolution sees."""
 NO_ROOM = "the native decoder's copy of the matrices does not fit into memory"
@@ -61,7 +63,7 @@ class NativeBackend:
         delta = config.delta is None or (
             max(config.delta.key_size, config.delta.value_size) <= MAX_HEAD and config.delta.kernel <= MAX_KERNEL
         )
-        fits = heads and delta and block_size % 32 == 0 and dtype == torch.bfloat16 and device == "cpu"
+        fits = heads and delta and block_size % BLOCK == 0 and dtype == torch.bfloat16 and device == "cpu"
         return fits and features(config) <= NATIVE
 
     def __init__(self, variants: Sequence[AttentionVariant]) -> None:

@@ -6,6 +6,7 @@ Nothing needs it: without a compiler, or on another CPU, the torch path serves.
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -45,6 +46,11 @@ def library_path() -> Path:
     texts = [path.read_bytes() for path in sorted(SOURCE.iterdir())]
     digest = hashlib.sha256(b"".join(texts) + " ".join(FLAGS).encode()).hexdigest()[:12]
     return SOURCE.with_name(f"decoder-{digest}.so")
+
+
+def find_compiler() -> str | None:
+    """A C++ compiler of this machine."""
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
 def build(compiler: str) -> Path:

@@ -23,7 +23,8 @@ from model.errors import SettingError
 from service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
 from service.access.quota import Limits
 from service.commands import check, cli
-from service.commands.check import CHECKS, Probe, Result, Unreachable, run, target
+from service.commands.check import CHECKS, Result, run
+from service.commands.probe import Probe, Unreachable, target
 from service.grpc_api.register import add_generation_service
 from service.http_api.app import build_app
 from service.http_api.routes import Site
@@ -187,14 +188,34 @@ def test_a_guarded_server_passes_every_check_with_its_key(guarded):
     assert "no chat template" in results["chat"].detail
 
 
-def test_without_the_key_the_failures_say_that_it_lacks(guarded, monkeypatch):
-    monkeypatch.setattr(guarded, "key", "")
-    results = guarded.results()
-    assert outcomes(results, "failed") == {"models", "completion", "stream", "chat", "tokenize", "bad request", "gRPC Generate",
-                                           "gRPC GenerateStream"}  # fmt: skip
-    assert "401" in results["completion"].detail
-    assert "API key" in results["completion"].detail
-    assert "UNAUTHENTICATED" in results["gRPC Generate"].detail
+@pytest.mark.parametrize(("key", "told"), [("", "needs a key: --key KEY"), ("another", "does not take this key")])
+def test_without_the_key_one_line_says_that_it_lacks_and_nothing_is_checked(guarded, key, told):
+    words = ["check", f"http://127.0.0.1:{guarded.http}", "--grpc", f"127.0.0.1:{guarded.grpc}", "--key", key]
+    done = CliRunner().invoke(cli.app, words)
+    assert (done.exit_code, len(done.stdout.splitlines())) == (1, 1)
+    assert f"http://127.0.0.1:{guarded.http} {told}" in done.stdout
+
+
+def test_a_server_that_drains_is_said_to_and_nothing_is_checked(bent):
+    bent.sabotage.http["/readyz"] = lambda *_: (503, b"draining\n")
+    with pytest.raises(Unreachable, match="is draining"):
+        bent.results()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"<html>Not Found</html>", b"{}", b"[]", b'{"detail":"Not Found"}', b'{"error":{"code":404}}', b""]
+)
+def test_what_is_no_attend_server_is_said_to_be_none(bent, answer):
+    """As a file server, nginx, or another engine."""
+    bent.sabotage.http |= dict.fromkeys(("/healthz", "/version"), lambda *_: (404, answer))
+    with pytest.raises(Unreachable, match="is no Attend server"):
+        bent.results()
+
+
+def test_haproxy_without_replicas_is_taken_for_attend(bent):
+    error = b'{"error":{"message":"no replica","type":"x","param":null,"code":"unavailable"}}'
+    bent.sabotage.http |= dict.fromkeys(("/healthz", "/version"), lambda *_: (503, error))
+    assert {"health", "version"} <= outcomes(bent.results(), "failed")
 
 
 def test_grpc_can_be_left_out_and_is_said_to_be(server):

@@ -1,8 +1,10 @@
 """The command: what it tells a person who asks, one JSON object for a program, and a sentence for a mistake."""
 
+import io
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -13,13 +15,16 @@ from model.engine.options import EngineOptions
 from model.engine.request import Request
 from model.engine.tables import BlockTables
 from model.net.checkpoint import read_config
+from model.net.native.library import load as load_native
 from model.params import SamplingParams
-from service.commands import cli
+from service.commands import bench, cli
 from service.commands import inspect as inspect_cli
 from service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 from tests.model.net.formats.writing import GPTQ, gptq, is_matrix, pack_folder, plain_folder
+
+COMMANDS = ("serve", "generate", "explain", "train", "bench", "inspect", "quality", "check", "replay", "keys")
 
 
 @pytest.fixture(scope="module")
@@ -87,21 +92,6 @@ def test_a_bad_flag_is_named_and_wins_over_a_good_variable(attend, monkeypatch):
     status, out, err = attend("serve", "--port", "eighty")
     assert (status, out) == (2, "")
     assert err.startswith("attend: port = 'eighty' cannot be used: ")
-
-
-@pytest.mark.parametrize(
-    ("words", "read"),
-    [
-        ("serve --deterministic", "serve --deterministic true"),
-        ("serve --deterministic --port 1", "serve --deterministic true --port 1"),
-        ("serve --deterministic false --port 1", "serve --deterministic false --port 1"),
-        ("serve folder --expose-docs", "serve folder --expose-docs true"),
-        ("generate --echo --json", "generate --echo --json"),
-        ("serve --port", "serve --port"),
-    ],
-)
-def test_a_flag_of_a_yes_or_no_setting_may_stand_alone(words, read):
-    assert read.split() == cli.with_values(words.split())
 
 
 def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
@@ -412,3 +402,131 @@ def test_a_benchmark_is_run_with_its_own_flags_and_another_name_is_refused(atten
         status, _, err = attend("bench", name)
         assert status == 2
         assert f"there is no benchmark '{name}' here" in err
+
+
+@pytest.mark.parametrize("words", [(), ("-h",), ("--help",)])
+def test_the_benchmarks_are_listed_with_what_each_measures(attend, words):
+    status, out, err = attend("bench", *words)
+    lines = dict(line.split("  ", 1) for line in out.splitlines()[2:])
+    assert (status, err) == (0, "")
+    assert {"all", "engine", "gpu", "scheduler", "single"} <= lines.keys() and "client" not in lines
+    assert lines["scheduler"] == "What the engine's bookkeeping costs a step, without any model"
+    assert all(text.strip() and "attend bench" not in text for text in lines.values())
+
+
+def test_without_a_source_tree_there_are_no_benchmarks_and_a_sentence_says_so(attend, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "bench")
+    status, out, err = attend("bench")
+    assert (status, out) == (2, "")
+    assert "benchmarks come with the source tree" in err
+
+
+@pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("help",)])
+def test_the_bare_command_lists_the_commands(attend, words):
+    status, out, err = attend(*words)
+    assert (status, err) == (0, "")
+    assert all(command in out for command in ("serve", "generate", "inspect", "check", "bench", "keys"))
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "keys add"])
+def test_every_command_takes_h_and_help_has_its_name(attend, command):
+    words = command.split()
+    told = [attend(*each) for each in ((*words, "-h"), (*words, "--help"), ("help", *words))]
+    assert told[0] == told[1] == told[2]
+    assert told[0][0] == 0 and told[0][1]
+
+
+def test_keys_alone_lists_its_commands(attend):
+    status, out, err = attend("keys")
+    assert (status, err) == (0, "")
+    assert all(command in out for command in ("add", "list", "remove"))
+
+
+def test_the_versions_are_told_without_loading_what_they_are_of():
+    code = "import sys; sys.argv = ['attend', '--version']; from service.commands.cli import main; "
+    code += "import atexit; atexit.register(lambda: print(sorted({'torch', 'ray'} & set(sys.modules)))); main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    line, loaded = done.stdout.splitlines()
+    assert line.startswith(f"attend {version('attend')}, torch {version('torch')}, ray {version('ray')}, Python 3.")
+    assert loaded == "[]"
+
+
+def piped(monkeypatch, data, terminal=False):
+    stdin = io.TextIOWrapper(io.BytesIO(data))
+    monkeypatch.setattr(stdin, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+
+@pytest.mark.parametrize("data", [b"hello", b"hello\n"])
+def test_without_a_prompt_generate_continues_what_is_piped_into_it(attend, monkeypatch, folder, data):
+    words = ("--model", folder, "--max-tokens", "5", "--dtype", "float32", "--json")
+    wanted = json.loads(attend("generate", "hello", *words)[1])
+    piped(monkeypatch, data)
+    status, out, _ = attend("generate", *words)
+    found = json.loads(out)
+    assert status == 0
+    assert (found["choices"], found["usage"]) == (wanted["choices"], wanted["usage"])
+
+
+def test_without_a_text_explain_looks_at_what_is_piped_into_it(attend, monkeypatch, folder):
+    piped(monkeypatch, b"hello\n")
+    status, out, _ = attend("explain", "--model", folder, "--dtype", "float32", "--json")
+    assert (status, len(json.loads(out)["tokens"])) == (0, 5)
+
+
+@pytest.mark.parametrize("command", ["generate", "explain"])
+@pytest.mark.parametrize(
+    ("data", "terminal", "told"),
+    [
+        (b"", False, "give it as an argument, or on standard input"),
+        (b"\n", False, "give it as an argument, or on standard input"),
+        (b"never read", True, "give it as an argument, or on standard input"),
+        (b"\xff", False, "is not UTF-8"),
+        (b"x" * ((16 << 20) + 2), False, "more than 16777216 bytes"),
+    ],
+)
+def test_a_call_without_a_text_is_a_sentence(attend, monkeypatch, command, data, terminal, told):
+    """As from a terminal, and from cron, whose standard input is empty."""
+    piped(monkeypatch, data, terminal)
+    status, out, err = attend(command)
+    assert (status, out) == (2, "")
+    assert told in err and err.startswith("attend: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "explain"])
+def test_a_closed_standard_input_is_an_empty_one(attend, monkeypatch, command):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert attend(command)[0] == 2
+
+
+def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
+    monkeypatch.setenv("ATTEND_VERSION", "1")
+    status, _, err = attend("inspect", folder)
+    assert (status, err) == (0, "attend: ATTEND_VERSION is not a setting, and is ignored\n")
+
+
+def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(tmp_path):
+    code = "import sys; sys.argv = ['attend', *sys.argv[1:]]; from service.commands.cli import main\n"
+    code += "try: main()\nexcept SystemExit as end: print(end.code, sorted({'torch', 'ray', 'grpc'} & set(sys.modules)))"
+    for command in (
+        ["serve"],
+        ["serve", "--single"],
+        ["generate", "x", "--model"],
+        ["explain", "x", "--model"],
+        ["inspect"],
+        ["quality"],
+    ):
+        words = (
+            [*command, str(tmp_path / "nowhere")]
+            if command[-1] != "--single"
+            else ["serve", "--single", str(tmp_path / "nowhere")]
+        )
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        assert done.stdout == "2 []\n", (words, done.stderr)
+        assert "nowhere does not exist" in done.stderr
+
+
+@pytest.mark.skipif(load_native() is None, reason="the native decoder is not built")
+def test_generate_warns_of_no_slow_weights_where_the_native_decoder_serves(attend):
+    status, _, err = attend("generate", "x", "--max-tokens", "1", "--quantize", "int4")
+    assert (status, err) == (0, "")

@@ -39,7 +39,8 @@ COMPLETIONS = ("http", "/v1/completions")
 GROUPS = (GroupSize(64), GroupSize(20, window=10))
 """Full attention and a window: of its 20 blocks of 4 tokens a step fills one, and requests share the others."""
 KINDS = {
-    "gauge": "requests_running requests_waiting requests_preparing kv_cache_usage engine_heartbeat_seconds cache_config_info",
+    "gauge": "requests_running requests_waiting requests_preparing kv_cache_usage engine_heartbeat_seconds "
+    "cache_config_info slower_path_info",
     "counter": "prompt_tokens generation_tokens preemptions requests requests_rejected log_lines_dropped "
     "prefix_cache_queries prefix_cache_hits "
     "draft_tokens draft_tokens_accepted",

@@ -18,7 +18,7 @@ OF_THE_ENGINE = {
     "num_accepted": "draft_tokens_accepted_total",
 }
 """The sample that shows each figure of the engine. `num_free_blocks` is shown as the share that is not free."""
-ALWAYS = {"cache_config_info", "cache_config"}
+ALWAYS = {"cache_config_info", "cache_config", "slower_path_info"}
 """What a server is does not move."""
 ELSEWHERE = {"requests_preparing", "log_lines_dropped"}
 """What only moves while a call is prepared, or while nobody takes lines: test_metrics.py."""

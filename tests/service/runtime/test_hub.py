@@ -209,7 +209,7 @@ BAD += ["hf://org/ti ny", "hf://org/tiny@a b", "hf://org/tiny@/main", "hf://org/
 @pytest.mark.parametrize("model", BAD)
 def test_a_reference_that_is_none_is_refused_with_the_form(model):
     with pytest.raises(
-        SettingError, match=r"cannot be used: it must be hf://org/name, hf://org/name/file\.gguf, or one of them with"
+        SettingError, match=r"cannot be used: it must be hf://ORG/NAME, hf://ORG/NAME/FILE\.gguf, or one of them with"
     ):
         read_settings({"model": model}, {})
 

@@ -53,6 +53,33 @@ def test_a_taken_port_is_named_with_its_setting():
     assert is_free(taken)
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="Python has no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_port_is_taken_whose_owner_listens_on_ipv6_alone(host):
+    with socket.socket(socket.AF_INET6) as owner:
+        owner.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            owner.bind((host, 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        owner.listen()
+        assert not is_free(owner.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+def test_a_machine_without_ipv6_has_free_ports(monkeypatch, number):
+    made = socket.socket
+
+    def refuse(family, *rest):
+        if family == socket.AF_INET6:
+            raise OSError(number, os.strerror(number))
+        return made(family, *rest)
+
+    port = free_ports(1)[0]
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert is_free(port)
+
+
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_port_is_taken_whatever_address_and_options_its_owner_has(reuse):
     """Ray binds its gRPC ports with SO_REUSEPORT: a second server could bind them too, and share its calls."""

@@ -33,18 +33,42 @@ driver = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 print(supervise(driver, 1), flush=True)
 """
 TIRED = "import time; print('runs', flush=True); time.sleep(60)"
+HANDLED = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)); " + TIRED
+"""As Ray has it."""
+READY = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); " + TIRED
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + TIRED
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("driver", "status"), [(TIRED, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
+@pytest.mark.parametrize("driver", [TIRED, HANDLED, STUBBORN])
 @pytest.mark.parametrize("shell", [[], ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]], ids=["", "in the background"])
-def test_a_driver_is_told_to_stop_and_killed_if_it_does_not(driver, status, number, shell):
+def test_a_driver_is_told_to_stop_and_killed_if_it_does_not(driver, number, shell):
+    """Told before it was ready, it ends in several ways, and the supervisor in one; each time it says at once that it stops."""
+    status = 128 + (signal.SIGKILL if driver == STUBBORN else number)
     command = [*shell, sys.executable, "-c", SUPERVISED, driver]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "runs\n"
         parent.send_signal(number)
-        assert parent.stdout.readline() == f"{int(status)}\n"
+        assert parent.stderr.readline() == "Stopping ...\n"
+        assert parent.stdout.readline() == f"{status}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_driver_that_had_served_and_stops_in_order_ends_with_status_zero(number):
+    with subprocess.Popen([sys.executable, "-c", SUPERVISED, READY], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        parent.send_signal(number)
+        assert parent.stdout.readline() == "0\n"
+
+
+def test_a_stop_that_nobody_reads_about_is_a_stop():
+    """The terminal, or the program that took the lines, may be gone."""
+    command = [sys.executable, "-c", SUPERVISED, READY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        parent.stderr.close()
+        parent.send_signal(signal.SIGTERM)
+        assert parent.stdout.readline() == "0\n"
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""Why another backend serves than the fastest of this machine: told in the log, in /version and as a metric."""
+
+import torch
+
+from model.config import ModelConfig
+from model.engine.choice import ABSENT, COMPUTED, OTHER_NEEDS, computes_parts, kind_of
+from model.engine.request import SlowerPath
+from model.net.features import features
+from model.net.native import decoder as native
+from model.net.native.library import find_compiler
+from model.net.native.library import variant as native_variant
+
+LOSS = {"native": "several times slower than the native decoder", "triton": "slower than Triton's kernels"}
+
+
+def slower_path(
+    name: str, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int, *, shared: bool
+) -> SlowerPath | None:
+    """What keeps the fastest backend of this machine from serving where `auto` has chosen `name`; None where it serves.
+
+    It is Triton on a GPU, and on a CPU the native decoder, unless that has nothing better than portable vectors here.
+    """
+    best = "triton" if device == "cuda" else "native"
+    if name.partition("-")[0] == best or (best == "native" and native_variant() == "portable"):
+        return None
+    reason, why = _absence(best) or _refusal(best, config, dtype, block_size, shared=shared)
+    return SlowerPath(reason, f"the {name} backend serves, {LOSS[best]}: {why}")
+
+
+def _absence(best: str) -> tuple[str, str] | None:
+    if kind_of(best) is not None:
+        return None
+    if best == "native" and find_compiler() is None:
+        return "no_compiler", "it was not built; install g++, then run python -m model.net.native"
+    return "not_built", ABSENT[best]
+
+
+def _refusal(best: str, config: ModelConfig, dtype: torch.dtype, block_size: int, *, shared: bool) -> tuple[str, str]:
+    """The first reason that `supports` of the backend has; the dtype last: where none is set it follows from the others."""
+    if shared and not computes_parts(best, config):
+        return "tensor_parallel", "it does not compute this model in parts"
+    if lacking := sorted(features(config) - COMPUTED[best]):
+        return "model", f"it does not compute {', '.join(lacking)}"
+    group, most = config.num_heads // config.num_kv_heads, _most_group(best)
+    if group > most:
+        return "heads", f"the model has {group} query heads to a key/value head, and it takes at most {most}"
+    if config.head_size > native.MAX_HEAD:
+        return "heads", f"the model's heads have {config.head_size} numbers, and it takes at most {native.MAX_HEAD}"
+    if best == "native" and block_size % native.BLOCK:
+        return "block_size", f"block_size is {block_size}, and it takes multiples of {native.BLOCK}"
+    if best == "native" and dtype != torch.bfloat16:
+        return "dtype", f"dtype is {str(dtype).removeprefix('torch.')}, and it computes in bfloat16"
+    return "model", OTHER_NEEDS
+
+
+def _most_group(best: str) -> int:
+    if best == "native":
+        return native.MAX_GROUP
+    from model.net.triton.backend import MAX_GROUP
+
+    return MAX_GROUP

@@ -1,0 +1,74 @@
+"""The settings as flags of a command: one for each field of Settings."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from pydantic_core import PydanticUndefined
+
+from service.commands.start import start_settings
+from service.settings import PREFIX, Settings, allowed
+
+REPEATED = ("adapter",)
+"""Settings whose flag may stand several times; their values are joined by commas."""
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def without_values(words: Sequence[str]) -> list[str]:
+    """A command line of `serve` with --single or --no-single for --single true, --single=true and --single false."""
+    if words[:1] != ["serve"]:
+        return list(words)
+    flags = {f"--{_dashed(name)}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+    found: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not equals and found and found[-1] in flags and word.lower() in TRUE + FALSE:
+            flag, value = found.pop(), word
+        if flag in flags and value.lower() in TRUE + FALSE:
+            found.append(flag if value.lower() in TRUE else f"--no-{flag[2:]}")
+        else:
+            found.append(word)
+    return found
+
+
+def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
+    """Give a command one flag for each field of Settings, with its description, variable and default."""
+
+    def run(folder: str | None, **flags: Any) -> None:
+        joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
+        command(start_settings(joined | ({"model": folder} if folder else {})))
+
+    folder = typer.Argument(
+        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
+    )
+    parameters = [
+        inspect.Parameter(
+            "folder", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str | None, folder], default=None
+        )
+    ]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name), default=None)
+        for name in Settings.model_fields
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+def _option(name: str) -> Any:
+    """The flag of a setting as typer reads it. A value is text: Settings reads it as it reads the variable, and both complain
+    in the same words.
+    """
+    field, flag = Settings.model_fields[name], _dashed(name)
+    default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
+    about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
+    if field.annotation is bool:
+        return Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", help=about, show_default=False, metavar=" ")]
+    kind = list[str] | None if name in REPEATED else str | None
+    return Annotated[kind, typer.Option(f"--{flag}", help=about, show_default=False, metavar="VALUE")]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,47 @@
+"""What a command does before it imports anything large: settings, whether `model` names a checkpoint, standard input."""
+
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from model.errors import SettingError
+from service.runtime.hub import tell
+from service.runtime.model_path import located
+from service.settings import Settings, read_settings, unknown_variables
+
+MOST_TEXT = 16 << 20
+"""Bytes of standard input; no context is as long."""
+
+
+def start_settings(given: Mapping[str, Any], *, locate: bool = True) -> Settings:
+    """The settings of a command; tells which variables nobody reads. Raises SettingError, and with `locate` CheckpointError."""
+    settings = read_settings(given)
+    for name in unknown_variables():
+        tell(f"attend: {name} is not a setting, and is ignored")
+    return located(settings, lambda line: tell(f"attend: {line}")) if locate else settings
+
+
+def given_text(text: str | None, name: str) -> str:
+    """The text of the command line, or without one that of standard input, if that is not a terminal. Raises SettingError.
+
+    One line break at its end is left out: `echo` writes it.
+    """
+    if text is not None:
+        return text
+    piped = sys.stdin is not None and not sys.stdin.isatty()
+    read = sys.stdin.buffer.read(MOST_TEXT + 1).removesuffix(b"\n") if piped else b""
+    if not read:
+        raise SettingError(f"there is no {name}: give it as an argument, or on standard input")
+    if len(read) > MOST_TEXT:
+        raise SettingError(f"the {name} on standard input has more than {MOST_TEXT} bytes")
+    try:
+        return read.decode()
+    except UnicodeDecodeError as error:
+        raise SettingError(f"the {name} on standard input is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def interrupt_unwinds() -> None:
+    """Ctrl-C raises KeyboardInterrupt again, for a command that has something to put away: see `main.py`."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

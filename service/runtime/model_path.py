@@ -1,0 +1,61 @@
+"""Whether `model` names a checkpoint at all: told before anything large is imported, and in words that say what is wrong."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from model.errors import CheckpointError
+from model.gguf.places import SUFFIX, only_gguf
+from model.weights import TAKEN, read_json
+from service.settings import HUB, REFERENCE, Settings
+
+PAGE = re.compile(
+    r"https?://(?:huggingface\.co|hf\.co)/(?P<repository>[^/]+/[^/]+)(?:/(?:tree|blob|resolve)/(?P<rest>[^?#]+))?/?"
+)
+"""The address of a repository on the hub, and of a revision, or a file, in it."""
+
+
+def located(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """The settings with hf://ORG/NAME where `model` is ORG/NAME, and no such path is here, or the hub's page of it.
+
+    `say` is told so. Raises CheckpointError for a path that leads to no checkpoint.
+    """
+    model = settings.model
+    if not model or model.startswith(HUB):
+        return settings
+    path = Path(model)
+    try:
+        found = _on_hub(model) if not path.exists() else None
+    except OSError as error:
+        raise CheckpointError(f"{model[:256]} cannot be read: {error.strerror}") from error
+    if found is not None:
+        say(f"{model} is not a path here: {found} is taken")
+        return settings.model_copy(update={"model": found})
+    _check(path)
+    return settings
+
+
+def _on_hub(model: str) -> str | None:
+    """The reference that a name means which is no path here; None where it means none."""
+    if (page := PAGE.fullmatch(model)) is not None:
+        revision, _, file = (page["rest"] or "").strip("/").partition("/")
+        reference = HUB + page["repository"] + (f"/{file}" if file else "") + (f"@{revision}" if revision else "")
+    else:
+        reference = HUB + model
+        parts = model.split("/")
+        if len(parts) != 2 or model.endswith(SUFFIX) or Path(parts[0]).exists():
+            return None  # rather a path with a mistake in it
+    return reference if REFERENCE.fullmatch(reference) else None
+
+
+def _check(path: Path) -> None:
+    """Raise CheckpointError where a path leads to no checkpoint."""
+    if not path.exists():
+        bare = str(path) == path.name and path.suffix != SUFFIX and REFERENCE.fullmatch(f"{HUB}ORG/{path}")
+        guess = f"; did you mean {HUB}ORG/{path}?" if bare else ""
+        raise CheckpointError(f"{path.absolute()} does not exist: {TAKEN}{guess}")
+    if not path.is_dir():
+        if path.suffix != SUFFIX:
+            raise CheckpointError(f"{path.absolute()} is a file, and not a {SUFFIX} file: {TAKEN}")
+    elif only_gguf(path) is None:
+        read_json(path.absolute(), "config.json")

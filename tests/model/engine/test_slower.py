@@ -1,0 +1,108 @@
+"""The slower path: named with its reason wherever another backend serves than the fastest of the machine, and only there."""
+
+import pytest
+import torch
+
+import model.engine.slower as slower
+from model.engine import choice
+from model.engine.build import build_engine
+from model.engine.options import EngineOptions
+from model.engine.slower import slower_path
+from model.net.native.decoder import NativeBackend
+from model.net.native.library import variant
+from tests.model.checkpoints import tiny_config, write_checkpoint
+
+needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast native decoder is built here")
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """As if the native decoder were built, with vectors of AVX2."""
+    monkeypatch.setattr(choice, "load_native", lambda: object())
+    monkeypatch.setattr(slower, "native_variant", lambda: "avx2")
+
+
+def path(name="torch", dtype=torch.bfloat16, device="cpu", block_size=32, shared=False, **changes):
+    return slower_path(name, tiny_config(**changes), dtype, device, block_size, shared=shared)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "why"),
+    [
+        ({"block_size": 16}, "block_size", "block_size is 16, and it takes multiples of 32"),
+        ({"block_size": 8, "dtype": torch.float32}, "block_size", "block_size is 8, and it takes multiples of 32"),
+        ({"dtype": torch.float16}, "dtype", "dtype is float16, and it computes in bfloat16"),
+        ({"head_size": 512}, "heads", "the model's heads have 512 numbers, and it takes at most 256"),
+        ({"num_heads": 34, "num_kv_heads": 2}, "heads", "17 query heads to a key/value head, and it takes at most 16"),
+        ({"shared": True}, "tensor_parallel", "it does not compute this model in parts"),
+    ],
+)
+def test_the_reason_is_the_one_for_which_the_native_decoder_does_not_serve(built, asked, reason, why):
+    found = path(**asked)
+    assert found.reason == reason
+    assert found.cause.startswith("the torch backend serves, several times slower than the native decoder: ")
+    assert found.cause.endswith(why)
+
+
+def test_a_feature_that_is_not_computed_is_the_reason(built, monkeypatch):
+    monkeypatch.setitem(choice.COMPUTED, "native", choice.COMPUTED["native"] - {"sinks"})
+    assert path(sinks=True) == ("model", path(sinks=True).cause)
+    assert path(sinks=True).cause.endswith("it does not compute sinks")
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("changes", [{}, {"head_size": 512}, {"num_heads": 34, "num_kv_heads": 2}])
+def test_there_is_a_named_reason_exactly_where_the_native_decoder_refuses(built, block_size, dtype, changes):
+    refuses = not NativeBackend.supports(tiny_config(**changes), dtype, "cpu", block_size)
+    assert refuses == (path(dtype=dtype, block_size=block_size, **changes).cause.rpartition(": ")[2] != choice.OTHER_NEEDS)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason", "what"), [(None, "no_compiler", "install g++"), ("/c++", "not_built", "make setup")]
+)
+def test_a_native_decoder_that_was_not_built_is_named_with_what_to_do(monkeypatch, compiler, reason, what):
+    monkeypatch.setattr(choice, "load_native", lambda: None)
+    monkeypatch.setattr(slower, "native_variant", lambda: "")
+    monkeypatch.setattr(slower, "find_compiler", lambda: compiler)
+    assert path(dtype=torch.float32).reason == reason
+    assert what in path(dtype=torch.float32).cause
+
+
+def test_the_fastest_backend_is_no_slower_path(built, monkeypatch):
+    assert path("native-avx2") is None
+    assert path("triton", device="cuda") is None
+    monkeypatch.setattr(slower, "native_variant", lambda: "portable")
+    assert path() is None, "torch is the fastest there"
+
+
+def test_on_a_gpu_the_reason_is_tritons(monkeypatch):
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    assert path(device="cuda") == (
+        "not_built",
+        "the torch backend serves, slower than Triton's kernels: triton is not installed",
+    )
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("asked", "reason"), [({"block_size": 16}, "block_size"), ({}, None), ({"backend": "torch", "block_size": 16}, None)]
+)
+def test_an_engine_warns_of_its_slower_path_in_one_line_and_says_it_in_its_facts(tmp_path, caplog, asked, reason):
+    """One that was asked for by its name is a choice."""
+    folder = write_checkpoint("llama-tied", tmp_path / "tiny")
+    with caplog.at_level("WARNING"):
+        info = build_engine(folder, EngineOptions(device="cpu", kv_cache_memory=1 << 20, **asked)).info
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ([info.slower_path.cause] if reason else [])
+    assert (info.slower_path and info.slower_path.reason) == reason
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weights_in_whole_numbers_are_warned_of_where_the_native_decoder_does_not_serve_and_only_there(tmp_path, caplog, kind):
+    folder = write_checkpoint("llama-tied", tmp_path / "tiny")
+    options = EngineOptions(device="cpu", kv_cache_memory=1 << 20, quantize=kind)
+    with caplog.at_level("WARNING"):
+        assert build_engine(folder, options).info.backend.startswith("native-")
+    assert caplog.text == ""
