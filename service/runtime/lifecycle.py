@@ -72,7 +72,8 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     return (
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
-        f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB{processes}{openness(settings)}\n"
+        f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
+        f"{processes}{openness(settings)}\n"
         f"Try:   {example(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
     )
 
