@@ -5,12 +5,12 @@ import secrets
 from collections.abc import Sequence
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.generation.stall import Stall
 from service.generation.turns import turn
 from service.http_api import documents, problems
+from service.http_api.cors import opened
 from service.http_api.limits import HeaderLimit
 from service.http_api.page import add_pages
 from service.http_api.routes import Site, build_router, guard
@@ -36,15 +36,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
         add_pages(app, [guard(site.keys)])
     problems.install(app)
     documents.install(app, keyed=site.keys is not None)
-    if cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "Last-Event-ID", "X-Request-Id"],
-            expose_headers=["X-Request-Id"],
-        )
-    return RequestIds(HeaderLimit(app), behind_serve=behind_serve)
+    return opened(RequestIds(HeaderLimit(app), behind_serve=behind_serve), cors_origins)
 
 
 ABORT = "attend.abort"

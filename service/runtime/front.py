@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from model.errors import Overloaded
 from service.http_api.app import ABORT, RequestIds
+from service.http_api.cors import fields_of, opened
 from service.http_api.problems import error_response
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
@@ -30,6 +31,7 @@ END_SECONDS = 2
 class Connection(HttpToolsProtocol):
     """One connection of a caller. It ends where a head is too slow or too long; one too many ends at once."""
 
+    cors_origins: Sequence[str] = ()
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
@@ -93,8 +95,10 @@ class Connection(HttpToolsProtocol):
             return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = orjson.dumps({"error": error})
-        fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + fields + body)
+        origin = next((value.decode("latin-1") for name, value in self.headers if name == b"origin"), None)
+        fields = {"content-type": "application/json", "connection": "close", "content-length": str(len(body))}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (fields | fields_of(self.cors_origins, origin)).items())
+        self.transport.write(STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body)
         self.transport.close()
 
 
@@ -120,9 +124,9 @@ def _undivided(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Corouti
 class Bounded:
     """Refuses calls (429) while `most` of them run: each may hold a body."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int, cors_origins: Sequence[str] = ()) -> None:
         self.app, self.most, self.running = app, most, 0
-        self.refused = RequestIds(self._refuse, behind_serve=False)
+        self.refused = opened(RequestIds(self._refuse, behind_serve=False), cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or refuse it."""
@@ -159,11 +163,16 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: ASGIApp, most_calls: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone."""
+def http_server(
+    app: ASGIApp, most_calls: int, tls: ssl.SSLContext | None = None, cors_origins: Sequence[str] = ()
+) -> HttpServer:
+    """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone.
+
+    Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
+    """
     config = uvicorn.Config(
-        Bounded(app, most_calls),
-        http=Connection,
+        Bounded(app, most_calls, cors_origins),
+        http=type("OpenedConnection", (Connection,), {"cors_origins": cors_origins}),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -87,7 +87,8 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     most = most_calls(settings, replica.engine.info.device)
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
-    server = http_server(replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False), most, tls[0])
+    app = replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False)
+    server = http_server(app, most, tls[0], settings.origins)
     rpc = grpc_server(replica, settings.host, settings.grpc_port, most, tls[1])
     await rpc.start()
     http.listen(server.config.backlog)  # the task may not come to it before the line below is read

@@ -5,8 +5,16 @@ import asyncio
 import httpx
 import pytest
 
-from tests.fakes import build_server
+from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from service.http_api.body import MAX_BYTES
+from service.http_api.cors import fields_of
+from service.http_api.limits import MAX_HEADER_BYTES
+from tests.fakes import FakeEngine, build_server
 
+OPENAI = (
+    "authorization,content-type,last-event-id,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+    "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
 ASK = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
 
 
@@ -24,13 +32,14 @@ def test_no_origin_is_let_in_by_default():
 
 
 @pytest.mark.parametrize("origins", [("https://page.example",), ("https://other.example", "https://page.example")])
-def test_an_origin_that_is_named_may_send_keys_and_read_the_request_id(origins):
-    asked = ASK | {"Access-Control-Request-Headers": "authorization, content-type, last-event-id"}
+def test_an_origin_that_is_named_may_send_every_header_that_openais_client_sends_and_read_all(origins):
+    asked = ASK | {"Access-Control-Request-Headers": OPENAI}
     before = call(origins, "OPTIONS", asked)
     assert (200, "https://page.example") == (before.status_code, before.headers["access-control-allow-origin"])
+    assert OPENAI == before.headers["access-control-allow-headers"]
     answer = call(origins, "POST", ASK)
     assert 200 == answer.status_code
-    assert "X-Request-Id" == answer.headers["access-control-expose-headers"]
+    assert ("*", "Origin") == (answer.headers["access-control-expose-headers"], answer.headers["vary"])
 
 
 def test_another_origin_is_not_let_in():
@@ -39,10 +48,50 @@ def test_another_origin_is_not_let_in():
     assert "access-control-allow-origin" not in before.headers
 
 
-def test_an_error_too_may_be_read_by_the_page():
+ERRORS = {
+    400: {"json": {"prompt": 7}},
+    401: {"json": {"prompt": "a"}},
+    404: {"url": "/v1/nothing"},
+    405: {"method": "GET"},
+    413: {"content": b" " * (MAX_BYTES + 1), "headers": ASK | {"content-type": "application/json"}},
+    415: {"content": b"{}", "headers": ASK | {"content-type": "text/plain"}},
+    431: {"json": {"prompt": "a"}, "headers": ASK | {"x-long": "a" * (MAX_HEADER_BYTES + 1)}},
+    500: {"json": {"prompt": "a"}},
+}
+
+
+@pytest.mark.parametrize("status", ERRORS)
+def test_an_error_of_any_kind_may_be_read_by_the_page(status, tmp_path):
+    asked, engine, keys = {"method": "POST", "url": "/v1/completions", "headers": ASK} | ERRORS[status], FakeEngine(), None
+    if status == 500:
+        engine.refusal = ZeroDivisionError()
+    if status == 401:
+        write_keys(tmp_path / "keys", {"ci": Entry(digest_of(b"att_secret"), Limits())})
+        keys = KeyRing(tmp_path / "keys")
+
     async def run() -> httpx.Response:
-        async with build_server(cors_origins=("*",)).http() as client:
-            return await client.post("/v1/completions", headers=ASK, json={"prompt": 7})
+        async with build_server(engine, cors_origins=("*",), keys=keys).http() as client:
+            return await client.request(**asked)
 
     answer = asyncio.run(run())
-    assert (400, "*") == (answer.status_code, answer.headers["access-control-allow-origin"])
+    assert (status, "*") == (answer.status_code, answer.headers["access-control-allow-origin"])
+    assert "*" == answer.headers["access-control-expose-headers"]
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ((), "a", None),
+        (("*",), None, "*"),
+        (("*",), "a", "*"),
+        (("a", "b"), "b", "b"),
+        (("a",), "b", None),
+        (("a",), None, None),
+    ],
+)
+def test_an_answer_beside_the_application_tells_of_the_origin_alike(origins, origin, allowed):
+    fields = fields_of(origins, origin)
+    assert allowed == fields.get("access-control-allow-origin")
+    assert bool(fields) == bool(allowed)
+    assert ("vary" in fields) == (allowed not in (None, "*"))

@@ -59,9 +59,9 @@ class Served(App):
 
 
 @asynccontextmanager
-async def serving(most_calls: int = 8) -> AsyncIterator[Served]:
+async def serving(most_calls: int = 8, cors_origins: tuple[str, ...] = ()) -> AsyncIterator[Served]:
     app = Served()
-    server = front.http_server(app, most_calls)
+    server = front.http_server(app, most_calls, cors_origins=cors_origins)
     with front.bound("127.0.0.1", 0) as sock:
         app.port = sock.getsockname()[1]
         task = asyncio.create_task(server.serve([sock]))
@@ -278,5 +278,28 @@ def test_a_caller_of_http_1_1_gets_chunks_and_keeps_the_connection():
                 said = await reader.readuntil(b"0\r\n\r\n")
                 assert b"transfer-encoding: chunked" in said and b"9\r\ndata: 2\n\n\r\n" in said
             writer.close()
+
+    run(law)
+
+
+@pytest.mark.parametrize("origins", [(), ("https://page.example",), ("*",)])
+def test_a_page_may_read_the_servers_own_answers_where_it_may_call(monkeypatch, origins):
+    monkeypatch.setattr(front, "MOST_HEAD_BYTES", 1000)
+    origin = b"host: x\r\norigin: https://page.example\r\nconnection: close"
+    allowed = {"*": b"access-control-allow-origin: *"}.get(
+        "".join(origins), b"access-control-allow-origin: https://page.example"
+    )
+
+    async def law() -> None:
+        async with serving(0, origins) as app:
+            full = await app.answer(GET.replace(b"host: x", origin))
+            long = await app.answer(GET[:-2].replace(b"host: x", origin) + b"x-long: " + b"a" * 5000)
+            bad = await app.answer(GET[:-2].replace(b"host: x", origin) + b": x\r\n\r\n")
+            assert [status_of(answer) for answer in (full, long, bad)] == [429, 431, 400]
+            for answer in (full, long, bad):
+                head = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+                assert (allowed in head) == (b"access-control-expose-headers: *" in head) == bool(origins)
+            asked = GET.replace(b"GET", b"OPTIONS").replace(b"host: x", origin + b"\r\naccess-control-request-method: POST")
+            assert status_of(await app.answer(asked)) == (200 if origins else 429)
 
     run(law)

@@ -1,0 +1,29 @@
+"""Pages of other origins: what browsers are told, beside every answer, so that a page may call and read it.
+
+No cookies are used, so a page may send any header, and read any.
+"""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+METHODS = ("GET", "POST")
+EXPOSED = "*"
+"""Headers that a page may read: Retry-After, x-should-retry and x-request-id among them."""
+
+
+def opened(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """An application that pages of `origins` may call, `*` for any page. It belongs around all that answers."""
+    if not origins:
+        return app
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=[EXPOSED])
+
+
+def fields_of(origins: Sequence[str], origin: str | None) -> dict[str, str]:
+    """The headers of an answer that no application gives, to a request with this `Origin`."""
+    if "*" in origins:
+        return {"access-control-allow-origin": "*", "access-control-expose-headers": EXPOSED}
+    if origin is None or origin not in origins:
+        return {}
+    return {"access-control-allow-origin": origin, "access-control-expose-headers": EXPOSED, "vary": "Origin"}
