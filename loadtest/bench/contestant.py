@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ FORMS = {
     "int4": {"openvino": ["int4"], "llamacpp": ["Q4_0", "Q4_K_M"]},
 }
 """How peers call the forms of weights that ours is compared with."""
+TICK = 0.2
+"""Seconds between two looks at the time that is left."""
+ENDED = 5
+"""Seconds until a process that was killed is gone."""
+
+
+def forever() -> float:
+    """Seconds that are left where nothing ends."""
+    return math.inf
 
 
 class PeerError(Exception):
@@ -39,6 +50,8 @@ class Contestant:
 
     `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
     `form`: how weights are kept, in the peer's own words. `isa`: the instruction set that Attend is to use; empty is the best.
+    `load`: `dummy` where the folder has no weights, and each draws its own. `left` tells the seconds that it has for its next
+    answer, the first one included: it may be set anew between two of them.
     """
 
     def __init__(
@@ -51,12 +64,15 @@ class Contestant:
         *,
         form: str = "bf16",
         isa: str = "",
+        load: str = "auto",
+        left: Callable[[], float] = forever,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
         environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_ISA": isa}
+        environment |= {"BENCH_LOAD": load}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
-        self.log = log
+        self.log, self.left = log, left
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 [python, here / script, peer, folder, str(threads())],
@@ -89,6 +105,9 @@ class Contestant:
         return seconds
 
     def _line(self) -> str:
+        while not select.select([self.process.stdout], [], [], max(0.0, min(TICK, self.left())))[0]:
+            if self.left() <= 0:
+                raise PeerError(f"{' '.join(map(str, self.process.args))} gave no answer in its time; its log is {self.log}")
         line = self.process.stdout.readline()
         if not line:
             last = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
@@ -99,10 +118,11 @@ class Contestant:
         os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """End the process, and what it started."""
+        """End the process, and what it started. One that hangs in a driver cannot be ended: it is not waited for."""
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGKILL)
-        self.process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.communicate(timeout=ENDED)
 
 
 @contextlib.contextmanager

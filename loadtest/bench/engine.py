@@ -28,7 +28,7 @@ import psutil
 from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
+from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, parameters, write_shape
 from model.net.native.library import VARIANTS, load
 
 Run = Callable[[int, int, int], float]
@@ -73,15 +73,6 @@ def compare(
         share = (end - time.perf_counter()) / left
         found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, seconds=share))))
     return found
-
-
-def parameters(shape: str) -> int:
-    """Of its matrices."""
-    sizes = SHAPES[shape]
-    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    head = sizes.get("head_dim", hidden // heads)
-    layer = hidden * (2 * head * (heads + sizes["num_key_value_heads"]) + 3 * sizes["intermediate_size"])
-    return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
 
 
 def check_memory(shape: str, contestants: int, weights: str = "bf16") -> None:

@@ -1,218 +1,235 @@
-"""Everything that only a GPU can show, in one command: attend bench gpu --minutes 9 --json gpu.json
+"""What a GPU shows in ten minutes: right answers, laws of its kernels, tokens/s: attend bench gpu --minutes 9 --json gpu.jsonl
 
-First the laws: kernels, recorded steps, steps ahead, faults of the device. Then the engine's speed beside `transformers`
-(compiled, static cache) at contexts of 1024: decode tokens/s of 1, 64 and 256 requests, prompt tokens/s of 16. Each part is a
-process with a limit; the loss of one costs no other. At the end stands what failed. Exit code 3 where something did.
+In this order: what is here; answers, compared with float32 on the CPU; laws of the kernels at the sizes of 8B; speed of Attend,
+8B first, each with its share of what the device was measured to do; speed of `transformers` (compiled, static cache); all other
+laws. Weights are random, drawn on the device. Each row is printed and filed as soon as it is known. A part that fails, or is
+cut, costs no other part. All ends before --minutes, and at SIGTERM, with a table of what there is.
 
-Shares are of a roofline: a decode reads the weights and all keys and values once a step, a prompt multiplies each weight by
-each token. The device's own speed of both is measured first.
+Needs torch, Triton and numpy; what else is missing is named, and what needs it is left out. It runs from a tree that is not
+installed: python -m loadtest.bench.gpu
+
+Exit code 0: everything ran, and is right. 3: something failed, was wrong, or was left out. 2: nothing can run here.
 """
 
 import argparse
 import json
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, installed
-from loadtest.bench.engine import listed, parameters
-from loadtest.bench.figures import Figure, file, table
-from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
+from loadtest.bench.contestant import OURS
+from loadtest.bench.figures import table
+from loadtest.bench.on_gpu import here, laws, rates
+from loadtest.bench.on_gpu.session import Left, Session, module, run, say, tail
+from loadtest.bench.shapes import FOLDER, SHAPES, write_config
+from model.config import DEFAULT_MODEL
 
-Run = Callable[[int, int, int], float]
-"""(requests, prompt tokens, output tokens) -> seconds."""
-LAWS = {
-    "laws of the kernels": ["tests/model/net/triton/test_triton.py"],
-    "laws of recorded steps": ["tests/model/engine/test_graphs.py", "tests/model/engine/test_pieces.py"],
-    "laws of steps ahead": ["tests/model/engine/test_async_scheduling.py"],
-    "laws of ranks, where there are two GPUs": ["tests/model/parallel/test_ranks.py", "-k", "gpus"],
-    "laws of faults": ["tests/model/engine/test_engine.py", "-k", "device or memory"],
-}
-LAW_SHARE = 0.4
-"""Of the time, at most, for all laws together."""
-CONTEXT, OUTPUT, BATCHES, PROMPTS = 1024, 128, (1, 64, 256), 16
+RESERVE = 45
+"""Seconds before the end of --minutes at which everything is over, or a tenth of them: whoever set the limit kills at it."""
+LOOK = 60
+"""Seconds that looking at what is here may take."""
 PEER = "transformers"
-HEADER = ("shape", "work", "Attend, tokens/s", "share of the roofline", PEER)
-SPEED = """
-import json, sys, time, torch
-device, size = sys.argv[1], int(sys.argv[2])
-wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-def seconds(work):
-    work(); wait()
-    begun = time.perf_counter()
-    for _ in range(10): work()
-    wait()
-    return (time.perf_counter() - begun) / 10
-a, b = (torch.ones(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-many = torch.ones(16 * size * size, dtype=torch.bfloat16, device=device)
-copy = torch.empty_like(many)
-facts = {"bytes": 2 * many.nbytes / seconds(lambda: copy.copy_(many)), "flops": 2 * size**3 / seconds(lambda: a @ b)}
-if device == "cuda":
-    facts |= {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-print(json.dumps(facts))
-"""
-"""Bytes read and written, and operations, that the device does in a second."""
+ON_GPU = ["8B", "1B", "Q"]
+"""The most telling first."""
 
 
-@dataclass
-class Session:
-    """The time that is left, and what was lost on the way."""
+@dataclass(frozen=True)
+class Part:
+    """`run` is given what is left of its seconds, which are `most`. With less than `least` it does not begin.
 
-    end: float
-    failed: list[str] = field(default_factory=list)
+    All but the `first` parts leave the `last` ones their `least`. `needs` are packages.
+    """
 
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.end - time.monotonic()
+    what: str
+    run: Callable[[Left], None]
+    least: float
+    most: float
+    needs: tuple[str, ...]
+    place: Literal["first", "middle", "last"]
 
-    def run(self, what: str, command: Sequence[str], seconds: float) -> str | None:
-        """What a command printed; None where it failed, which is noted with its last lines."""
-        try:
-            done = subprocess.run(
-                command, cwd=TREE, timeout=max(1.0, seconds), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+
+def perform(session: Session, parts: Sequence[Part], lacking: Mapping[str, str]) -> None:
+    """One part after the other. `lacking`: packages that cannot be used, and why."""
+    ready = [part for part in parts if not set(part.needs) & set(lacking)]
+    for part in parts:
+        if part not in ready:
+            session.lose(
+                part.what, "not run: " + "; ".join(f"{name} {lacking[name]}" for name in part.needs if name in lacking)
             )
-        except subprocess.TimeoutExpired:
-            return self.lose(what, f"took longer than {seconds:.0f} s")
-        except OSError as error:
-            return self.lose(what, str(error))
-        if done.returncode:
-            return self.lose(what, "\n".join(done.stdout.splitlines()[-15:]))
-        print(f"{what}: ok", file=sys.stderr, flush=True)
-        return done.stdout
-
-    def lose(self, what: str, why: str) -> None:
-        """Note a part that failed."""
-        self.failed.append(f"{what}: {why}")
-        print(f"{what}: FAILED\n{why}", file=sys.stderr, flush=True)
-
-
-def laws(session: Session) -> None:
-    """Every law that has tests for a GPU, each with an equal part of the time for them."""
-    end = time.monotonic() + LAW_SHARE * session.left
-    for left, (what, words) in zip(range(len(LAWS), 0, -1), LAWS.items(), strict=True):
-        session.run(what, [sys.executable, "-m", "pytest", "-q", *words], (end - time.monotonic()) / left)
-
-
-def decode(run: Run, requests: int, context: int, output: int) -> float:
-    """Tokens a second of so many requests, without their prompts and first tokens."""
-    first = run(requests, context, 1)
-    return requests * output / (run(requests, context, output + 1) - first)
-
-
-def prefill(run: Run, requests: int, context: int) -> float:
-    """Prompt tokens a second."""
-    return requests * context / run(requests, context, 1)
-
-
-def works(context: int, output: int, batches: Sequence[int], prompts: int) -> dict[str, Callable[[Run], float]]:
-    """What is measured, by name."""
-    found: dict[str, Callable[[Run], float]] = {
-        f"decode of {batch}": lambda run, batch=batch: decode(run, batch, context, output) for batch in batches
-    }
-    return found | {f"{prompts} prompts": lambda run: prefill(run, prompts, context)}
-
-
-def roofline(shape: str, work: str, context: int, output: int, speed: Mapping[str, float]) -> float:
-    """Tokens a second that this device cannot exceed, for weights, keys and values in bfloat16."""
-    count, sizes = parameters(shape), SHAPES[shape]
-    if not work.startswith("decode"):
-        return speed["flops"] / (2 * (count - sizes["vocab_size"] * sizes["hidden_size"]))
-    batch = int(work.split()[-1])
-    head = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    each = 4 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * head  # key and value of a token, two bytes each
-    return batch * speed["bytes"] / (2 * count + batch * (context + output / 2) * each)
-
-
-def measured(
-    session: Session,
-    shape: str,
-    peers: Sequence[str],
-    asked: Mapping[str, Callable[[Run], float]],
-    folder: Path,
-    seconds: float,
-) -> dict[str, dict[str, float]]:
-    """Tokens a second of each contestant, by work. Each has an equal part of so many seconds; what it cannot do is lost."""
-    found: dict[str, dict[str, float]] = {}
-    for peer in peers:
-        end = time.monotonic() + seconds / len(peers)
-        try:
-            contestant = Contestant(peer, write_shape(shape, folder), folder / f"{peer}-gpu.log")
-        except (PeerError, OSError, ImportError, ValueError) as error:
-            session.lose(f"{shape}, {peer}", str(error))
+    for at, part in enumerate(ready):
+        kept = sum(each.least for each in ready[at + 1 :] if each.place == "last" and part.place != "first")
+        given = min(part.most, session.left - kept)
+        if given < part.least:
+            session.lose(part.what, f"not run: {max(0.0, given):.0f} s were left for it, and it needs {part.least:.0f}")
             continue
-        alarm = threading.Timer(max(1.0, end - time.monotonic()), contestant.process.kill)  # one that hangs then ends
-        alarm.start()
         try:
-            for name, work in asked.items():
-                contestant(1, 64, 2)  # whoever compiles or warms up does so now
-                found.setdefault(name, {})[peer] = work(contestant)
-        except (PeerError, OSError) as error:
-            session.lose(f"{shape}, {peer}", f"{'out of time' if time.monotonic() > end else ''} {error}")
-        finally:
-            alarm.cancel()
-            contestant.close()
-    return found
+            part.run(session.within(given))
+        except Exception as error:  # a fault of this program costs the other parts nothing either
+            session.lose(part.what, f"{type(error).__name__}: {error}")
+            traceback.print_exc()
 
 
-def rows(shape: str, found: Mapping[str, Mapping[str, float]], limits: Mapping[str, float]) -> Iterator[list[str]]:
-    """A row for each work that Attend did."""
-    for work, values in found.items():
-        if (mine := values.get(OURS)) is not None:
-            share = f"{mine / limits[work]:.0%} of {limits[work]:.0f}" if limits else "not known"
-            peer = f"{values[PEER]:.0f}, {mine / values[PEER]:.2f}" if PEER in values else "not measured"
-            yield [shape, work, f"{mine:.0f}", share, peer]
+def look(session: Session, device: str, folder: Path) -> dict[str, str]:
+    """Note what is here; returns the packages that cannot be used, and why."""
+    session.facts = here.plain()
+    session.note("here", f"Here: {session.facts}")
+    lacking = dict.fromkeys(here.missing(), "is missing")
+    for name in lacking:
+        session.note("missing", f"{name} is missing: it is needed for {here.NEEDED[name]}", what=name)
+    log = folder / "here.log"
+    code = run(module("here", device), log, session.within(LOOK))
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith("{"):
+            session.facts |= (found := json.loads(line))
+            session.note("here", f"Here: {found}")
+    if code != 0:
+        session.lose("what is here", f"it took over {LOOK} s" if code is None else tail(log))
+    lacking |= {name.split()[0]: str(why) for name, why in session.facts.items() if name.endswith(" error")}
+    if "kernel" in lacking:
+        lacking["triton"] = f"compiles no kernel: {lacking.pop('kernel')}"
+    return lacking
+
+
+def hopeless(facts: Mapping[str, Any], lacking: Mapping[str, str], device: str) -> str:
+    """Why nothing can run here, in a sentence; nothing where something can."""
+    for name in ("torch", "numpy"):
+        if name in lacking:
+            return f"nothing can run here: {name} {lacking[name]}"
+    if device == "cuda" and "device" not in facts:
+        why = facts.get("no device", "looking for one did not end")
+        return f"nothing can run here: torch {facts.get('torch')} sees no CUDA device: {why} (--device cpu tries the command)"
+    return ""
+
+
+def compare(session: Session, name: str, target: Path, load_format: str, device: str, folder: Path, left: Left) -> None:
+    """Compare the answers of a model with the equation's: a row, `WRONG` where a token is not excused by rounding."""
+    log = folder / f"answers-{name.replace(' ', '-')}.log"
+    code = run(module("answers", target, device, load_format), log, left)
+    if code != 0:
+        session.lose(f"answers of {name}", "it took too long" if code is None else tail(log))
+        return
+    found = json.loads(log.read_text(errors="replace").splitlines()[-1])
+    wrong = found["wrong"]
+    if device == "cuda" and (found["backend"], found["recorded"]) != ("triton", True):
+        wrong.append(f"backend is {found['backend']}, steps are recorded: {found['recorded']}")
+    same = f"{found['tokens'] - found['other']} of {found['tokens']} tokens are the best of float32"
+    near = f"the others at most {found['margin']:.3g} below it, where rounding explains {found['allowed']:.3g}"
+    about = f"answers of {name} ({found['backend']}, {found['dtype']}, recorded: {found['recorded']})"
+    shown = f"{about}: {same}, {near}" + (f"; {wrong[0]}, {len(wrong)} in all" if wrong else "")
+    session.note("answers", f"{'WRONG' if wrong else 'right'} {shown}", what=name, right=not wrong, shown=shown, **found)
+
+
+def weigh(session: Session, size: int, device: str, folder: Path, left: Left) -> None:
+    """Measure the device itself."""
+    log = folder / "speed.log"
+    if (code := run(module("speed", device, size), log, left)) != 0:
+        session.lose("speed of the device", "it took too long" if code is None else tail(log))
+        return
+    found = json.loads(log.read_text(errors="replace").splitlines()[-1])
+    shown = f"{found['bytes'] / 1e9:.0f} GB/s, {found['flops'] / 1e12:.1f} TFLOP/s in bfloat16, clocks {found.get('clocks')}"
+    session.note("speed", f"speed of the device: {shown}", **found)
+
+
+def plan(session: Session, options: argparse.Namespace) -> list[Part]:
+    """All parts, the most telling first: answers before any speed, ours before any peer, the many laws last."""
+    device, folder, cuda = options.device, options.folder, options.device == "cuda"
+    triton = ("triton",) if cuda else ()
+    engine = (*here.ENGINE, *triton)
+    works = rates.GPU_WORKS if cuda else rates.CPU_WORKS
+
+    def answers(name: str, target: Path, load_format: str, least: float, most: float) -> Part:
+        action = partial(compare, session, name, target, load_format, device, folder)
+        return Part(f"answers of {name}", action, least, most, engine, "first")
+
+    def law(each: laws.Law, more: Mapping[str, str] | None = None) -> Part:
+        action = partial(laws.hold, session, each, folder, more=more)
+        return Part(each.what, action, each.least, each.most, here.LAWS, "last" if each.wide else "first")
+
+    def speed(
+        shape: str, who: str, needs: tuple[str, ...], seconds: float = 100, place: Literal["first", "middle"] = "middle"
+    ) -> Part:
+        action = partial(rates.measure, session, shape, who, works, folder, device=device)
+        return Part(f"{shape}, {who}", action, 50, seconds, needs, place)
+
+    drawn = "Q" if cuda else "S"
+    parts = [
+        answers("the shipped model", DEFAULT_MODEL, "auto", 25, 70),
+        answers(f"shape {drawn}", write_config(drawn, folder), "dummy", 30, 90),
+    ]
+    if not options.no_laws:
+        parts.append(law(laws.SMOKE, None if cuda else laws.INTERPRETED))
+    size = 8192 if cuda else 512
+    parts.append(
+        Part("speed of the device", partial(weigh, session, size, device, folder), 10, 40, ("torch", "numpy"), "first")
+    )
+    parts.append(speed(options.shape[0], OURS, engine, 200, "first"))
+    if cuda and not options.no_laws:
+        parts.append(law(laws.STEPS))
+    parts += [speed(shape, OURS, engine) for shape in options.shape[1:]]
+    parts += [speed(shape, PEER, here.PEER) for shape in options.shape]
+    if cuda and not options.no_laws:
+        parts += [law(each) for each in (laws.RANKS, *laws.WIDE) if session.facts.get("devices", 1) >= each.devices]
+    return parts
+
+
+def finish(session: Session, sentence: str = "") -> int:
+    """Print the table, what is wrong first, and file it; returns the exit code."""
+    answers, failed = session.of("answers"), session.of("failed")
+    wrong = [f"WRONG {each['shown']}" for each in answers if not each["right"]]
+    ended = [f"Ended by {session.ended_by}."] if session.ended_by else []
+    shown = [*wrong, table(rates.HEADER, rates.rows(session))]
+    shown += [f"right: {each['shown']}" for each in answers if each["right"]]
+    shown += [f"{each['what']}: {each.get('passed', 0)} passed{', CUT' if each['cut'] else ''}" for each in session.of("law")]
+    shown += ["Failed:", *(f"{each['what']}: {each['why']}" for each in failed)] if failed else []
+    shown += [*ended, sentence] if sentence or ended else []
+    bad = bool(wrong or failed or ended)
+    code = 2 if sentence else 3 if bad else 0
+    text = "\n".join(["", *shown, *([] if bad or sentence else ["Nothing failed."])])
+    session.note("end", text, code=code, ended_by=session.ended_by, table=text)
+    return code
+
+
+def listed(text: str) -> list[str]:
+    """Names of shapes between commas."""
+    names = text.split(",")
+    if wrong := [name for name in names if name not in SHAPES]:
+        raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}")
+    return names
 
 
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9, help="for everything (default 9)")
-    parser.add_argument("--shape", type=listed, default=["Q", "1B", "8B"], help=f"of {', '.join(SHAPES)}; default Q,1B,8B")
+    parser.add_argument("--shape", type=listed, help=f"of {', '.join(SHAPES)}; default {','.join(ON_GPU)}, on a CPU S")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tries the command itself")
-    parser.add_argument("--context", type=int, default=CONTEXT, help=f"tokens of a prompt (default {CONTEXT})")
-    parser.add_argument("--no-laws", action="store_true", help="speed alone")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints and the contestants' logs")
-    parser.add_argument("--json", type=Path, help="write the table here too, with every value")
+    parser.add_argument("--no-laws", action="store_true", help="answers and speed alone")
+    parser.add_argument("--folder", type=Path, default=FOLDER / "gpu", help="for the logs of all parts")
+    parser.add_argument("--json", type=Path, default=Path("gpu.jsonl"), help="rows are appended here (default gpu.jsonl)")
     options = parser.parse_args(words)
-    if wrong := [shape for shape in options.shape if shape not in SHAPES]:
-        parser.error(f"there is no {wrong[0]!r}")
+    options.shape = options.shape or (ON_GPU if options.device == "cuda" else ["S"])
+    options.folder.mkdir(parents=True, exist_ok=True)
     return options
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run everything, print the table, and say what failed."""
-    options = read_flags(words)
-    session, lines, figures = Session(time.monotonic() + 60 * options.minutes), [], []
-    cuda = options.device == "cuda"
-    size = "8192" if cuda else "512"
-    text = session.run("speed of the device", [sys.executable, "-c", SPEED, options.device, size], 120)
-    speed: dict[str, Any] = json.loads(text.splitlines()[-1]) if text else {}
-    if not options.no_laws:
-        laws(session)
-    peers = [OURS, PEER] if installed(PEER, sys.executable) else [OURS]
-    asked = works(options.context, OUTPUT if cuda else 8, BATCHES if cuda else (1, 4), PROMPTS if cuda else 2)
-    for left, shape in zip(range(len(options.shape), 0, -1), options.shape, strict=True):
-        if session.left <= 0:
-            session.lose(shape, "no time was left")
-            continue
-        found = measured(session, shape, peers, asked, options.folder, session.left / left)
-        limits = {work: roofline(shape, work, options.context, OUTPUT, speed) for work in asked} if speed else {}
-        lines += rows(shape, found, limits)
-        figures += [
-            Figure(f"{shape}, {work}, {who}", "tokens/s", (value,)) for work in found for who, value in found[work].items()
-        ]
-    driver = (
-        session.run("driver", ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], 30) if cuda else ""
-    )
-    file(options.json, table(HEADER, lines), figures, speed=speed, driver=driver, failed=session.failed)
-    print("\n".join(["", "Failed:", *session.failed] if session.failed else ["", "Nothing failed."]))
-    sys.exit(3 if session.failed else 0)
+    """Run everything."""
+    began, options = time.monotonic(), read_flags(words)
+    seconds = 60 * options.minutes
+    session = Session(began + seconds - min(RESERVE, seconds / 10), options.json)
+    session.listen()
+    lacking = look(session, options.device, options.folder)
+    if sentence := hopeless(session.facts, lacking, options.device):
+        sys.exit(finish(session, sentence))
+    perform(session, plan(session, options), lacking)
+    code = finish(session)
+    say(f"Every row is in {options.json}, the logs are in {options.folder}.")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

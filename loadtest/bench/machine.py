@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 
 def threads() -> int:
     """The cores that this process may use."""
@@ -30,7 +28,7 @@ def machine() -> dict[str, Any]:
         "processor": processor.get("model name", platform.machine()).strip(),
         "cores": threads(),
         "flags": flags,
-        "memory": psutil.virtual_memory().total,
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": version("torch"),
@@ -42,12 +40,15 @@ class Neighbours:
 
     def __init__(self, ours: Sequence[int] = ()) -> None:
         """`ours` are processes that count as ours, beside this one."""
+        import psutil  # whoever needs `threads` alone may lack it
+
+        self._times = psutil.cpu_times
         self.ours = [psutil.Process(), *map(psutil.Process, ours)]
         self.laps: list[float] = []
         self.before = self._now()
 
     def _now(self) -> tuple[float, float]:
-        times, own = psutil.cpu_times(), 0.0
+        times, own = self._times(), 0.0
         for each in self.ours:
             spent = each.cpu_times()
             own += spent.user + spent.system

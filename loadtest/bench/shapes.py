@@ -25,6 +25,25 @@ SHAPES: dict[str, dict[str, int]] = {
 """
 
 
+def parameters(shape: str) -> int:
+    """Of its matrices."""
+    sizes = SHAPES[shape]
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head = sizes.get("head_dim", hidden // heads)
+    layer = hidden * (2 * head * (heads + sizes["num_key_value_heads"]) + 3 * sizes["intermediate_size"])
+    return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
+
+
+def write_config(name: str, folder: Path = FOLDER) -> Path:
+    """A folder with the config.json of a shape and no weights, for contestants that draw them; any prompt of theirs fits."""
+    target = folder / "dummy" / name
+    target.mkdir(parents=True, exist_ok=True)
+    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "tie_word_embeddings": True}
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_position_embeddings": 1 << 14}
+    (target / "config.json").write_text(json.dumps(SHAPES[name] | about | special), encoding="utf-8")
+    return target
+
+
 def write_shape(name: str, folder: Path = FOLDER) -> Path:
     """The checkpoint folder of a shape in bfloat16, made at the first call, with the default model's tokenizer."""
     target = folder / name

@@ -15,7 +15,7 @@ from loadtest.bench import engine, start
 from loadtest.bench.contestant import TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES
+from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES, parameters
 from tests.service.server import wait_for
 
 PEERS = Path("loadtest/bench/peers")
@@ -188,7 +188,7 @@ def test_a_shape_is_measured_only_where_every_contestant_has_room():
 
 
 def test_the_shapes_have_the_parameters_that_they_are_named_after():
-    assert {name: round(engine.parameters(name) / 1e6, 1) for name in SHAPES} == {
+    assert {name: round(parameters(name) / 1e6, 1) for name in SHAPES} == {
         "S": 12.5,
         "M": 134.5,
         "L": 494.0,

@@ -2,8 +2,16 @@
 
 import asyncio
 import os
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+
+def own_version():
+    """That of the installed package; a tree need not be installed."""
+    try:
+        return version("attend")
+    except PackageNotFoundError:
+        return "a tree that is not installed"
 
 
 def start(folder, threads):
@@ -18,6 +26,7 @@ def start(folder, threads):
 
     form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
     weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}
+    weights |= {"load_format": os.environ.get("BENCH_LOAD", "auto")}
     sizes = {} if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
     options = EngineOptions(**weights, **sizes, num_threads=threads, prefix_caching=False)
     engine = build_engine(Path(folder), options)
@@ -34,5 +43,6 @@ def start(folder, threads):
         return made
 
     waits = os.environ.get("OMP_WAIT_POLICY")
-    facts = {"name": "Attend", "version": version("attend"), "backend": engine.info.backend, "weights": engine.info.weights}
+    facts = {"name": "Attend", "version": own_version(), "backend": engine.info.backend, "weights": engine.info.weights}
+    facts["recorded"] = engine.engine.runner.graphs is not None
     return facts | {"omp_wait_policy": waits, "isa": isa}, lambda prompts, output: runner.run(work(prompts, output))

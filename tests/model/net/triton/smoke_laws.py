@@ -16,7 +16,6 @@ from model.params import SamplingParams
 from model.sampling import sample
 from model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config
-from tests.model.net.triton.decoder_laws import distance
 from tests.model.net.triton.laws import DEVICE, Scene, assert_close, decodes
 
 HEADS, KV_HEADS, HEAD, BLOCK = 32, 8, 128, 32
@@ -39,6 +38,11 @@ def layer():
         if parameter.dim() > 1:
             parameter.normal_(0, parameter.shape[1] ** -0.5, generator=dice)
     return net
+
+
+def distance(ours, wanted):
+    """Between hidden states, of the size of those that are wanted."""
+    return float((ours.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 @torch.inference_mode()
