@@ -38,7 +38,7 @@ SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 Port = Annotated[int, Field(ge=1, le=65535)]
 PATHS = ("adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
-NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source")
+NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source", "max_errors_per_second")
 """Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
 
 
@@ -156,6 +156,11 @@ class Settings(BaseModel):
     max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0,
         description="most connections of one address at the same time, with HAProxy; 0 is no limit: a gateway is one address",
+    )
+    max_errors_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        200,
+        description="HTTP errors that one API key, and unknown keys together, may get in a second from one address before "
+        "HAProxy refuses their calls for ten; 0 is no limit, and so is no api_keys_file",
     )
     tls_cert: str = Field(
         "", description="PEM file of the certificate and its chain: HTTP and gRPC speak TLS alone; empty: none"

@@ -213,13 +213,16 @@ class KeyRing:
             raise
         self._next_look = clock() + CHECK_SECONDS
 
-    def authenticate(self, authorization: bytes | str | None) -> Key:
-        """The caller behind the value of an `Authorization: Bearer KEY` header. Raises Unauthenticated.
+    def authenticate(self, *authorization: bytes | str) -> Key:
+        """The caller behind the value of a call's `Authorization: Bearer KEY` header. Raises Unauthenticated, also for two of
+        them: HAProxy and a replica could judge different ones.
 
         Takes as long for a key that is nearly right as for one that is wholly wrong.
         """
         self._look()
-        raw = authorization if authorization and authorization.isascii() else b""
+        if len(authorization) > 1:
+            raise Unauthenticated("send one API key: there is more than one Authorization header")
+        raw = next((value for value in authorization if value.isascii()), b"")
         scheme, _, secret = (raw.encode("ascii") if isinstance(raw, str) else raw).partition(b" ")
         if scheme.lower() != b"bearer" or not secret:
             raise Unauthenticated("this server needs an API key: send the header Authorization: Bearer KEY")

@@ -305,11 +305,10 @@ class GrpcMethods:
         return chat.to_command(request, request_id, self.template, self.service.defaults, self.form)
 
     def _key(self, context: Context) -> Key | None:
-        """The caller's key. Serve has no interceptors, so every method asks for it. Two keys in a call count as none."""
+        """The caller's key. Serve has no interceptors, so every method asks for it."""
         if self.keys is None:
             return None
-        given = [value for name, value in context.invocation_metadata() if name == "authorization"]
-        return self.keys.authenticate(given[0] if len(given) == 1 else None)
+        return self.keys.authenticate(*(value for name, value in context.invocation_metadata() if name == "authorization"))
 
     async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
         """The key of a call that has work to do, charged for the call before its message is read."""

@@ -44,7 +44,7 @@ ABORT = "attend.abort"
 
 
 class RequestIds:
-    """Gives each request an id: the caller's own where it is plain, or a new one, sent back as X-Request-Id.
+    """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
 
     Behind Ray Serve every request has one by now, and Serve sends it back itself.
     """
@@ -58,12 +58,12 @@ class RequestIds:
             await self.app(scope, receive, send)
             return
         await turn()  # many calls at once would hold the event loop for all of them
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
-        plain = given is not None and REQUEST_ID.fullmatch(given.decode("latin-1")) is not None
-        request_id = given if given is not None and plain else secrets.token_hex(16).encode()
+        given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        plain = len(given) == 1 and REQUEST_ID.fullmatch(given[0].decode("latin-1")) is not None
+        request_id = given[0] if plain else secrets.token_hex(16).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
-        stamps = given is None or not self.behind_serve
+        stamps = not given or not self.behind_serve
 
         async def sent(message: Message) -> None:
             if stamps and message["type"] == "http.response.start":

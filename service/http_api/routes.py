@@ -74,7 +74,7 @@ def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depend
     async def authenticate(request: Request) -> None:
         record = None if metrics is None else opened(metrics, request)
         with nullcontext() if record is None else record.errors():
-            key = None if keys is None else keys.authenticate(request.headers.get("authorization"))
+            key = None if keys is None else keys.authenticate(*request.headers.getlist("authorization"))
             request.state.key = key
             if key is not None and request.method == "POST":
                 if record is not None:

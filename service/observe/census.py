@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 from ray.experimental import internal_kv
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HAPROXY_STATS_PORT
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HAPROXY_STATS_PORT, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 
 from service.observe import edge
@@ -54,6 +55,12 @@ def take(application: str) -> Census:
     return read(details, before & signed_in(), application)  # a replica that signs in or out meanwhile has not died
 
 
+def restart_proxies() -> None:
+    """Have Serve start its proxies anew, and with them HAProxy. Blocks; raises RayError or RayServeException."""
+    for proxy in _get_global_client().get_serve_details()["proxies"].values():
+        ray.kill(ray.get_actor(proxy["actor_name"], namespace=SERVE_NAMESPACE))
+
+
 def signed_in() -> set[str]:
     """Replicas that have signed in and not out."""
     return {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
@@ -86,4 +93,5 @@ def page(census: Census) -> str:
     """The census, and what its HAProxies tell, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
     told = serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
     edges = {node[:8]: address for node, address in census.addresses.items()}
-    return told + (edge.page(edges, RAY_SERVE_HAPROXY_STATS_PORT) if RAY_SERVE_ENABLE_HA_PROXY else "")
+    running = list(census.replicas.values()).count("running")
+    return told + (edge.page(edges, RAY_SERVE_HAPROXY_STATS_PORT, running) if RAY_SERVE_ENABLE_HA_PROXY else "")

@@ -23,6 +23,7 @@ Row = dict[str, str]
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 ABOUT = {
+    "attend_edge_ok": ("gauge", "Whether HAProxy answers and leads to every replica that runs, 1 or 0"),
     "attend_edge_connections": (
         "gauge",
         "Connections of callers that HAProxy holds, but for those that began before a reload",
@@ -49,10 +50,10 @@ def statistics(host: str, port: int, seconds: float) -> list[Row]:
         raise OSError(str(error)) from error
 
 
-def page(addresses: Mapping[str, str], port: int) -> str:
-    """The metrics of the HAProxies at these addresses, by node, in the Prometheus text format.
+def page(addresses: Mapping[str, str], port: int, running: int) -> str:
+    """The metrics of the HAProxies at these addresses, by node, in the Prometheus text format; `running` replicas serve.
 
-    One that does not answer in time is missing.
+    Of one that does not answer in time there is no more than that it is not ok.
     """
     deadline = time.monotonic() + SECONDS
     found: Samples = {}
@@ -63,20 +64,23 @@ def page(addresses: Mapping[str, str], port: int) -> str:
         try:
             rows = statistics(host, port, left)
         except OSError:  # between two of its processes, or gone
+            found.setdefault("attend_edge_ok", []).append(({"node": node}, 0.0))
             continue
-        for name, samples in read(rows, node).items():
+        for name, samples in read(rows, node, running).items():
             found.setdefault(name, []).extend(samples)
     return "".join(family(name, *ABOUT[name], samples) for name, samples in found.items())
 
 
-def read(rows: list[Row], node: str) -> Samples:
-    """What one HAProxy's statistics say."""
+def read(rows: list[Row], node: str, running: int) -> Samples:
+    """What one HAProxy's statistics say, where `running` replicas serve."""
     found: Samples = {name: [] for name in ABOUT}
     refusals: dict[str, float] = {}  # each application has a backend of its own
+    alive = dict.fromkeys(FRONTENDS.values(), 0)
     for row in rows:
         side = row["pxname"].partition("-")[0]
         if side in FRONTENDS.values() and row["svname"] == "BACKEND":
             refusals[side] = refusals.get(side, 0.0) + float(row["dreq"])
+            alive[side] += int(row["act"])
         transport = FRONTENDS.get(row["pxname"])
         if transport is None or row["svname"] != "FRONTEND":
             continue
@@ -88,5 +92,6 @@ def read(rows: list[Row], node: str) -> Samples:
     servers = (row for row in rows if row["pxname"].startswith("http-") and row["svname"] not in ("FRONTEND", "BACKEND"))
     replicas = sum(float(row["hrsp_5xx"] or 0) for row in servers)
     found["attend_edge_replica_errors_total"].append(({"node": node}, replicas))
+    found["attend_edge_ok"] = [({"node": node}, float(min(alive.values()) >= running))]
     found["attend_edge_refusals_total"] = [({"node": node, "transport": side}, count) for side, count in refusals.items()]
     return found

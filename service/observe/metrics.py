@@ -133,7 +133,7 @@ class Metrics:
         if self._behind_edge and told:
             told, _, client = told.rpartition(",")
         record.client = None if client is None else client.strip()[:MAX_FORWARDED]
-        record.forwarded_for = told[:MAX_FORWARDED] or None
+        record.forwarded_for = told[-MAX_FORWARDED:] or None
         return record
 
     def count(self, transport: str, route: str, outcome: str) -> None:

@@ -24,6 +24,8 @@ _asked: "Future[str] | None" = None
 """The question to the controller that has no answer yet; while there is one, no other is asked."""
 _page: "asyncio.Task[str] | None" = None
 """The page that is being made: 30 ms of plain Python for each replica, and it needs no key."""
+_loads: "asyncio.Task[tuple[int, list[Load]]] | None" = None
+"""The loads that are being asked for: a message to each replica."""
 
 
 async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
@@ -59,8 +61,13 @@ def _told(application: str) -> str:
 
 
 async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:
-    """How many replicas there are, and the loads of those that answer; called inside a replica, whose own is `own`."""
-    return await asked("load_local", own)
+    """How many replicas there are, and the loads of those that answer; called inside a replica, whose own is `own`. They are
+    asked one at a time; callers meanwhile get the same.
+    """
+    global _loads
+    if (question := _loads) is None or question.done():
+        question = _loads = asyncio.create_task(asked("load_local", own))
+    return await asyncio.shield(question)
 
 
 async def asked(method: str, own: Callable[[], Awaitable[Any]]) -> tuple[int, list[Any]]:

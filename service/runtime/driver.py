@@ -24,6 +24,7 @@ from service.runtime import hub
 from service.runtime import reachable as routes
 from service.runtime.checkpoint import read_tokenizer
 from service.runtime.deployment import application
+from service.runtime.files import hold
 from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
 from service.runtime.place import gpus_wanted
 from service.runtime.replica import engine_options
@@ -64,18 +65,21 @@ async def main(settings: Settings, statistics: int) -> int:
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = catch_signals()  # after ray.init, which installs handlers of its own
-    started = ready = False
+    hold(Path(ray._private.worker._global_node.get_session_dir_path()))  # sockets, and the token of new processes
+    started = ready = lost = False
     try:
         check_room(settings, ray.cluster_resources())
         started = await before(stop, start(settings, statistics))
         ready = started and await before(stop, say_ready(settings))
         if ready:
-            await before(stop, tell_changes())
+            lost = await before(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
         if await may_serve(unknown=started):
             say("Draining: running streams may end ...")
             await drain(settings)
     finally:
         await stop_everything(serving=started)
+    if lost:
+        return 1
     return 0 if ready else 128 + stop.number
 
 
@@ -111,16 +115,33 @@ async def start(settings: Settings, statistics: int) -> None:
         say("HAProxy does not know every replica yet: calls that it cannot place get 503")
 
 
-async def tell_changes() -> None:
-    """Write a line for each replica and each proxy that changes its state, begins or dies."""
-    known: census.Census | None = None
+async def tell_changes(statistics: int | None) -> None:
+    """Write a line for each replica and each proxy that changes its state, begins or dies. Returns where HAProxy, whose port
+    `statistics` is, has led to no replica for a minute although one runs: the server must end, so that it is started anew.
+    """
+    before_now: census.Census | None = None
+    lost = routes.Lost()
     while True:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
             now = await beside(census.take, APP)
-            for line in census.news(known, now) if known else ():
+            for line in census.news(before_now, now) if before_now else ():
                 say(line)
-            known = now
+            before_now = now
+            if statistics is not None and await leads_nowhere(lost, now, statistics):
+                return
         await asyncio.sleep(WATCH_SECONDS)
+
+
+async def leads_nowhere(lost: routes.Lost, cluster: census.Census, statistics: int) -> bool:
+    """Whether the server must end for it. Has HAProxy started again before."""
+    leads = "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.known, APP, statistics) > 0
+    what = lost.look(leads, asyncio.get_running_loop().time())
+    if what == "restart":
+        say(f"HAProxy has led to no replica for {routes.RESTART_SECONDS:g} s although one runs: it is started again")
+        await beside(census.restart_proxies)
+    if what == "end":
+        say(f"HAProxy has led to no replica for {routes.END_SECONDS:g} s although one runs: the server ends")
+    return what == "end"
 
 
 def reason_of_failure() -> str:

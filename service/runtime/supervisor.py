@@ -18,6 +18,7 @@ from pathlib import Path
 
 from model.errors import SettingError
 from service.runtime.edge import IDLE_SECONDS, write_edge
+from service.runtime.files import hold, raise_limit
 from service.runtime.lifecycle import check_certificate, say
 from service.runtime.ports import claim
 from service.settings import Settings
@@ -38,10 +39,12 @@ def run(settings: Settings) -> int:
     for number in STOPS:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))  # until the driver runs
     check_certificate(settings)
+    raise_limit()
     ports, lock = claim(settings.port, settings.grpc_port)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with lock, tempfile.TemporaryDirectory(prefix="attend-") as private:
+        hold(Path(private))
         try:
             settings = with_log(settings.with_absolute_paths())
             nowhere = Path(private, "empty")
@@ -160,6 +163,9 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
+        "ATTEND_MAX_ERRORS_PER_SECOND": str(settings.max_errors_per_second),
+        "ATTEND_API_KEYS_FILE": settings.api_keys_file,
+        "ATTEND_CORS_ORIGINS": settings.cors_origins,
         "ATTEND_TLS_CERT": settings.tls_cert,
         "ATTEND_TLS_KEY": settings.tls_key,
         "ATTEND_LOG_FILE": settings.log_file,

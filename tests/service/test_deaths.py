@@ -14,14 +14,14 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from service.runtime import edge
+from service.runtime import edge, haproxy
+from tests.service.runtime.edges import ray_config
 from tests.service.server import free_ports, wait_for
 
 FAIL_SECONDS = 5.0
@@ -34,7 +34,7 @@ class Edge:
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder, self.environment = folder, {**os.environ, **environment}
         self.state = folder / "state"
-        self.state.mkdir(mode=0o700)
+        self.state.mkdir(mode=0o700, parents=True)
         self.http, self.grpc, stats, metrics, *self.ports = free_ports(12)
         self.others = {"stats_port": stats, "metrics_port": metrics}
         self.wrapper = edge.write_edge(folder)
@@ -53,37 +53,10 @@ class Edge:
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def write(self) -> Path:
-        """The configuration that Ray writes for these replicas, from Ray's own template."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from ray.serve._private import haproxy as ray
-            from ray.serve._private.common import RequestProtocol
-            from ray.serve.config import HTTPOptions, gRPCOptions
-        backends = {}
-        for offset, protocol in enumerate((RequestProtocol.HTTP, RequestProtocol.GRPC)):
-            servers = [
-                ray.ServerConfig(f"SERVE_REPLICA-{name}", "127.0.0.1", self.ports[2 * index + offset])
-                for index, name in enumerate(self.replicas)
-            ]
-            name = f"{protocol.value.lower()}-default"
-            proxy = ray.ServerConfig("SERVE_PROXY_ACTOR-1", "127.0.0.1", self.ports[-2 + offset])
-            given = {"app_name": "default", "servers": servers, "fallback_server": proxy, "protocol": protocol}
-            backends[name] = ray.BackendConfig(name=name, path_prefix="/", **given)
-        files = {name: str(self.state / name) for name in ("socket_path", "metrics_socket_path", "server_state_file")}
-        config = ray.HAProxyConfig(
-            http_options=HTTPOptions(host="127.0.0.1", port=self.http),
-            grpc_options=gRPCOptions(
-                port=self.grpc, grpc_servicer_functions=["service.grpc_api.register.add_generation_service"]
-            ),
-            server_state_base=str(self.state),
-            bufsize=131072,
-            **files,
-            **self.others,
-        )
-        api = ray.HAProxyApi(config, backends, str(self.state / "haproxy.cfg"))
-        api.set_backend_configs(backends)
-        api._generate_config_file_internal()
-        return self.state / "haproxy.cfg"
+        """The configuration that Ray writes for these replicas."""
+        pairs = {name: (self.ports[2 * index], self.ports[2 * index + 1]) for index, name in enumerate(self.replicas)}
+        ports = {"http": self.http, "grpc": self.grpc, "http_proxy": self.ports[-2], "grpc_proxy": self.ports[-1]}
+        return ray_config(self.state, ports, {"default": pairs}, **self.others)
 
     def start(self, *words: str) -> "subprocess.Popen[bytes]":
         """Start HAProxy as Ray does; returns when it listens."""
@@ -256,7 +229,8 @@ def test_calls_and_streams_to_a_lost_machine_end_in_five_seconds_although_haprox
     with front.open("/stream") as stream:
         assert front.call("Now") == (grpc.StatusCode.OK, "a")
         front.replicas["b"].send_signal(signal.SIGCONT)
-        assert wait_for(front.has_both)  # HAProxy takes b for dead where the stream was sent to it first
+        # HAProxy takes b for dead where the stream was sent to it first. Alive, it gets the next call: a has the stream.
+        assert wait_for(lambda: front.ask("/now")[1].startswith("b"))
         lost.send_signal(signal.SIGUSR1)
         assert wait_for(lambda: is_stopped(lost.pid))
         started = time.monotonic()
@@ -322,7 +296,7 @@ def test_without_a_replica_calls_are_refused_at_once(front):
     assert code is grpc.StatusCode.UNAVAILABLE
     assert "http2" not in details
     assert wait_for(lambda: is_refusal(front.ask("/now")))
-    assert wait_for(lambda: front.call("Now") == (grpc.StatusCode.UNAVAILABLE, edge.NONE), 5)
+    assert wait_for(lambda: front.call("Now") == (grpc.StatusCode.UNAVAILABLE, "no replica can take the request now"), 5)
     started = time.monotonic()
     assert is_refusal(front.ask("/now"))
     assert front.call("Now")[0] is grpc.StatusCode.UNAVAILABLE
@@ -421,6 +395,31 @@ def test_an_end_by_ray_leaves_no_process(front):
         os.kill(haproxy, signal.SIGKILL)
         process.kill()
     assert wait_for(lambda: not front.ours())
+
+
+def test_files_that_somebody_removes_are_written_anew_with_a_line_and_the_next_haproxy_starts():
+    """As a cleaner of /tmp does with what nobody has touched for days."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as ending:
+        log = Path(folder) / "log"
+        front = Edge(Path(folder) / "edge", ATTEND_LOG_FILE=str(log))
+        ending.callback(front.stop)
+        (Path(folder) / "edge" / "token").write_text("secret")
+        (Path(folder) / "edge" / "token").chmod(0o600)
+        front.start_replicas("a", "b")
+        front.start()
+        files = [path for path in (Path(folder) / "edge").rglob("*") if path.is_file() and "server_state" not in path.name]
+        before = {path: (path.stat().st_mode, path.read_bytes()) for path in files}
+        time.sleep(3 * haproxy.WATCH_SECONDS)  # the watch has seen them
+        for path in files:
+            path.unlink()
+        own = [path for path in files if path.parent.name == "edge" or path.name in ("current", "last.cfg")]
+        assert wait_for(lambda: all(path.exists() for path in own), 10)
+        assert {path: (path.stat().st_mode, path.read_bytes()) for path in own} == {path: before[path] for path in own}
+        assert wait_for(lambda: log.exists() and "were removed" in log.read_text())
+        [line] = log.read_text().splitlines()
+        assert "ERROR attend.edge" in line and "haproxy.py" in line and "token" in line
+        front.start("-sf", str(front.processes[-1].pid))
+        assert wait_for(front.has_both)
 
 
 def test_the_socket_that_commands_haproxy_is_for_its_owner_alone(front):

@@ -83,9 +83,15 @@ def test_anything_else_is_refused_in_words_that_say_api_key_and_never_repeat_it(
     if encoded and header is not None:
         header = header.encode("utf-8", "surrogatepass")
     with pytest.raises(Unauthenticated, match="API key") as refusal:
-        KeyRing(path, clock).authenticate(header)
+        KeyRing(path, clock).authenticate(*() if header is None else (header,))
     assert SECRET[:-1] not in str(refusal.value)
     assert refusal.value.__cause__ is refusal.value.__context__ is None
+
+
+def test_two_headers_are_refused_also_where_both_hold_the_key(path, clock):
+    with pytest.raises(Unauthenticated, match="more than one") as refusal:
+        KeyRing(path, clock).authenticate(bearer(SECRET), bearer(SECRET))
+    assert SECRET not in str(refusal.value)
 
 
 @law

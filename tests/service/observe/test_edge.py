@@ -16,11 +16,38 @@ ROWS = [
     {"pxname": "http_frontend", "svname": "FRONTEND", "scur": "7", "slim": "6144", "hrsp_5xx": "9", "req_tot": "50"},
     {"pxname": "http-default", "svname": "replica-1", "scur": "3", "slim": "", "hrsp_5xx": "4", "req_tot": "30"},
     {"pxname": "http-default", "svname": "replica-2", "scur": "3", "slim": "", "hrsp_5xx": "", "req_tot": "20"},
-    {"pxname": "http-default", "svname": "BACKEND", "scur": "6", "slim": "615", "hrsp_5xx": "6", "req_tot": "50", "dreq": "8"},
+    {
+        "pxname": "http-default",
+        "svname": "BACKEND",
+        "scur": "6",
+        "slim": "615",
+        "hrsp_5xx": "6",
+        "req_tot": "50",
+        "dreq": "8",
+        "act": "2",
+    },
     {"pxname": "grpc_frontend", "svname": "FRONTEND", "scur": "2", "slim": "1920", "hrsp_5xx": "1", "req_tot": "5"},
     {"pxname": "grpc-default", "svname": "replica-1", "scur": "1", "slim": "", "hrsp_5xx": "1", "req_tot": "5"},
-    {"pxname": "grpc-default", "svname": "BACKEND", "scur": "1", "slim": "192", "hrsp_5xx": "1", "req_tot": "5", "dreq": "3"},
-    {"pxname": "http-other", "svname": "BACKEND", "scur": "0", "slim": "615", "hrsp_5xx": "0", "req_tot": "9", "dreq": "1"},
+    {
+        "pxname": "grpc-default",
+        "svname": "BACKEND",
+        "scur": "1",
+        "slim": "192",
+        "hrsp_5xx": "1",
+        "req_tot": "5",
+        "dreq": "3",
+        "act": "2",
+    },
+    {
+        "pxname": "http-other",
+        "svname": "BACKEND",
+        "scur": "0",
+        "slim": "615",
+        "hrsp_5xx": "0",
+        "req_tot": "9",
+        "dreq": "1",
+        "act": "0",
+    },
     {"pxname": "stats", "svname": "FRONTEND", "scur": "1", "slim": "10", "hrsp_5xx": "8", "req_tot": "99"},
     {"pxname": "attend_sources", "svname": "BACKEND", "scur": "0", "slim": "1", "hrsp_5xx": "0", "req_tot": "0"},
 ]
@@ -51,7 +78,8 @@ def told(monkeypatch):
 
 def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
     told(a=ROWS)
-    assert samples(edge.page({"n1": "a"}, 8404)) == {
+    assert samples(edge.page({"n1": "a"}, 8404, 2)) == {
+        ("attend_edge_ok", "n1"): 1,
         ("attend_edge_connections", "n1", "http"): 7,
         ("attend_edge_connections", "n1", "grpc"): 2,
         ("attend_edge_connections_limit", "n1", "http"): 6144,
@@ -65,12 +93,20 @@ def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
     }
 
 
-def test_every_node_is_a_sample_of_the_same_family_and_one_that_is_gone_is_missing(told):
+def test_every_node_is_a_sample_of_the_same_family_and_of_one_that_is_gone_there_is_that_it_is_not_ok(told):
     told(a=ROWS, b=OSError("refused"), c=ROWS)
-    page = edge.page({"n1": "a", "n2": "b", "n3": "c"}, 8404)
-    assert {labels[0] for _, *labels in samples(page)} == {"n1", "n3"}
+    page = edge.page({"n1": "a", "n2": "b", "n3": "c"}, 8404, 2)
+    assert {labels[0] for name, *labels in samples(page) if name != "attend_edge_ok"} == {"n1", "n3"}
+    assert [samples(page)["attend_edge_ok", node] for node in ("n1", "n2", "n3")] == [1, 0, 1]
     assert {family.name for family in text_string_to_metric_families(page)} == {n.removesuffix("_total") for n in edge.ABOUT}
     assert page.count("# TYPE ") == len(edge.ABOUT)
+
+
+@pytest.mark.parametrize("side", ["http", "grpc"])
+def test_a_haproxy_that_does_not_know_a_replica_that_runs_is_not_ok(told, side):
+    told(a=[row | {"act": "1"} if row["pxname"] == f"{side}-default" else row for row in ROWS])
+    assert samples(edge.page({"n1": "a"}, 8404, 1))["attend_edge_ok", "n1"] == 1
+    assert samples(edge.page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
 
 
 def test_nodes_that_do_not_answer_hold_the_page_for_a_second_at_most(monkeypatch):
@@ -83,13 +119,17 @@ def test_nodes_that_do_not_answer_hold_the_page_for_a_second_at_most(monkeypatch
 
     monkeypatch.setattr(edge, "statistics", hangs)
     monkeypatch.setattr(edge.time, "monotonic", lambda: now[0])
-    assert edge.page({str(node): str(node) for node in range(9)}, 8404) == ""
+    page = edge.page({str(node): str(node) for node in range(9)}, 8404, 1)
+    assert samples(page) == {("attend_edge_ok", "0"): 0}
     assert (asked, now) == (["0"], [edge.SECONDS])
 
 
 def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
     told(a=[])
-    assert samples(edge.page({"n1": "a"}, 8404)) == {("attend_edge_replica_errors_total", "n1"): 0}
+    assert samples(edge.page({"n1": "a"}, 8404, 0)) == {
+        ("attend_edge_ok", "n1"): 1,
+        ("attend_edge_replica_errors_total", "n1"): 0,
+    }
 
 
 @pytest.mark.parametrize("haproxy", [True, False])

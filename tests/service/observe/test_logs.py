@@ -476,6 +476,16 @@ def test_behind_our_edge_the_client_is_the_address_that_the_edge_saw_and_never_o
         assert told == [(client, ",".join(CAME)), ("10.0.0.2", ",".join(CAME))]
 
 
+def test_of_a_long_list_of_addresses_the_end_is_logged_where_the_gateway_wrote(caplog):
+    made_up = ", ".join(f"198.51.100.{number}" for number in range(99))
+    with caplog.at_level(logging.INFO, "attend"):
+        headers = {"x-forwarded-for": f"{made_up}, 203.0.113.5, 192.0.2.7"}
+        build_server(behind_edge=True).post({"prompt": "a"}, headers=headers)
+    [line] = ended_calls(caplog)
+    assert line["client"] == "192.0.2.7"
+    assert line["forwarded_for"].endswith(", 203.0.113.5") and len(line["forwarded_for"]) == 256
+
+
 def test_behind_our_edge_a_call_that_came_by_another_way_is_its_peers(caplog):
     """A replica that looks at another connects to it directly."""
     with caplog.at_level(logging.INFO, "attend"):

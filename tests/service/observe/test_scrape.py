@@ -226,3 +226,21 @@ def test_all_who_ask_for_the_page_while_it_is_made_get_the_same_one_and_one_who_
     assert [1.0] * 99 == together
     assert later == 2.0
     assert len(made) == 2
+
+
+def test_all_who_ask_for_the_loads_while_they_are_asked_for_get_the_same(monkeypatch):
+    asked = []
+
+    async def ask(method, own):
+        asked.append(method)
+        await asyncio.sleep(1)
+        return 2, [len(asked)]
+
+    async def main():
+        first = await asyncio.gather(*(scrape.loads(own_page) for _ in range(100)))
+        return first, await scrape.loads(own_page)
+
+    monkeypatch.setattr(scrape, "asked", ask)
+    first, later = run_at_once(main())
+    assert first == [(2, [1])] * 100 and later == (2, [2])
+    assert asked == ["load_local"] * 2

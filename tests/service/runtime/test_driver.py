@@ -122,7 +122,7 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
 
         monkeypatch.setattr(census, "take", take)
         monkeypatch.setattr(driver, "WATCH_SECONDS", 0)
-        assert not await driver.before(over, driver.tell_changes())
+        assert not await driver.before(over, driver.tell_changes(None))
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert capsys.readouterr().err == "Replica a died\nReplica b: starting\n"

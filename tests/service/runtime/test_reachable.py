@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.runtime.reachable import lead_to
+from service.runtime.reachable import END_SECONDS, RESTART_SECONDS, Lost, lead_to
 
 HEAD = "# pxname,svname,status,act,bck\n"
 FRONTENDS = HEAD + "http_frontend,FRONTEND,OPEN,,\n"
@@ -70,3 +70,18 @@ def test_nobody_at_the_port_is_no_way(statistics: Callable[..., int]) -> None:
     port = statistics(DIRECT)
     assert leads(port)
     assert not asyncio.run(lead_to(1, "app", 1, seconds=0.1))
+
+
+def test_a_haproxy_that_leads_nowhere_is_started_again_once_and_then_the_server_ends():
+    lost = Lost()
+    assert lost.look(False, 100) == lost.look(False, 100 + RESTART_SECONDS - 1) == ""
+    assert lost.look(False, 100 + RESTART_SECONDS) == "restart"
+    assert lost.look(False, 100 + END_SECONDS - 1) == ""
+    assert lost.look(False, 100 + END_SECONDS) == "end"
+
+
+def test_time_counts_anew_once_it_leads_to_a_replica():
+    lost = Lost()
+    for start in (0, 1000):
+        assert lost.look(True, start) == lost.look(False, start + 1) == ""
+        assert lost.look(False, start + 1 + RESTART_SECONDS) == "restart"

@@ -1,7 +1,6 @@
 """The parent of a server: what it tells Ray, and that it leaves no process behind."""
 
 import os
-import re
 import signal
 import stat
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from model.errors import SettingError
-from service.runtime.edge import HEADER_SECONDS, write_edge
 from service.runtime.supervisor import ray_environment
 from service.settings import Settings
 
@@ -119,73 +117,16 @@ def test_the_proxy_and_the_timeout_are_settings(bare, tmp_path):
     assert all(isinstance(value, str) for value in (fast | plain).values())
 
 
-WRITTEN_BY_RAY = """global
-    nbthread 2
-defaults
-    mode http
-    timeout client 660s
-    errorfile 503 {folder}/500.http
-    balance leastconn
-frontend http_frontend
-    bind 127.0.0.1:1
-frontend grpc_frontend
-    bind 127.0.0.1:2 proto h2
-    default_backend default_grpc_backend
-backend default_backend
-    http-request return status 404
-backend default_grpc_backend
-    http-request return status 200 content-type application/grpc hdr grpc-status 5
-"""
-
-
-@pytest.fixture
-def wrapped(bare, tmp_path, monkeypatch):
-    """(wrapper, configuration that Ray has written) around a program that prints its arguments instead of HAProxy."""
-    binary, folder, config = tmp_path / "binary", tmp_path / "edge", tmp_path / "haproxy.cfg"
-    binary.write_text('#!/bin/sh\necho "$@"\n')
-    binary.chmod(0o755)
-    folder.mkdir()
-    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path))
-    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(binary))
-    return write_edge(folder), config
-
-
-def test_the_binary_runs_as_ray_wants_it_with_our_rules_in_its_file(wrapped):
-    wrapper, config = wrapped
-    words = ["-db", "-f", str(config), "-dR", "-sf", "7"]
-    done = subprocess.run([str(wrapper), *words], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == words
-    assert not done.stderr
-    _, defaults, http, grpc, none, none_grpc, *_ = re.split(r"\n(?=defaults|frontend|backend)", config.read_text())
-    assert f"timeout http-request {HEADER_SECONDS}s" in defaults
-    assert "http-error status 503" in defaults
-    assert "errorfile" not in defaults
-    assert "return status 505" in http
-    assert "return status 505" not in grpc
-    assert "attend_id" in http
-    assert "attend_id" in grpc
-    assert "ATTEND_" not in config.read_text()
-    assert "return status 503" in none.splitlines()[1]
-    assert "grpc-status 14" in none_grpc.splitlines()[1]
-
-
-def test_haproxy_itself_takes_our_rules(bare, tmp_path):
-    config = tmp_path / "haproxy.cfg"
-    (tmp_path / "500.http").write_bytes(b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n")
-    config.write_text(WRITTEN_BY_RAY.format(folder=tmp_path))
-    wrapper = write_edge(tmp_path)
-    done = subprocess.run([wrapper, "-c", "-f", config, "-q"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "http-error" in config.read_text()
-
-
 def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
-    environment = ray_environment(Settings(max_connections_per_source=7), tmp_path)
+    given = {"max_connections_per_source": 7, "max_errors_per_second": 9, "api_keys_file": "k", "cors_origins": "*"}
+    environment = ray_environment(Settings(**given), tmp_path)
     for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_FILE"):
         folder = Path(environment[f"RAY_SERVE_HAPROXY_{name}"]).parent
         assert folder.parent == tmp_path
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert environment["ATTEND_MAX_CONNECTIONS_PER_SOURCE"] == "7"
+    assert {name: environment[f"ATTEND_{name.upper()}"] for name in given} == {
+        name: str(value) for name, value in given.items()
+    }
 
 
 def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):

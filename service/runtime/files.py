@@ -1,0 +1,26 @@
+"""Files of a server: how many may be open, and that nobody removes those it needs."""
+
+import fcntl
+import os
+import resource
+from pathlib import Path
+
+MOST_FILES = 1 << 20
+"""Where the hard limit is higher, or none: programs that close all that could be open would take seconds."""
+
+
+def raise_limit() -> None:
+    """Let this process and those that it starts have as many files open as the hard limit allows. A connection is a file, and
+    the soft limit is often 1024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def hold(folder: Path) -> None:
+    """Keep systemd-tmpfiles from a folder under /tmp while this process runs: it removes what nobody has touched for days, but
+    nothing in a folder that is locked (tmpfiles.d(5)).
+    """
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
