@@ -37,6 +37,16 @@ class WrongMediaType(InvalidRequest):
     """A body that does not say that it is JSON, or is compressed."""
 
 
+CHANGED = "made again, the answer does not begin as it did: its tokens depend on what else is computed"
+
+
+class AnswerChanged(AttendError):
+    """An answer that is made again to go on with is another one."""
+
+    def __init__(self, message: str = CHANGED) -> None:
+        super().__init__(message)
+
+
 class ClientGone(AttendError):
     """The caller disconnected; the answer is not read."""
 
@@ -60,6 +70,7 @@ TABLE: dict[type[AttendError], Wire] = {
     SlowBody: Wire(408, StatusCode.DEADLINE_EXCEEDED, "invalid_request_error", "request_timeout"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
+    AnswerChanged: Wire(409, StatusCode.ABORTED, "conflict_error", "answer_changed"),
     ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),
     Unauthenticated: Wire(401, StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key"),
     RateLimited: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "rate_limit_exceeded"),

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from zlib import crc32
 
 from model.engine.request import FinishReason, Times, TokenLogprob
 from model.errors import InvalidRequest
@@ -34,6 +35,13 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_SALT = 128
+BYTES_A_TOKEN = 16
+"""Of a call, for each token of the model's context: a token id with its comma takes 8 at most."""
+
+
+def bytes_for(max_model_len: int, least: int) -> int:
+    """Bytes that a call may have, so that a whole context can be sent; `least` where that is short."""
+    return max(least, BYTES_A_TOKEN * max_model_len)
 
 
 def check_request_id(request_id: str) -> None:
@@ -56,6 +64,22 @@ class ChatRules:
 
     form: AnswerForm
     calling: Calling = NO_CALLS
+
+
+def digest_of(token_ids: Iterable[int], before: int = 0) -> int:
+    """CRC-32 of tokens, each as 4 bytes, the lowest first; `before` is the digest of the tokens before them."""
+    for token in token_ids:
+        before = crc32(token.to_bytes(4, "little"), before)
+    return before
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The beginning of an answer that an earlier call has shown; tokens of `resume_token_ids` are among it."""
+
+    num_tokens: int
+    digest: int
+    """See `digest_of`."""
 
 
 Prompt = str | tuple[int, ...] | ChatPrompt
@@ -96,8 +120,8 @@ class Command:
     """How answers are split into reasoning, content and tool calls; None where they are text alone."""
     resume_token_ids: tuple[int, ...] = ()
     """Tokens of the answer that the caller has already: the answer goes on after them."""
-    position: int = 0
-    """Tokens of the one answer that an earlier call showed, and that are made again: a chunk ends after them."""
+    shown: Shown | None = None
+    """What an earlier call showed of the one answer, and is made again: a chunk ends after it. It must be the same."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from loadtest.bench.figures import Figure, take_turns
 from protos.attend.v1 import generation_pb2 as pb
 from service.grpc_api import convert
-from service.http_api.body import read_json
+from service.http_api.body import MAX_BYTES, read_json
 from service.http_api.openai import to_command
 from service.http_api.schemas import read_completion
 from service.records import Command
@@ -58,7 +58,7 @@ async def read_http(body: bytes) -> Command:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     request = Request({"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}, receive)
-    return await read_json(request, lambda fields: to_command(read_completion(fields), "bench"))
+    return await read_json(request, lambda fields: to_command(read_completion(fields), "bench"), MAX_BYTES)
 
 
 async def read_grpc(body: bytes) -> Command:

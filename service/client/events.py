@@ -12,8 +12,9 @@ from service.client.retry import Call, Delta, Failed
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SILENT_SECONDS = 45.0
 """A stream that has begun and sends nothing for so long is broken: the server sends a comment every 15 s."""
-AGAIN = (429, 503)
-"""The statuses after which the same request may fare better."""
+AGAIN = (408, 429, 502, 503, 504)
+"""The statuses after which the same request may fare better, unless the server says that it will not: 502 and 504 are a proxy's
+whose backend died. So is a 500 that is not the server's own."""
 MOST_ERROR_BYTES = 64 << 10
 
 
@@ -127,10 +128,11 @@ def refusal(status: int, headers: Mapping[str, str] | Message, body: bytes) -> F
     """An answer other than 200. Some come from a proxy, in a shape of its own."""
     try:
         error = json.loads(body)["error"]
-        message, code = str(error["message"]), str(error["code"])
+        message, code, again = str(error["message"]), str(error["code"]), status in AGAIN
     except (ValueError, LookupError, TypeError):
-        message, code = body[:200].decode(errors="replace"), str(status)
-    return Failed(f"HTTP {status}: {message}", again=status in AGAIN, after=retry_after(headers), code=code)
+        message, code, again = body[:200].decode(errors="replace"), str(status), status in (500, *AGAIN)
+    again = again and headers.get("x-should-retry") != "false"
+    return Failed(f"HTTP {status}: {message}", again=again, after=retry_after(headers), code=code)
 
 
 def retry_after(headers: Mapping[str, str] | Message) -> float:

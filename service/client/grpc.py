@@ -21,7 +21,9 @@ OPTIONS = (
     ("grpc.enable_retries", 0),
 )
 """A channel connects again within a second, and tries no call twice: `Policy` does. It shares no connection with others."""
-RETRY_AFTER = "retry-after"
+RETRY_AFTER, REQUEST_ID = "retry-after", "x-request-id"
+OF_A_RESET = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+"""What gRPC makes of a stream that is reset, or of an answer that is no gRPC. The server's own come with the call's id."""
 
 
 class GrpcClient:
@@ -175,12 +177,12 @@ def deltas_of(message: pb.GenerateResponse) -> Iterator[Delta]:
 
 def failure(error: Any, call: Call) -> Failed:
     """The end of a try that was not OK. The caller's own end of a stream does not come here."""
-    code, after = error.code(), 0.0
-    for name, value in error.trailing_metadata() or ():
-        if name == RETRY_AFTER and value.isdecimal():
-            after = float(value)
+    code, beside = error.code(), dict(error.trailing_metadata() or ())
+    wait = beside.get(RETRY_AFTER, "")
+    after = float(wait) if wait.isdecimal() else 0.0
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         call.remaining()
     again = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    again = again or (code in OF_A_RESET and REQUEST_ID not in beside)
     full = code is grpc.StatusCode.RESOURCE_EXHAUSTED and after > 0
     return Failed(f"{code.name}: {error.details()}", again=again or full, after=after, code=code.name)

@@ -1,6 +1,6 @@
 """One answer while it is made: its text, its parts, its number of tokens and its end, from the engine's outputs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from model.engine.request import FinishReason, Output, Request
@@ -8,8 +8,9 @@ from model.errors import InvalidRequest
 from model.params import StopRules
 from service.chat.parser import AnswerParser
 from service.chat.parts import CallStart, Content, Part, joined
+from service.errors import AnswerChanged
 from service.generation.text import TextStream
-from service.records import Chunk, PromptPart
+from service.records import Chunk, PromptPart, Shown, digest_of
 
 
 @dataclass(slots=True)
@@ -143,16 +144,42 @@ class Answer:
         return tuple(joined(parts))
 
 
-def parted(outputs: Iterable[Output], at: int, position: int) -> Iterator[Output]:
-    """The outputs of an answer that has `at` tokens, so that one of them ends with its token number `position`."""
-    for output in outputs:
-        first = position - at
-        at += len(output.token_ids)
-        if 0 < first < len(output.token_ids):
-            yield output._replace(
-                token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=None, times=None
-            )
-            output = output._replace(
-                token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
-            )
-        yield output
+class Remade:
+    """An answer whose beginning is made again, beside what an earlier call showed. Raises AnswerChanged where they differ."""
+
+    def __init__(self, shown: Shown, received: Sequence[int]) -> None:
+        self._shown = shown
+        self._num_tokens, self._digest = len(received), digest_of(received)
+        self._compare()
+
+    def parted(self, outputs: Iterable[Output]) -> Iterator[Output]:
+        """The outputs, so that one of them ends where the beginning does."""
+        at = self._num_tokens
+        for output in outputs:
+            first = self._shown.num_tokens - at
+            at += len(output.token_ids)
+            if 0 < first < len(output.token_ids):
+                yield output._replace(
+                    token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=None, times=None
+                )
+                output = output._replace(
+                    token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
+                )
+            yield output
+
+    def new(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The chunks that no earlier call has delivered, and counted: those after the beginning, and the end."""
+        for chunk in chunks:
+            if self._num_tokens < self._shown.num_tokens:
+                self._num_tokens, self._digest = chunk.num_tokens, digest_of(chunk.token_ids, self._digest)
+                self._compare(chunk.finish_reason)
+        return [chunk for chunk in chunks if chunk.num_tokens > self._shown.num_tokens or chunk.finish_reason is not None]
+
+    def _compare(self, reason: FinishReason | None = None) -> None:
+        """Where the beginning is whole. One that a deadline or a drain cuts may be the same."""
+        if self._num_tokens == self._shown.num_tokens:
+            differs = self._digest != self._shown.digest
+        else:
+            differs = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if differs:
+            raise AnswerChanged

@@ -18,7 +18,7 @@ from model.pooling import NO_EMBEDDINGS, EmbeddingRules
 from model.tokenizer import Tokenizer
 from service.access.quota import Key, Lease, name_of
 from service.generation.adapters import Shelf
-from service.generation.answer import Answer, parted
+from service.generation.answer import Answer, Remade
 from service.generation.aside import Places, aside
 from service.generation.prepare import Preparation
 from service.observe.metrics import RequestRecord
@@ -97,16 +97,16 @@ class GenerationService:
                 amount = len(requests) * self.engine.info.hidden_size
                 (stack if held is None else held).enter_context(self._vectors.hold(command.owner, amount))
             unfinished = dict(answers)
+            remade = None if command.shown is None else Remade(command.shown, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
                 async with aclosing(self.engine.generate(requests)) as outputs:
                     async for batch in outputs:
-                        if command.position:
-                            (answer,) = answers.values()
-                            batch = [*parted(batch, answer.num_tokens, command.position)]
+                        if remade is not None:
+                            batch = [*remade.parted(batch)]
                         chunks = self._advance(answers, unfinished, batch, record)
                         if chunks:
-                            record.delivered(_shown(chunks, command.position), command.n)
+                            record.delivered(chunks if remade is None else remade.new(chunks), command.n)
                             if lease is not None:
                                 lease.use(sum(map(_taken, chunks)))
                             yield chunks
@@ -246,10 +246,3 @@ def admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractCont
 def _taken(chunk: Chunk) -> int:
     """Tokens that a chunk takes: each answer pays for its prompt too, with its first."""
     return len(chunk.token_ids) if chunk.prompt is None else chunk.num_prompt_tokens + chunk.num_tokens
-
-
-def _shown(chunks: list[Chunk], position: int) -> list[Chunk]:
-    """The chunks without those that an earlier call has delivered, and counted."""
-    if not position:
-        return chunks
-    return [chunk for chunk in chunks if chunk.num_tokens > position or chunk.finish_reason is not None]

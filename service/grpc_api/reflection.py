@@ -13,7 +13,7 @@ from service.grpc_api.register import SERVICE
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 MAX_STREAMS = 32
-"""At once: each holds a place that calls need."""
+"""At once."""
 STREAM_SECONDS = 10.0
 
 

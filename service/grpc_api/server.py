@@ -1,23 +1,37 @@
-"""gRPC of a replica without Ray: a grpc.aio server around the methods that Ray Serve would call."""
+"""gRPC of a replica without Ray: a grpc.aio server around the methods that Ray Serve would call.
+
+grpc.aio would read a call's message before it asks a method, for as long as that takes, and its own limit counts such calls and
+health checks too. So here every call is a stream of messages to grpc.aio, and a method reads its one message when it has judged
+the caller's key.
+"""
 
 import inspect
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
 
+from model.errors import AttendError, InvalidRequest
+from service.generation.aside import Places
+from service.generation.unread import Unread
 from service.grpc_api.reflection import add_reflection
-from service.grpc_api.register import add_generation_service
-from service.grpc_api.servicer import GrpcMethods
+from service.grpc_api.register import SERVICE
+from service.grpc_api.servicer import GrpcMethods, address_of, read, refuse
+from service.records import bytes_for
 
 MAX_MESSAGE = 4 << 20
+"""Bytes of a caller's message, where the model's context is not so long that it needs more: see `most_bytes`."""
+MESSAGE_SECONDS = 30.0
+"""Seconds in which a caller must send all of a message, as of a body over HTTP."""
+MOST_CONNECTIONS = 1920
 OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", -1),  # what a call may ask for bounds its answer, and all calls share that
     ("grpc.max_concurrent_streams", 100),
-    ("grpc.max_allowed_incoming_connections", 1920),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
     # A ping every 10 s keeps a silent call, or a connection without one, open through NAT; the third that comes sooner ends it.
@@ -26,6 +40,12 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.so_reuseport", 0),  # two servers on a port would answer each other's calls
 )
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+
+def most_bytes(max_model_len: int) -> int:
+    """Bytes of a caller's message, for a model with this context."""
+    return bytes_for(max_model_len, MAX_MESSAGE)
 
 
 class _Context:
@@ -41,38 +61,103 @@ class _Context:
         self._context.set_trailing_metadata(tuple(trailing_metadata))
 
 
-class Servicer:
-    """Calls the methods by Ray Serve's rules: `grpc_context` only where a method takes it."""
+class Calls:
+    """Calls methods by Ray Serve's rules: `grpc_context` only where a method takes it.
 
-    def __init__(self, methods: GrpcMethods) -> None:
+    At most `most_calls` calls of our own service run at a time, and those whose message has not come are none of them.
+    """
+
+    def __init__(self, methods: GrpcMethods, most_calls: int, most_message: int) -> None:
         self._methods = methods
+        self._unread = Unread(most_message)
+        self._places = Places(most_calls, "calls run here")
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._methods, name)
+    def handlers(self, service: ServiceDescriptor) -> "grpc.GenericRpcHandler[Any, Any]":
+        """The handlers of a service, each of which calls the method of its name."""
+        handlers = {method.name: self._handler(method) for method in service.methods}
+        return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+    def _handler(self, described: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
+        method, answer = getattr(self._methods, described.name), GetMessageClass(described.output_type)
+        give = self._reader if described.containing_service is SERVICE else self._parsed
         wants_context = "grpc_context" in inspect.signature(method).parameters
 
-        def begin(request: Any, context: Any) -> Any:
-            return method(request, **({"grpc_context": _Context(context)} if wants_context else {}))
+        async def begin(messages: AsyncIterator[bytes], context: Any, held: ExitStack) -> Any:
+            given = await give(described, messages, context, held)
+            return method(given, **({"grpc_context": _Context(context)} if wants_context else {}))
 
-        async def unary(request: Any, context: Any) -> Any:
-            return await begin(request, context)
+        async def unary(messages: AsyncIterator[bytes], context: Any) -> Any:
+            with ExitStack() as held:
+                try:
+                    call = await begin(messages, context, held)
+                except AttendError as error:
+                    refuse(error, "", _Context(context))
+                    return answer()
+                return await call
 
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with aclosing(begin(request, context)) as answers:
-                async for answer in answers:
-                    yield answer
+        async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            with ExitStack() as held:
+                try:
+                    call = await begin(messages, context, held)
+                except AttendError as error:
+                    refuse(error, "", _Context(context))
+                    return
+                async with aclosing(call) as answers:
+                    async for response in answers:
+                        yield response
 
-        return stream if inspect.isasyncgenfunction(method) else unary
+        if described.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=answer.SerializeToString)
+        return grpc.stream_unary_rpc_method_handler(unary, response_serializer=answer.SerializeToString)
+
+    async def _reader(
+        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
+    ) -> Callable[[], Awaitable[bytes]]:
+        """What a method of ours reads its message by. A call has its place from then on."""
+
+        async def message() -> bytes:
+            data = await self._read(messages, context)
+            held.enter_context(self._places.hold(None))
+            return data
+
+        return message
+
+    async def _parsed(
+        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
+    ) -> Message:
+        """The message of a check of health, which takes no place. Raises as `_read` does."""
+        return await read(await self._read(messages, context), GetMessageClass(described.input_type), None)
+
+    async def _read(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
+        """The one message of a call. Raises InvalidRequest, SlowBody or Overloaded."""
+        with self._unread.call(address_of(context.peer())) as call:
+            async with call.waiting(MESSAGE_SECONDS):
+                data = await anext(messages, None)
+                second = None if data is None else await anext(messages, None)
+        if data is None or second is not None:
+            raise InvalidRequest(f"a call has one message; got {'none' if data is None else 'a second one'}")
+        return data
 
 
 def grpc_server(
-    methods: GrpcMethods, host: str, port: int, most_calls: int, tls: grpc.ServerCredentials | None = None
+    methods: GrpcMethods,
+    host: str,
+    port: int,
+    most_calls: int,
+    tls: grpc.ServerCredentials | None = None,
+    *,
+    max_model_len: int = 0,
+    most_connections: int = MOST_CONNECTIONS,
 ) -> grpc.aio.Server:
     """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken."""
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=most_calls)
-    servicer = Servicer(methods)
-    add_generation_service(servicer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    most_message = most_bytes(max_model_len)
+    limits = (
+        ("grpc.max_receive_message_length", most_message),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+    )
+    server = grpc.aio.server(options=(*OPTIONS, *limits))
+    calls = Calls(methods, most_calls, most_message)
+    server.add_generic_rpc_handlers((calls.handlers(SERVICE), calls.handlers(HEALTH)))
     add_reflection(server)
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if tls is None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from service.generation.turns import turn
 from service.grpc_api import chat, embed, explain
 from service.grpc_api.convert import Request, Responses, check_sizes, to_command
 from service.observe.metrics import Metrics, RequestRecord
-from service.records import REQUEST_ID, Command, Gathered
+from service.records import REQUEST_ID, Command, Gathered, bytes_for
 
 log = logging.getLogger("attend.grpc")
 
@@ -40,9 +40,8 @@ M = TypeVar("M", bound=Message)
 SERVICES = ("", "attend.v1.GenerationService")
 """What a health check may ask for: the server, or its one service by name."""
 MAX_CHARACTERS = 1 << 20
-"""Characters to be made token ids in one call: as many as a body of HTTP can hold."""
-MAX_TOKEN_IDS = 1 << 19
-"""Token ids to be made text in one call: as many as a body of HTTP can hold."""
+"""Characters to be made token ids in one call, and half as many token ids to be made text, where the model's context needs no
+more: as many as a body of HTTP can hold."""
 IDS = 1 << 14
 """Token ids that are written together: less than a millisecond of work."""
 INLINE_BYTES = 16 << 10
@@ -51,6 +50,10 @@ MAX_WATCHES = 256
 """Open health watches of a replica: they need no key, and never end by themselves."""
 WATCH_SECONDS = 0.5
 """How often a health watch looks for a change."""
+
+
+Incoming = bytes | Callable[[], Awaitable[bytes]]
+"""A caller's message; where the server has not read it, what reads it, by the errors of `service.errors`."""
 
 
 class Context(Protocol):
@@ -92,12 +95,12 @@ class GrpcMethods:
         """Whether new calls are refused."""
         raise NotImplementedError
 
-    async def Generate(self, message: bytes, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
+    async def Generate(self, message: Incoming, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
         return await self._answer("Generate", pb.GenerateRequest, message, grpc_context)
 
     async def GenerateStream(  # noqa: N802
-        self, message: bytes, grpc_context: Context
+        self, message: Incoming, grpc_context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The answer as it is made; each message holds what came together."""
         async with aclosing(self._stream("GenerateStream", pb.GenerateRequest, message, grpc_context)) as responses:
@@ -107,11 +110,11 @@ class GrpcMethods:
                     yield response
                     stall.written()
 
-    async def Chat(self, message: bytes, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802
+    async def Chat(self, message: Incoming, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802
         """The answer to a conversation, at once."""
         return await self._answer("Chat", pb.ChatRequest, message, grpc_context)
 
-    async def ChatStream(self, message: bytes, grpc_context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+    async def ChatStream(self, message: Incoming, grpc_context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
         """The answer to a conversation as it is made."""
         async with aclosing(self._stream("ChatStream", pb.ChatRequest, message, grpc_context)) as responses:
             with Stall() as stall:
@@ -120,7 +123,7 @@ class GrpcMethods:
                     yield response
                     stall.written()
 
-    async def _answer(self, route: str, kind: type[Request], message: bytes, grpc_context: Context) -> pb.GenerateResponse:
+    async def _answer(self, route: str, kind: type[Request], message: Incoming, grpc_context: Context) -> pb.GenerateResponse:
         record = self._opened(route, grpc_context)
         record.at_once = True
         try:
@@ -132,11 +135,11 @@ class GrpcMethods:
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 return await responses.whole(gathered.answers())
         except Exception as error:
-            _refuse(error, record.request_id, grpc_context)
+            refuse(error, record.request_id, grpc_context)
             return pb.GenerateResponse()
 
     async def _stream(
-        self, route: str, kind: type[Request], message: bytes, grpc_context: Context
+        self, route: str, kind: type[Request], message: Incoming, grpc_context: Context
     ) -> AsyncGenerator[pb.GenerateResponse]:
         record = self._opened(route, grpc_context)
         try:
@@ -148,16 +151,16 @@ class GrpcMethods:
                     async for chunks in batches:
                         yield await responses.of(chunks)
         except Exception as error:
-            _refuse(error, record.request_id, grpc_context)
+            refuse(error, record.request_id, grpc_context)
 
-    async def Tokenize(self, message: bytes, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
+    async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
             key = await self._charged(grpc_context)
-            ask = await read(message, pb.TokenizeRequest, key)
+            ask = await read(await received(message), pb.TokenizeRequest, key)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
-            at_most("text", ask.text, MAX_CHARACTERS, "characters")
+            at_most("text", ask.text, self._most_characters, "characters")
             tokens = await self.service.tokenize(ask.text, add_special_tokens=special, key=key)
             response = pb.TokenizeResponse(max_model_len=self.service.engine.info.max_model_len)
             for start in range(0, len(tokens), IDS):
@@ -166,44 +169,44 @@ class GrpcMethods:
                 response.token_ids.extend(tokens[start : start + IDS])
             return response
         except Exception as error:
-            _refuse(error, "", grpc_context)
+            refuse(error, "", grpc_context)
             return pb.TokenizeResponse()
 
-    async def Detokenize(self, message: bytes, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+    async def Detokenize(self, message: Incoming, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
             key = await self._charged(grpc_context)
-            ask = await read(message, pb.DetokenizeRequest, key)
+            ask = await read(await received(message), pb.DetokenizeRequest, key)
             self.service.check_model(ask.model)
-            at_most("token_ids", ask.token_ids, MAX_TOKEN_IDS, "ids")
+            at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")
             return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key))
         except Exception as error:
-            _refuse(error, "", grpc_context)
+            refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()
 
-    async def Explain(self, message: bytes, grpc_context: Context) -> pb.ExplainResponse:  # noqa: N802
+    async def Explain(self, message: Incoming, grpc_context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
         record = self._opened("Explain", grpc_context)
         try:
             with record.errors(), ExitStack() as held:
                 explaining = explainable(self.explaining)
                 key = await self._charged(grpc_context, record)
-                request = await read(message, pb.ExplainRequest, key)
+                request = await read(await received(message), pb.ExplainRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 command = replace(explain.to_command(request, record.request_id), key=key)
                 return await explain.to_response(await explaining.explain(command, record, held), explaining)
         except Exception as error:
-            _refuse(error, record.request_id, grpc_context)
+            refuse(error, record.request_id, grpc_context)
             return pb.ExplainResponse()
 
-    async def Embed(self, message: bytes, grpc_context: Context) -> pb.EmbedResponse:  # noqa: N802
+    async def Embed(self, message: Incoming, grpc_context: Context) -> pb.EmbedResponse:  # noqa: N802
         """Each text as a vector of length 1."""
         record = self._opened("Embed", grpc_context)
         try:
             with record.errors(), ExitStack() as held:
                 key = await self._charged(grpc_context, record)
-                request = await read(message, pb.EmbedRequest, key)
+                request = await read(await received(message), pb.EmbedRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 command = replace(embed.to_command(request, record.request_id, self.service), key=key)
@@ -211,15 +214,15 @@ class GrpcMethods:
                 embedded = await embed_texts(self.service, command, dimensions, record, held, adapter=adapter)
                 return await embed.to_response(embedded, self.service.fingerprint(adapter))
         except Exception as error:
-            _refuse(error, record.request_id, grpc_context)
+            refuse(error, record.request_id, grpc_context)
             return pb.EmbedResponse()
 
-    async def GetServerInfo(self, message: bytes, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
+    async def GetServerInfo(self, message: Incoming, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
         """The model, the limits, and the load of the replica that answers."""
         try:
             self._key(grpc_context)
         except Exception as error:
-            _refuse(error, "", grpc_context)
+            refuse(error, "", grpc_context)
             return pb.GetServerInfoResponse()
         info, stats = self.service.engine.info, self.service.engine.stats()
         return pb.GetServerInfoResponse(
@@ -274,6 +277,10 @@ class GrpcMethods:
         finally:
             self._num_watches -= 1
 
+    @property
+    def _most_characters(self) -> int:
+        return bytes_for(self.service.engine.info.max_model_len, MAX_CHARACTERS)
+
     def _opened(self, route: str, context: Context) -> RequestRecord:
         """A call's record, under the id in its metadata, or a new one: the message has not been read."""
         record = self.metrics.open("grpc", route, "", context.invocation_metadata, address_of(context.peer()))
@@ -282,18 +289,19 @@ class GrpcMethods:
         return record
 
     async def _asked(
-        self, kind: type[Request], message: bytes, record: RequestRecord, context: Context
+        self, kind: type[Request], message: Incoming, record: RequestRecord, context: Context
     ) -> tuple[Request, Command]:
         """The request and its command, after the check of the API key. A plain id in the message becomes the call's.
 
         The command of a long message is made beside the event loop, as the message is read.
         """
         key = await self._charged(context, record)
-        request = await read(message, kind, key)
+        data = await received(message)
+        request = await read(data, kind, key)
         if REQUEST_ID.fullmatch(request.request_id):
             _named(record, request.request_id, context)
         made = partial(self._command, request, record.request_id)
-        command = made() if len(message) <= INLINE_BYTES else await alone(made, name_of(key))
+        command = made() if len(data) <= INLINE_BYTES else await alone(made, name_of(key))
         return request, replace(command, key=key)
 
     def _command(self, request: Request, request_id: str) -> Command:
@@ -325,6 +333,11 @@ class GrpcMethods:
         return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
 
 
+async def received(message: Incoming) -> bytes:
+    """The bytes of a message."""
+    return message if isinstance(message, bytes) else await message()
+
+
 async def read(message: bytes, kind: type[M], key: Key | None) -> M:
     """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
     try:
@@ -347,8 +360,8 @@ def _named(record: RequestRecord, request_id: str, context: Context) -> None:
     context.set_trailing_metadata([("x-request-id", request_id)])
 
 
-def _refuse(error: Exception, request_id: str, context: Context) -> None:
-    """Set the status. Raising instead would lose the code in a stream, and show the caller a Python exception."""
+def refuse(error: Exception, request_id: str, context: Context) -> None:
+    """Set the status of a call that failed. Raising would lose the code in a stream, and show a Python exception."""
     row, beside = wire(error), advice(error)
     if row is INTERNAL:
         log.error("request %s failed", request_id, exc_info=error)

@@ -13,10 +13,12 @@ from starlette.requests import ClientDisconnect, Request
 from model.errors import InvalidRequest
 from service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 from service.generation.aside import alone
+from service.records import bytes_for
 
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 20
+"""Of a body, where the model's context is not so long that it needs more: see `most_bytes`."""
 INLINE_BYTES = 4 << 10
 """Longer bodies are read in a thread: reading these takes up to a millisecond."""
 BODY_SECONDS = 30.0
@@ -32,8 +34,13 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-async def read_json(request: Request, read: Callable[[dict[str, Any]], T], owner: str | None = None) -> T:
-    """The result of `read` for the JSON object of a request; a long body is read beside the event loop.
+def most_bytes(max_model_len: int) -> int:
+    """Bytes of a body, for a model with this context."""
+    return bytes_for(max_model_len, MAX_BYTES)
+
+
+async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int, owner: str | None = None) -> T:
+    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read beside the event loop.
 
     Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone.
     """
@@ -44,23 +51,23 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], owner
         raise WrongMediaType(f"Content-Type must be application/json, in UTF-8; got {content_type[:64]!r}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise WrongMediaType("Content-Encoding is not supported: send the body as it is")
-    body = await _read(request)
+    body = await _read(request, most)
     if len(body) <= INLINE_BYTES:
         return read(parse(body))
     return await alone(lambda: read(parse(body)), owner)
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, most: int) -> bytes:
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > MAX_BYTES:  # Python refuses to read thousands of digits
-        raise TooLarge(f"the body must be at most {MAX_BYTES} bytes; got {length[:20]}")
+    if length.isdecimal() and int(length[:20]) > most:  # Python refuses to read thousands of digits
+        raise TooLarge(f"the body must be at most {most} bytes; got {length[:20]}")
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for piece in request.stream():
                 body += piece
-                if len(body) > MAX_BYTES:
-                    raise TooLarge(f"the body must be at most {MAX_BYTES} bytes")
+                if len(body) > most:
+                    raise TooLarge(f"the body must be at most {most} bytes")
     except TimeoutError as error:
         raise SlowBody(f"the body must arrive within {BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:

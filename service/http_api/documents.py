@@ -19,14 +19,16 @@ from service.http_api.operations import OPERATIONS, TAGS, Operation, Stream
 from service.http_api.problems import error_body, error_response
 from service.http_api.responses import Error
 from service.http_api.shapes import Schema
+from service.records import BYTES_A_TOKEN
 
 OPENAPI_VERSION = "3.1.0"
 REF = "#/components/schemas/{model}"
 ABOUT = f"""\
 Text generation over HTTP, in OpenAI's shapes, with more fields under the names that vLLM uses.
 
-A body is strict JSON in UTF-8: no unknown fields, no duplicate keys, no NaN, at most {MAX_BYTES} bytes and {MAX_DEPTH} levels.
-null means absent. An integer is written without a decimal point: 3.0 is refused.
+A body is strict JSON in UTF-8: no unknown fields, no duplicate keys, no NaN, at most {MAX_DEPTH} levels. It has at most
+{MAX_BYTES} bytes, or {BYTES_A_TOKEN} for each token of the model's context where that is more. null means absent. An integer is
+written without a decimal point: 3.0 is refused.
 
 Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""
 _EXAMPLE_ID = "8d3f"
@@ -40,6 +42,7 @@ _STATUS = {
     400: "The request can never work as it stands; `param` names the field.",
     401: "No API key, or one that is not known.",
     404: "Not the served model.",
+    409: "The answer to go on with is another one now.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
     429: "The queue is full, or a limit of the API key is reached.",

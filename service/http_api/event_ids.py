@@ -1,23 +1,24 @@
 """Ids of a stream's events, and `Last-Event-ID`: any replica can go on after any event, and none keeps anything for it.
 
-An answer is a function of its request and its seed. So an id holds the seed, a digest of the fingerprint, and how many tokens
-have come by its event: `id: 1f3a9c0b2d4e.8a2b7c.37`, with `!` where the answer has ended. To go on, the answer is made again,
-and the events up to that token are not written.
+An answer is a function of its request and its seed. So an id holds the seed, a digest of the fingerprint, how many tokens have
+come by its event, and a digest of these: `id: 1f3a9c0b2d4e.8a2b7c.37.5d1c09e2`, with `!` where the answer has ended. To go on,
+the answer is made again, and the events up to that token are not written. Where bits depend on the batch it may be another
+answer. Then the digests of its tokens differ, and the stream ends with an error.
 """
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from model.errors import InvalidRequest
 from model.params import SEED_HIGH, SEED_LOW, describe
-from service.records import Chunk, Command
+from service.records import Chunk, Command, Shown, digest_of
 
 HEADER = "Last-Event-ID"
 DIGITS = 6
 """Of the fingerprint's digest."""
-_ID = re.compile(r"(-?[0-9a-f]{1,16})\.([0-9a-f]{6})\.([0-9]{1,9})(!?)")
+_ID = re.compile(r"(-?[0-9a-f]{1,16})\.([0-9a-f]{6})\.([0-9]{1,9})\.([0-9a-f]{8})(!?)")
 PARAMETER = {
     "name": HEADER,
     "in": "header",
@@ -34,35 +35,41 @@ class Place:
     seed: int
     digest: str
     """Of the fingerprint."""
-    num_tokens: int
-    """Tokens of the answer up to and with its event; those of `resume_token_ids` are among them."""
+    shown: Shown
+    """The answer up to and with its event."""
     ended: bool
     """Whether its event was the answer's last."""
 
 
-@dataclass(frozen=True, slots=True)
 class Numbering:
-    """Gives the events of one answer their ids, and leaves out those that the caller has."""
+    """Gives the events of one answer their ids, and leaves out those that the caller has. It is told of each chunk once."""
 
-    fingerprint: str
-    after: Place | None = None
+    def __init__(self, fingerprint: str, received: Iterable[int] = (), after: Place | None = None) -> None:
+        """`received` are the tokens that the caller sent of the answer."""
+        self.fingerprint = fingerprint
+        self.after = after
+        self._digest = digest_of(received)
 
     def start(self, seed: int) -> bytes:
         """An id's line up to the number of tokens."""
         return b"id: %s.%s." % (_hex(seed), digest(self.fingerprint).encode())
 
-    def line(self, chunk: Chunk) -> bytes:
-        """The line with the id of a chunk's event."""
-        return b"%s%d%s\n" % (self.start(chunk.seed), chunk.num_tokens, b"" if chunk.finish_reason is None else b"!")
+    def end(self, chunk: Chunk) -> bytes:
+        """The rest of the line of a chunk's event."""
+        self._digest = digest_of(chunk.token_ids, self._digest)
+        return b"%d.%08x%s\n" % (chunk.num_tokens, self._digest, b"" if chunk.finish_reason is None else b"!")
 
     def new(self, chunk: Chunk) -> Chunk | None:
         """What of a chunk the caller lacks; None for nothing. An end that comes too early, as by a deadline, has no text."""
         after = self.after
-        if after is None or chunk.num_tokens > after.num_tokens:
+        if after is None or chunk.num_tokens > after.shown.num_tokens:
             return chunk
+        if chunk.num_tokens == after.shown.num_tokens and chunk.finish_reason is not None and not after.ended:
+            return chunk
+        self._digest = digest_of(chunk.token_ids, self._digest)
         if chunk.finish_reason is None or after.ended:
             return None
-        return chunk if chunk.num_tokens == after.num_tokens else replace(chunk, text="", token_ids=(), logprobs=())
+        return replace(chunk, text="", token_ids=(), logprobs=())
 
 
 def place_of(values: Sequence[str]) -> Place | None:
@@ -73,7 +80,7 @@ def place_of(values: Sequence[str]) -> Place | None:
     found = _ID.fullmatch(value)
     if found is None or not SEED_LOW <= int(found[1], 16) <= SEED_HIGH:
         raise InvalidRequest(f"{HEADER} must be the id of an event of /v1/completions; got {describe(value)}", HEADER)
-    return Place(int(found[1], 16), found[2], int(found[3]), bool(found[4]))
+    return Place(int(found[1], 16), found[2], Shown(int(found[3]), int(found[4], 16)), bool(found[5]))
 
 
 def going_on(command: Command, place: Place, fingerprint: str, *, stream: bool) -> Command:
@@ -88,11 +95,11 @@ def going_on(command: Command, place: Place, fingerprint: str, *, stream: bool) 
         wrong = f"belongs to an answer with another system_fingerprint than {fingerprint}, which serves now; ask without it"
     elif given is not None and given != place.seed:
         wrong = f"belongs to an answer with the seed {place.seed}, and this request has the seed {given}"
-    elif place.num_tokens < received or (most is not None and place.num_tokens > most):
-        wrong = f"must be after {received} to {most} tokens, by resume_token_ids and max_tokens; got {place.num_tokens}"
+    elif place.shown.num_tokens < received or (most is not None and place.shown.num_tokens > most):
+        wrong = f"must be after {received} to {most} tokens, by resume_token_ids and max_tokens; got {place.shown.num_tokens}"
     if wrong is not None:
         raise InvalidRequest(f"{HEADER} {wrong}", HEADER)
-    return replace(command, sampling=replace(command.sampling, seed=place.seed), position=place.num_tokens)
+    return replace(command, sampling=replace(command.sampling, seed=place.seed), shown=place.shown)
 
 
 def refuse(values: Sequence[str]) -> None:

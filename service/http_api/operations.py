@@ -17,7 +17,7 @@ from model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from service.errors import TooLarge, WrongMediaType
+from service.errors import AnswerChanged, TooLarge, WrongMediaType
 from service.http_api import chat_responses, event_ids, responses
 from service.http_api.attention import Attention, AttentionRequest
 from service.http_api.chat import ChatRequest
@@ -120,7 +120,7 @@ _COMPLETIONS = Operation(
         "One of two words": {"prompt": "Yes or no? ", "structured_outputs": {"choice": ["yes", "no"]}},
     },
     parameters=(event_ids.PARAMETER,),
-    errors=GENERATION,
+    errors=(*GENERATION, AnswerChanged()),
 )
 _CHAT_COMPLETIONS = Operation(
     chat_responses.ChatCompletion,

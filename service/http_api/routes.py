@@ -19,7 +19,7 @@ from service.generation.embed import embed
 from service.generation.explain import ExplainCommand, Explaining, explainable
 from service.generation.generation import GenerationService
 from service.http_api import attention, chat, embeddings, event_ids
-from service.http_api.body import read_json
+from service.http_api.body import most_bytes, read_json
 from service.http_api.chat_writer import ChatWriter
 from service.http_api.event_ids import Numbering
 from service.http_api.openai import CompletionWriter, to_command
@@ -113,6 +113,7 @@ def build_router(site: Site) -> APIRouter:
 def _add_generation(router: APIRouter, site: Site) -> None:
     """The routes that generate."""
     service = site.service
+    most = most_bytes(service.engine.info.max_model_len)
 
     @router.post("/v1/completions", tags=["generation"], summary="Continue a prompt", response_description="The answers.")
     async def completions(request: Request) -> Response:
@@ -124,14 +125,14 @@ def _add_generation(router: APIRouter, site: Site) -> None:
                 body = read_completion(fields)
                 return body, to_command(body, body.request_id or request.state.request_id, service.defaults)
 
-            body, command = await read_json(request, read, name_of(request.state.key))
+            body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), Usage(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
             place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
             if place is not None:
                 command = event_ids.going_on(command, place, fingerprint, stream=stream)
-            numbering = Numbering(fingerprint, place) if command.num_answers == 1 else None
+            numbering = Numbering(fingerprint, command.resume_token_ids, place) if command.num_answers == 1 else None
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
@@ -152,7 +153,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
                 request_id = body.request_id or request.state.request_id
                 return body, chat.to_command(body, request_id, site.template, service.defaults, site.form)
 
-            body, command = await read_json(request, read, name_of(request.state.key))
+            body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
             event_ids.refuse(request.headers.getlist(event_ids.HEADER))
             adapter, usage = service.adapter_of(command), Usage(command.n)
@@ -165,6 +166,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
 def _add_attention(router: APIRouter, site: Site) -> None:
     """What the model does with a text."""
+    most = most_bytes(site.service.engine.info.max_model_len)
 
     @router.post(
         "/v1/attention", tags=["attention"], summary="What the model does with a text", response_description="What it does."
@@ -179,7 +181,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
                 body = validated(attention.AttentionRequest, fields)
                 return attention.to_command(body, body.request_id or request.state.request_id)
 
-            command = await read_json(request, read, name_of(request.state.key))
+            command = await read_json(request, read, most, name_of(request.state.key))
             request.state.request_id = record.request_id = command.request_id
             with ExitStack() as held:
                 explained = await explaining.explain(replace(command, key=request.state.key), record, held)
@@ -189,6 +191,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
 def _add_embeddings(router: APIRouter, site: Site) -> None:
     """Texts as vectors."""
     service = site.service
+    most = most_bytes(service.engine.info.max_model_len)
 
     @router.post("/v1/embeddings", tags=["embeddings"], summary="Texts as vectors", response_description="The vectors.")
     async def embed_texts(request: Request) -> Response:
@@ -200,7 +203,7 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
                 body = validated(embeddings.EmbeddingsRequest, fields)
                 return body, embeddings.to_command(body, body.request_id or request.state.request_id, service)
 
-            body, command = await read_json(request, read, name_of(request.state.key))
+            body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)

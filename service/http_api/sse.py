@@ -168,7 +168,7 @@ class EventLines:
     def written(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk, each written out, in pieces."""
         if self._numbering is not None:
-            yield self._numbering.line(chunk)
+            yield self._numbering.start(chunk.seed) + self._numbering.end(chunk)
         yield from self._bare(chunk)
 
     def _new(self, chunks: list[Chunk]) -> Iterator[Chunk | None]:
@@ -202,8 +202,8 @@ class EventLines:
         text = orjson.dumps(chunk.text)
         if form.middle:
             text = b"%s%s%s" % (text, form.middle, orjson.dumps(chunk.token_ids))
-        if form.start:
-            return b"%s%d\n%s%s%s" % (form.start, chunk.num_tokens, form.head, text, form.tail)
+        if self._numbering is not None:
+            return b"%s%s%s%s%s" % (form.start, self._numbering.end(chunk), form.head, text, form.tail)
         return form.head + text + form.tail
 
     def _form(self, chunk: Chunk) -> "_Form":

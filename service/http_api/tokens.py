@@ -9,7 +9,7 @@ from pydantic import Field, StrictBool, StrictStr
 from model.chat import ChatTemplate
 from service.access.quota import Key, name_of
 from service.generation.generation import GenerationService
-from service.http_api.body import read_json
+from service.http_api.body import most_bytes, read_json
 from service.http_api.pieces import json_response
 from service.http_api.schemas import TOKENS, ModelName, TokenIds, validated
 from service.http_api.shapes import Shape, told
@@ -36,12 +36,13 @@ class DetokenizeRequest(Shape):
 
 def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemplate | None) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
+    most = most_bytes(service.engine.info.max_model_len)
 
     @router.post("/tokenize", tags=["tokens"], summary="Text to token ids", response_description="The tokens.")
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         key: Key | None = request.state.key
-        body = await read_json(request, partial(validated, TokenizeRequest), name_of(key))
+        body = await read_json(request, partial(validated, TokenizeRequest), most, name_of(key))
         service.check_model(body.model or "")
         tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False, key=key)
         texts = {"token_strs": map(service.tokenizer.raw.id_to_token, tokens)} if body.return_token_strs else {}
@@ -52,7 +53,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         key: Key | None = request.state.key
-        body = await read_json(request, partial(validated, DetokenizeRequest), name_of(key))
+        body = await read_json(request, partial(validated, DetokenizeRequest), most, name_of(key))
         service.check_model(body.model or "")
         return json_response({"prompt": await service.detokenize(body.tokens, key=key)})
 

@@ -24,7 +24,7 @@ from model.errors import (
     Unavailable,
 )
 from service.access.keys import KeyRing
-from service.errors import ClientGone, wire
+from service.errors import AnswerChanged, ClientGone, wire
 from service.observe import logs
 from service.observe.capacity import Load, LoadMeter, retry_seconds
 from service.observe.collectors import EngineCollector, KeysCollector
@@ -338,4 +338,4 @@ def outcome_of(error: AttendError) -> str:
         return "deadline"
     if isinstance(error, ClientGone):
         return "abort"
-    return "error" if isinstance(error, EngineFailed) else "rejected"
+    return "error" if isinstance(error, (EngineFailed, AnswerChanged)) else "rejected"

@@ -22,21 +22,12 @@ _controller = ThreadPoolExecutor(1, "attend-scrape")
 _census = ThreadPoolExecutor(1, "attend-census")
 _asked: "Future[str] | None" = None
 """The question to the controller that has no answer yet; while there is one, no other is asked."""
-_page: "asyncio.Task[str] | None" = None
-"""The page that is being made: 30 ms of plain Python for each replica, and it needs no key."""
 _loads: "asyncio.Task[tuple[int, list[Load]]] | None" = None
 """The loads that are being asked for: a message to each replica."""
 
 
 async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
-    """The merged page; called inside a replica, whose own is `own`. One is made at a time; scrapes meanwhile get the same."""
-    global _page
-    if (page := _page) is None or page.done():
-        page = _page = asyncio.create_task(_made(own))
-    return await asyncio.shield(page)
-
-
-async def _made(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
+    """The merged page, 30 ms of plain Python for each replica; called inside a replica, whose own is `own`."""
     cluster = asyncio.create_task(cluster_page())
     expected, pages = await asked("scrape_local", own)
     page = await asyncio.to_thread(merge, pages)  # ninety replicas take a second

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from model.errors import SettingError
 from service.observe import autoscaling, census, scrape, tracing
 from service.observe.capacity import Load
+from service.observe.page import Page
 from service.runtime import ranks
 from service.runtime.place import gpus_wanted, most_gpus, place_wanted
 from service.runtime.replica import Replica, most_calls
@@ -33,7 +34,7 @@ class Attend(Replica):
         self.replica = replica
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        page, loads = partial(scrape.over_replicas, self.scrape_local), partial(scrape.loads, self.load_local)
+        page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), partial(scrape.loads, self.load_local)
         return self.application(page, loads, behind_serve=True)
 
     async def scrape_local(self) -> tuple[str, str]:

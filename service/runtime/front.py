@@ -5,17 +5,22 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import orjson
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from model.errors import Overloaded
+from service.generation.aside import Places
+from service.generation.unread import Unread
 from service.http_api.app import ABORT, RequestIds
+from service.http_api.body import most_bytes
 from service.http_api.cors import fields_of, opened
 from service.http_api.problems import error_response
 
@@ -24,6 +29,7 @@ HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 MOST_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MOST_CONNECTIONS = 6144
+PROBES = ("/healthz", "/health", "/readyz")
 END_SECONDS = 2
 """Seconds in which answers are written to their end, once the drain is over."""
 
@@ -31,15 +37,19 @@ END_SECONDS = 2
 class Connection(HttpToolsProtocol):
     """One connection of a caller. It ends where a head is too slow or too long; one too many ends at once."""
 
-    cors_origins: Sequence[str] = ()
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+
+    def __init__(self, *given: Any, most: int, cors_origins: Sequence[str], **named: Any) -> None:
+        """`most`: connections at a time. `cors_origins`: whose pages may read its own answers."""
+        super().__init__(*given, **named)
+        self._most, self._cors_origins = most, cors_origins
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Wait for a first head."""
         super().connection_made(transport)
         self._await_head()
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > self._most:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,7 +107,7 @@ class Connection(HttpToolsProtocol):
         body = orjson.dumps({"error": error})
         origin = next((value.decode("latin-1") for name, value in self.headers if name == b"origin"), None)
         fields = {"content-type": "application/json", "connection": "close", "content-length": str(len(body))}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in (fields | fields_of(self.cors_origins, origin)).items())
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (fields | fields_of(self._cors_origins, origin)).items())
         self.transport.write(STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body)
         self.transport.close()
 
@@ -122,26 +132,64 @@ def _undivided(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Corouti
 
 
 class Bounded:
-    """Refuses calls (429) while `most` of them run: each may hold a body."""
+    """Refuses calls (429) while `most` of them run. One whose body has not come is none of them yet, and is bounded by bytes.
 
-    def __init__(self, app: ASGIApp, most: int, cors_origins: Sequence[str] = ()) -> None:
-        self.app, self.most, self.running = app, most, 0
+    Probes of the process are always answered.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, most_body: int, cors_origins: Sequence[str] = ()) -> None:
+        self.app = app
+        self.places, self.unread = Places(most, "calls run here"), Unread(most_body)
         self.refused = opened(RequestIds(self._refuse, behind_serve=False), cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or refuse it."""
-        if self.running >= self.most:
-            await self.refused(scope, receive, send)
-            return
-        self.running += 1
-        try:
+        if scope["path"] in PROBES:
             await self.app(scope, receive, send)
-        finally:
-            self.running -= 1
+            return
+        with ExitStack() as held:
+            if _has_body(scope):
+                receive = self._reading(scope, receive, held)
+            else:
+                try:
+                    held.enter_context(self.places.hold(None))
+                except Overloaded:
+                    await self.refused(scope, receive, send)
+                    return
+            await self.app(scope, receive, send)
+
+    def _reading(self, scope: Scope, receive: Receive, held: ExitStack) -> Receive:
+        """What the application reads a body by. With its end the call takes a place; where none is free that is Overloaded."""
+        client = scope["client"]
+        call = held.enter_context(self.unread.call("" if client is None else client[0]))
+        is_whole = False
+
+        async def read() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()
+            async with call.waiting():
+                message = await receive()
+            is_whole = not message.get("more_body", False)
+            if not is_whole:
+                call.came(len(message["body"]))
+                return message
+            call.leave()
+            if message["type"] == "http.request":
+                held.enter_context(self.places.hold(None))
+            return message
+
+        return read
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = Overloaded(f"{self.most} calls run here already")
+        error = Overloaded(f"{self.places.most} calls run here already")
         await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in scope["headers"]
+    )
 
 
 class Loop(uvloop.Loop):
@@ -164,15 +212,21 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(
-    app: ASGIApp, most_calls: int, tls: ssl.SSLContext | None = None, cors_origins: Sequence[str] = ()
+    app: ASGIApp,
+    most_calls: int,
+    tls: ssl.SSLContext | None = None,
+    *,
+    cors_origins: Sequence[str] = (),
+    max_model_len: int = 0,
+    most_connections: int = MOST_CONNECTIONS,
 ) -> HttpServer:
     """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone.
 
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
     config = uvicorn.Config(
-        Bounded(app, most_calls, cors_origins),
-        http=type("OpenedConnection", (Connection,), {"cors_origins": cors_origins}),
+        Bounded(app, most_calls, most_bytes(max_model_len), cors_origins),
+        http=partial(Connection, most=most_connections, cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",
         log_config=None,

@@ -6,6 +6,7 @@ It serves the same routes, gRPC methods, metrics and drain. What only Ray Serve 
 import asyncio
 import logging
 import os
+import resource
 import socket
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 REPLICA = "single"
 """The replica's label on the metrics page."""
 WATCH_SECONDS = 1.0
+RESERVE = 256
+"""Open files beside connections: the model's, logs, pipes to processes that try grammars, connections about to be closed."""
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "GRPC_VERBOSITY": "ERROR"}
 """Set before torch and grpc are imported: a tokenizer works on the thread that calls it, threads that wait do not spin, and a
 caller whose handshake fails writes no line."""
@@ -34,6 +37,7 @@ def run(settings: Settings) -> int:
     Raises SettingError or CheckpointError.
     """
     check_certificate(settings)
+    raise_files()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from service.runtime.front import Loop
@@ -55,6 +59,34 @@ def claimed(settings: Settings) -> socket.socket:
         return bound(settings.host, settings.port)
     except OSError as error:
         raise SettingError(f"port {settings.port} on {settings.host}: {error.strerror}") from error
+
+
+def raise_files() -> None:
+    """Let the process have as many files open as the system allows it: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def connections() -> tuple[int, int]:
+    """How many connections HTTP and gRPC may take, with RESERVE files left for others. Says where that is fewer than usual."""
+    from service.grpc_api.server import MOST_CONNECTIONS as MOST_GRPC
+    from service.runtime.front import MOST_CONNECTIONS as MOST_HTTP
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_HTTP + MOST_GRPC
+    if files == resource.RLIM_INFINITY or files >= most + RESERVE:
+        return MOST_HTTP, MOST_GRPC
+    share = max(2, files - RESERVE)
+    http = max(1, share * MOST_HTTP // most)
+    log.warning(
+        "at most %d files may be open (ulimit -n): at most %d connections over HTTP and %d over gRPC, in place of %d and %d",
+        files,
+        http,
+        share - http,
+        MOST_HTTP,
+        MOST_GRPC,
+    )
+    return http, share - http
 
 
 async def main(settings: Settings, http: socket.socket) -> int:
@@ -80,6 +112,7 @@ async def _finished(work: "asyncio.Future[object]") -> None:
 async def serve(replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event) -> int:
     """Answer calls until `stop`, then let the running ones end."""
     from service.grpc_api.server import grpc_server
+    from service.observe.page import Page
     from service.runtime.front import http_server
     from service.runtime.replica import most_calls
     from service.runtime.tls import Certificate
@@ -87,9 +120,13 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     most = most_calls(settings, replica.engine.info.device)
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
-    app = replica.application(lambda: asyncio.to_thread(page, replica), behind_serve=False)
-    server = http_server(app, most, tls[0], settings.origins)
-    rpc = grpc_server(replica, settings.host, settings.grpc_port, most, tls[1])
+    over_http, over_grpc = connections()
+    length = replica.engine.info.max_model_len
+    app = replica.application(Page(lambda: asyncio.to_thread(page, replica)), behind_serve=False)
+    origins = settings.origins
+    server = http_server(app, most, tls[0], cors_origins=origins, max_model_len=length, most_connections=over_http)
+    place = settings.host, settings.grpc_port
+    rpc = grpc_server(replica, *place, most, tls[1], max_model_len=length, most_connections=over_grpc)
     await rpc.start()
     http.listen(server.config.backlog)  # the task may not come to it before the line below is read
     serving = asyncio.create_task(server.serve([http]))

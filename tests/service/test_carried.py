@@ -49,7 +49,7 @@ ELSEWHERE = {
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
     "echo": "the answer's text: test_generation.py",
-    "position": "where a chunk ends: http_api/test_event_ids.py",
+    "shown": "where a chunk ends: http_api/test_event_ids.py",
     "chat": "the parts of the answer, and a grammar where calls are enforced: test_chat_answers.py",
 }
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "the answer's text: test_text.py"}

@@ -1,115 +1,163 @@
-"""gRPC without Ray: what the server itself gives beside the methods."""
+"""gRPC without Ray: a call's message is read after its key is judged, in time, and stops no check of health until it comes."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from service.grpc_api import reflection, server
-from tests.fakes import build_server, until
-from tests.service.server import free_port
+from protos.attend.v1 import generation_pb2 as pb
+from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from service.generation.unread import CALL_BYTES, LEAST_BYTES
+from service.grpc_api import server as grpc_server
+from tests.fakes import FakeEngine, Server, build_server, info, until
 
-UNKNOWN = health_pb2.HealthCheckRequest(service="other")
-"""A watch of it is silent after its first answer."""
+GENERATE = "/attend.v1.GenerationService/Generate"
+REQUEST = pb.GenerateRequest(text="ab", max_tokens=3)
+OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
+SILENT = LEAST_BYTES // CALL_BYTES + 76
 
 
 @asynccontextmanager
-async def channel(**options):
-    """A channel to a server of made-up answers; `options` are gRPC's, after their prefix."""
-    port = free_port()
-    one = server.grpc_server(build_server().methods, "127.0.0.1", port, 16)
-    await one.start()
-    given = [(f"grpc.{name}", value) for name, value in options.items()]
+async def serving(server: Server, most_calls: int = 8, **limits: int) -> AsyncIterator[Callable[[], grpc.aio.Channel]]:
+    """What makes a channel to the server, a connection of its own each."""
+    real = grpc_server.grpc_server(server.methods, "127.0.0.1", 0, most_calls, **limits)
+    port = real.add_insecure_port("127.0.0.1:0")
+    await real.start()
+    channels: list[grpc.aio.Channel] = []
+
+    def channel() -> grpc.aio.Channel:
+        channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS))
+        return channels[-1]
+
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=given) as made:
-            yield made
+        yield channel
     finally:
-        await one.stop(None)
+        for each in channels:
+            await each.close()
+        await real.stop(None)
 
 
-def asked(**fields):
-    return reflection_pb2.ServerReflectionRequest(**fields)
+def run(law: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(law())
 
 
-async def answers(made, *requests):
-    return [answer async for answer in reflection_pb2_grpc.ServerReflectionStub(made).ServerReflectionInfo(iter(requests))]
+async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
+    return await call.code(), await call.details()
 
 
-def test_a_client_without_the_proto_finds_services_methods_and_fields():
+async def silent(channel: Callable[[], grpc.aio.Channel], count: int, method: str = GENERATE, **more: Any) -> list[Any]:
+    """Calls whose message never comes, a hundred on a connection."""
+    calls = []
+    for _ in range(0, count, 100):
+        begin = channel().stream_unary(method)
+        calls += [begin(**more) for _ in range(min(100, count - len(calls)))]
+        for call in calls[-100:]:
+            await call.wait_for_connection()
+    return calls
+
+
+def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call():
+    server = build_server()
+
     async def law() -> None:
-        async with channel() as made:
-            listed, method, message, file, missing = await answers(
-                made,
-                asked(list_services=""),
-                asked(file_containing_symbol="attend.v1.GenerationService"),
-                asked(file_containing_symbol="grpc.health.v1.Health"),
-                asked(file_by_filename="protos/attend/v1/generation.proto"),
-                asked(file_containing_symbol="attend.v1.Nothing"),
+        async with serving(server) as channel:
+            calls = [*await silent(channel, SILENT // 2), *await silent(channel, SILENT // 2, "/grpc.health.v1.Health/Check")]
+            health, service = HealthStub(channel()), GenerationServiceStub(channel())
+            for _ in range(5):
+                assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+                assert (await service.Generate(REQUEST)).outputs[0].text == "cde"
+            assert [message.outputs[0].text async for message in service.GenerateStream(REQUEST)] == ["c", "d", "e"]
+            await until(lambda: sum(call.done() for call in calls) >= 76)
+            over = [await ended(call) for call in calls if call.done()]
+            assert (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are still being sent") in over
+            assert len(over) < 100, "those that fit wait on"
+            for call in calls:
+                call.cancel()
+
+    run(law)
+
+
+@pytest.mark.parametrize("method", [GENERATE, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"])
+def test_a_message_that_does_not_come_in_time_ends_its_call(monkeypatch, method):
+    monkeypatch.setattr(grpc_server, "MESSAGE_SECONDS", 0.2)
+
+    async def law() -> None:
+        async with serving(build_server()) as channel:
+            (call,) = await silent(channel, 1, method)
+            assert await ended(call) == (grpc.StatusCode.DEADLINE_EXCEEDED, "the message must arrive within 0.2 seconds")
+
+    run(law)
+
+
+@pytest.mark.parametrize(("messages", "words"), [([], "got none"), ([REQUEST, REQUEST], "got a second one")])
+@pytest.mark.parametrize("method", [GENERATE, "/grpc.health.v1.Health/Check"])
+def test_a_call_has_one_message(method, messages, words):
+    async def law() -> None:
+        async with serving(build_server()) as channel:
+            call = channel().stream_unary(method)(iter([message.SerializeToString() for message in messages]))
+            assert await ended(call) == (grpc.StatusCode.INVALID_ARGUMENT, f"a call has one message; {words}")
+
+    run(law)
+
+
+def test_a_key_is_judged_and_charged_before_the_message_comes(tmp_path):
+    path = tmp_path / "keys.json"
+    write_keys(path, {"one": Entry(digest_of(b"good"), Limits(requests_per_minute=1))})
+
+    async def law() -> None:
+        async with serving(build_server(keys=KeyRing(str(path)))) as channel:
+            (call,) = await silent(channel, 1)
+            assert (await ended(call))[0] is grpc.StatusCode.UNAUTHENTICATED
+            first, second = await silent(channel, 2, metadata=(("authorization", "Bearer good"),))
+            done, _ = await asyncio.wait(
+                [asyncio.create_task(call.code()) for call in (first, second)], return_when="FIRST_COMPLETED"
             )
-        names = {service.name for service in listed.list_services_response.service}
-        assert names == {"attend.v1.GenerationService", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-        proto = descriptor_pb2.FileDescriptorProto.FromString(method.file_descriptor_response.file_descriptor_proto[0])
-        assert "GenerateStream" in {each.name for each in proto.service[0].method}
-        assert "max_tokens" in {field.name for kind in proto.message_type for field in kind.field}
-        assert message.file_descriptor_response.file_descriptor_proto
-        assert file.file_descriptor_response == method.file_descriptor_response
-        assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+            assert [task.result() for task in done] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+            first.cancel(), second.cancel()
 
-    asyncio.run(law())
+    run(law)
 
 
-def test_reflection_holds_few_places_and_none_for_long(monkeypatch):
-    monkeypatch.setattr(reflection, "MAX_STREAMS", 2)
-    monkeypatch.setattr(reflection, "STREAM_SECONDS", 1.0)
+def test_calls_over_the_bound_are_told_to_come_again_and_health_is_none_of_them():
+    engine = FakeEngine(held=True)
 
     async def law() -> None:
-        async with channel() as made:
-            stub = reflection_pb2_grpc.ServerReflectionStub(made)
-            silent = [stub.ServerReflectionInfo() for _ in range(2)]
-            for one in silent:
-                await one.write(asked(list_services=""))
-                assert (await one.read()).HasField("list_services_response")
-            with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-                await answers(made, asked(list_services=""))
-            assert [await one.code() for one in silent] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
-            assert await answers(made, asked(list_services=""))
+        async with serving(build_server(engine), most_calls=2) as channel:
+            service, health = GenerationServiceStub(channel()), HealthStub(channel())
+            running = [service.Generate(REQUEST) for _ in range(2)]
+            await until(lambda: len(engine.open) == 2)
+            third = service.Generate(REQUEST)
+            assert await ended(third) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "2 calls run here already")
+            assert dict(await third.trailing_metadata())["retry-after"] == "1"
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            engine.release(20)
+            for call in running:
+                await call
+            assert (await service.Generate(REQUEST)).outputs[0].text == "cde"
+            watch.cancel()
 
-    asyncio.run(law())
-
-
-async def silent_watch(made):
-    watch = health_pb2_grpc.HealthStub(made).Watch(UNKNOWN)
-    await watch.read()
-    return watch
+    run(law)
 
 
-def test_pings_at_the_pace_that_is_allowed_end_neither_a_silent_call_nor_an_idle_connection(monkeypatch):
-    name = "grpc.http2.min_ping_interval_without_data_ms"
-    assert dict(server.OPTIONS)[name] < 10_000, "clients ping every 10 s, some a little sooner"
-    monkeypatch.setattr(server, "OPTIONS", (*(one for one in server.OPTIONS if one[0] != name), (name, 1)))
-    eager = {"keepalive_time_ms": 1000, "keepalive_permit_without_calls": 1, "http2.max_pings_without_data": 0}
+def test_a_message_may_be_as_long_as_the_context_needs_and_an_answer_as_long_as_it_is():
+    context = 1 << 19
+    server = build_server(FakeEngine(info=info(max_model_len=context, num_blocks=context)))
 
     async def law() -> None:
-        async with channel(**eager) as calling, channel(**eager) as idle:
-            watch = await silent_watch(calling)
-            await health_pb2_grpc.HealthStub(idle).Check(health_pb2.HealthCheckRequest())
-            await asyncio.sleep(4.5)  # four pings: two that come too soon are let pass, and the third ends the connection
-            assert not watch.done()
-            assert idle.get_state() is grpc.ChannelConnectivity.READY
+        async with serving(server, max_model_len=context) as channel:
+            service = GenerationServiceStub(channel())
+            long = pb.DetokenizeRequest(token_ids=[97] * (8 * context))
+            assert grpc_server.MAX_MESSAGE < long.ByteSize() < 16 * context
+            assert (await service.Detokenize(long)).text == "a" * (8 * context)
+            code, words = await ended(service.Tokenize(pb.TokenizeRequest(text="a" * (16 * context))))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in words
 
-    asyncio.run(law())
-
-
-def test_a_flood_of_pings_ends_the_connection():
-    async def law() -> None:
-        async with channel(keepalive_time_ms=1000, **{"http2.max_pings_without_data": 0}) as made:
-            watch = await silent_watch(made)
-            await until(watch.done)
-            assert await watch.code() is grpc.StatusCode.UNAVAILABLE
-            assert "Too many pings" in await watch.details()
-
-    asyncio.run(law())
+    run(law)

@@ -310,7 +310,7 @@ def test_tokens_of_a_text_are_the_text_again(text, special):
         ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
         ("Tokenize", {"text": "a" * (servicer.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Detokenize", {"token_ids": [97] * (servicer.MAX_TOKEN_IDS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [97] * (servicer.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [-1]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [BIG]}, grpc.StatusCode.INVALID_ARGUMENT),

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import InvalidRequest
+from protos.attend.v1 import generation_pb2 as pb
+from service.grpc_api import server as grpc_server
 from service.http_api import body, routes
 from service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
-from tests.fakes import build_server
+from tests.fakes import FakeEngine, build_server, info
 
 JSON = {"content-type": "application/json"}
 scalars = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
@@ -161,6 +163,19 @@ def test_a_body_of_the_limit_is_read_and_one_byte_more_is_413():
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "request_too_large"
     assert "1048576 bytes" in answer.json()["error"]["message"]
+
+
+def test_a_whole_context_of_token_ids_fits_into_a_body_of_either_transport():
+    """262,144 ids, as of a vocabulary of six digits."""
+    context = 1 << 18
+    server = build_server(FakeEngine(info=info(max_model_len=context + 1, vocab_size=10**6, num_blocks=context)))
+    sent = b'{"max_tokens": 1, "prompt": [%s]}' % b", ".join([b"123456"] * context)
+    answer = server.post(sent)
+    assert (answer.status_code, answer.json()["usage"]["prompt_tokens"]) == (200, context)
+    too_long = server.post(sent + b" " * (16 * (context + 1) + 1 - len(sent)))
+    assert (too_long.status_code, f"at most {16 * (context + 1)} bytes" in too_long.text) == (413, True)
+    message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[123456] * context), max_tokens=1)
+    assert message.ByteSize() <= grpc_server.most_bytes(context)
 
 
 def test_the_limit_holds_without_a_content_length_and_against_a_false_one():

@@ -17,10 +17,11 @@ from service.http_api.body import MAX_BYTES
 from service.http_api.chat import NOT_BUILT, ChatRequest
 from service.http_api.documents import schemas
 from service.http_api.embeddings import EmbeddingsRequest
+from service.http_api.event_ids import HEADER, digest
 from service.http_api.operations import OPERATIONS
 from service.http_api.schemas import OFF, CompletionRequest, StreamOptions
 from service.http_api.tokens import DetokenizeRequest, TokenizeRequest
-from tests.fakes import FakeEngine, build_server
+from tests.fakes import INFO, FakeEngine, build_server
 from tests.service.http_api.described import (
     LEAST,
     ask,
@@ -209,9 +210,14 @@ def broken(**state: Any) -> FakeEngine:
 BOTH = ["/v1/completions", "/v1/chat/completions"]
 ENGINE = [*BOTH, "/v1/embeddings"]
 JSON = {"content-type": "application/json"}
+AGAIN = {
+    "json": LEAST["/v1/completions"] | {"stream": True, "resume_token_ids": [97]},
+    "headers": {HEADER: f"7.{digest(INFO.fingerprint)}.1.01234567"},
+}
 FAILURES = [
     *[(path, 400, {"json": {"model": 3}}, {}) for path in LEAST],
     *[(path, 404, {"json": LEAST[path] | {"model": "other"}}, {}) for path in LEAST],
+    ("/v1/completions", 409, AGAIN, {}),
     *[(path, 413, {"content": b" " * (MAX_BYTES + 1), "headers": JSON}, {}) for path in LEAST],
     *[(path, 415, {"content": b"{}"}, {}) for path in LEAST],
     *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in ENGINE],

@@ -13,8 +13,8 @@ from model.engine.request import Output, Request
 from model.errors import InvalidRequest
 from model.params import SEED_HIGH, SEED_LOW
 from service.http_api.event_ids import DIGITS, Numbering, place_of
-from service.records import Chunk
-from tests.fakes import END, MODEL, FakeEngine, Rule, build_server, info, seeded
+from service.records import Chunk, digest_of
+from tests.fakes import END, MODEL, FakeEngine, Rule, build_server, info, says, seeded
 
 TEXT = "aäß漢🎉é!" * 2
 BYTES = (*TEXT.encode(), END)
@@ -112,28 +112,47 @@ def test_the_id_of_the_last_token_leaves_nothing_but_the_end():
 
 def test_an_id_says_seed_weights_and_tokens_in_a_few_bytes():
     ids = [last for last, _ in events(asked(seed=2**48 - 1).content)]
-    assert ids[:2] == [f"{2**48 - 1:x}.{ids[0].split('.')[1]}.{place}" for place in (1, 2)]
-    assert max(map(len, ids)) <= 12 + DIGITS + 2 + 3
+    digests = [digest_of(BYTES[:place]) for place in (1, 2)]
+    assert ids[:2] == [f"{2**48 - 1:x}.{ids[0].split('.')[1]}.{place}.{digests[place - 1]:08x}" for place in (1, 2)]
+    assert max(map(len, ids)) <= 12 + DIGITS + 2 + 3 + 9
+
+
+def test_an_id_does_not_depend_on_how_many_tokens_an_event_has_nor_on_those_sent_again():
+    one = {last: None for last, _ in events(asked(seed=3).content)[:-1]}
+    assert set(one) >= {last for last, _ in events(asked(seed=3, burst=3).content)[:-1]}
+    assert [*one][5:] == [last for last, _ in events(asked(seed=3, resume_token_ids=list(BYTES[:5])).content)][:-1]
 
 
 @given(st.integers(SEED_LOW, SEED_HIGH), st.integers(0, 10**8), st.booleans())
 def test_an_id_comes_back_as_what_it_said(seed, tokens, ended):
     numbering = Numbering("fp_some")
-    chunk = Chunk(0, "", (), tokens, 1, seed, "stop" if ended else None)
-    line = numbering.line(chunk)
-    assert line.startswith(numbering.start(seed)) and line.endswith(b"\n")
+    chunk = Chunk(0, "", (7, 2**32 - 1), tokens, 1, seed, "stop" if ended else None)
+    line = numbering.start(seed) + numbering.end(chunk)
+    assert line.endswith(b"\n")
     place = place_of([line.decode().removeprefix("id: ").strip()])
-    assert (place.seed, place.num_tokens, place.ended) == (seed, tokens, ended)
+    assert (place.seed, place.shown.num_tokens, place.ended) == (seed, tokens, ended)
+    assert place.shown.digest == digest_of((7, 2**32 - 1))
 
 
-@pytest.mark.parametrize("value", ["7", "1.abcdef", "1.abcdef.-3", "8000000000000000.abcdef.1", "1.ABCDEF.1", "x" * 9000])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "7",
+        "1.abcdef",
+        "1.abcdef.3",
+        "1.abcdef.-3.01234567",
+        "8000000000000000.abcdef.1.01234567",
+        "1.ABCDEF.1.01234567",
+        "x" * 9000,
+    ],
+)
 def test_a_header_that_is_no_id_of_ours_is_refused_by_name(value):
     with pytest.raises(InvalidRequest, match="Last-Event-ID must be the id of an event") as caught:
         place_of([value])
     assert caught.value.field == "Last-Event-ID" and len(str(caught.value)) < 400
     assert place_of([]) is place_of([""]) is None
     with pytest.raises(InvalidRequest):
-        place_of(["1.abcdef.1", "1.abcdef.2"])
+        place_of(["1.abcdef.1.01234567", "1.abcdef.2.01234567"])
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -162,12 +181,47 @@ def test_other_weights_do_not_go_on():
     assert "another system_fingerprint than fp_other" in answer.json()["error"]["message"]
 
 
+def other(request: Any) -> int:
+    """TEXT, but for its eighth byte."""
+    return ord("?") if len(request.output) == 7 else text_of(request)
+
+
+@each
+def test_a_beginning_that_is_made_again_as_another_one_ends_in_an_error_and_never_in_its_text(fields):
+    whole = [last for last, document in events(asked(burst=2, **fields, seed=3).content) if document != "[DONE]"]
+    same, changed = whole[0], (whole[3], whole[-1])
+    assert "error" not in asked(same, other, **fields).text
+    for last in changed:
+        answer = asked(last, other, **fields)
+        assert answer.status_code == 200
+        error, done = events(answer.content)
+        assert (error[1]["error"]["code"], done[1]) == ("answer_changed", "[DONE]"), last
+
+
+def test_an_answer_that_ends_before_its_beginning_was_made_again_has_changed():
+    last, _ = events(asked(seed=3).content)[9]
+    assert events(asked(last, says("aäß")).content)[0][1]["error"]["code"] == "answer_changed"
+
+
+def test_other_tokens_sent_again_than_those_of_the_id_are_a_conflict():
+    last, _ = events(asked(seed=3, max_tokens=1).content)[0]
+    answer = asked(last, resume_token_ids=[ord("?")])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "answer_changed")
+
+
+def test_a_changed_answer_is_counted_as_an_error():
+    last, _ = events(asked(seed=3).content)[9]
+    server = build_server(Merging(other))
+    server.post({"prompt": "xy", "max_tokens": 60, "stream": True}, headers={"Last-Event-ID": last})
+    assert server.outcomes() == {("http", "/v1/completions", "error"): 1}
+
+
 def test_streams_of_several_answers_and_of_chats_have_no_ids_and_a_chat_refuses_one():
     assert {last for last, _ in events(asked(n=2).content)} == {None}
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "stream": True}
     server = build_server(FakeEngine(text_of), template=ChatTemplate("{{ messages[0].content }}"))
     assert b"\nid:" not in server.post(body, "/v1/chat/completions").content
-    refused = server.post(body, "/v1/chat/completions", headers={"Last-Event-ID": "1.abcdef.3"})
+    refused = server.post(body, "/v1/chat/completions", headers={"Last-Event-ID": "1.abcdef.3.01234567"})
     assert refused.json()["error"]["param"] == "Last-Event-ID"
 
 

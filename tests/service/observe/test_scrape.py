@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     from service.observe import scrape
 
+from service.observe.page import PAUSE_SECONDS, Page
 from tests.fakes import build_server
 from tests.virtual_time import run_at_once
 
@@ -205,26 +206,23 @@ def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):
     assert threading.main_thread() not in threads
 
 
-def test_all_who_ask_for_the_page_while_it_is_made_get_the_same_one_and_one_who_leaves_takes_it_from_nobody(monkeypatch):
+def test_all_who_ask_for_the_page_while_it_is_made_get_the_same_one_and_one_who_leaves_takes_it_from_nobody():
     made = []
 
-    async def asked(method: str, own: object) -> tuple[int, list[tuple[str, str]]]:
-        made.append(method)
+    async def make() -> str:
+        made.append(1)
         await asyncio.sleep(1)
-        return 1, [("a", f"x {len(made)}.0\n")]
+        return f"page {len(made)}"
 
-    async def run() -> list[object]:
-        calls = [asyncio.create_task(scrape.over_replicas(own_page)) for _ in range(100)]
+    async def run() -> list[str]:
+        page = Page(make)
+        calls = [asyncio.create_task(page()) for _ in range(100)]
         await asyncio.sleep(0.5)
         calls[0].cancel()
         pages = await asyncio.gather(*calls[1:])
-        return [*pages, await scrape.over_replicas(own_page)]
+        return [*pages, await page()]
 
-    monkeypatch.setattr(scrape, "asked", asked)
-    monkeypatch.setattr(scrape, "cluster_page", no_cluster)
-    *together, later = [samples(page)["x", (("replica", "a"),)] for page in run_at_once(run())]
-    assert [1.0] * 99 == together
-    assert later == 2.0
+    assert run_at_once(run()) == ["page 1"] * 99 + ["page 2"]
     assert len(made) == 2
 
 
@@ -244,3 +242,43 @@ def test_all_who_ask_for_the_loads_while_they_are_asked_for_get_the_same(monkeyp
     first, later = run_at_once(main())
     assert first == [(2, [1])] * 100 and later == (2, [2])
     assert asked == ["load_local"] * 2
+
+
+def test_callers_who_never_stop_asking_get_a_few_pages_a_second():
+    made = []
+
+    async def make() -> str:
+        made.append(1)
+        return "page"
+
+    async def run() -> None:
+        page = Page(make)
+
+        async def ask() -> None:
+            while True:
+                await page()
+
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(ask() for _ in range(32)))
+
+    with pytest.raises(TimeoutError):
+        run_at_once(run())
+    assert len(made) <= 10 / PAUSE_SECONDS + 1
+
+
+def test_a_page_that_cannot_be_made_is_made_anew_for_the_next_who_asks():
+    made = []
+
+    async def make() -> str:
+        made.append(1)
+        if len(made) == 1:
+            raise OSError
+        return "page"
+
+    async def run() -> str:
+        page = Page(make)
+        with pytest.raises(OSError):
+            await page()
+        return await page()
+
+    assert run_at_once(run()) == "page"

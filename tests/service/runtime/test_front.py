@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from model.errors import Overloaded
+from service.generation import unread
+from service.generation.unread import CALL_BYTES
+from service.http_api.problems import error_response
 from service.runtime import edge, front
 from tests.fakes import until
 
@@ -19,7 +23,7 @@ LOAD_BALANCER_SECONDS = 60
 
 
 class App:
-    """Answers "ok" once `gate` is open."""
+    """Answers "ok" once it has read the body, and `gate` is open."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -28,9 +32,14 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.calls += 1
-        await self.gate.wait()
+        try:
+            while (await receive()).get("more_body"):
+                pass
+        except Overloaded as error:
+            return await error_response(error, "id")(scope, receive, send)
+        if scope["path"] not in front.PROBES:
+            await self.gate.wait()
         if scope["path"] == "/stream":
-            await receive()
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for piece in (b"data: 1\n\n", b"", b"data: 2\n\n"):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -59,9 +68,9 @@ class Served(App):
 
 
 @asynccontextmanager
-async def serving(most_calls: int = 8, cors_origins: tuple[str, ...] = ()) -> AsyncIterator[Served]:
+async def serving(most_calls: int = 8, **limits: Any) -> AsyncIterator[Served]:
     app = Served()
-    server = front.http_server(app, most_calls, cors_origins=cors_origins)
+    server = front.http_server(app, most_calls, **limits)
     with front.bound("127.0.0.1", 0) as sock:
         app.port = sock.getsockname()[1]
         task = asyncio.create_task(server.serve([sock]))
@@ -194,11 +203,9 @@ def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch)
     run(law)
 
 
-def test_one_connection_too_many_is_closed_and_the_others_stay(monkeypatch):
-    monkeypatch.setattr(front, "MOST_CONNECTIONS", 2)
-
+def test_one_connection_too_many_is_closed_and_the_others_stay():
     async def law() -> None:
-        async with serving() as app:
+        async with serving(most_connections=2) as app:
             first, second = await app.connect(), await app.connect()
             for reader, writer in (first, second):
                 writer.write(GET)
@@ -235,6 +242,55 @@ def test_calls_over_the_bound_are_refused_with_an_id_and_come_in_again_later():
             assert status_of(await app.answer(GET.replace(b"host: x", b"host: x\r\nconnection: close"))) == 200
             for _, writer in held:
                 writer.close()
+
+    run(law)
+
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100\r\n\r\n"
+PROBE = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def test_bodies_that_do_not_come_stop_neither_probes_nor_calls_and_are_bounded(monkeypatch):
+    most = 20
+    monkeypatch.setattr(unread, "LEAST_BYTES", most * CALL_BYTES + CALL_BYTES // 2)
+    monkeypatch.setattr(unread, "BODIES", 0)
+
+    async def law() -> None:
+        async with serving(most_calls=2) as app:
+            slow = [await app.connect() for _ in range(most + 3)]
+            for _, writer in slow:
+                writer.write(POST + b"x")
+            await until(lambda: app.calls == most + 3)
+            for sent in (PROBE, GET.replace(b"x\r\n", b"x\r\nconnection: close\r\n"), POST + b"x" * 100):
+                assert status_of(await app.answer(sent)) == 200
+            over = [await reader.read() for reader, _ in slow[:3]]
+            assert [(status_of(got), code_of(got)) for got in over] == [(429, "queue_full")] * 3, "the oldest ones"
+            reader, writer = slow[-1]
+            writer.write(b"x" * 99)
+            assert status_of(await reader.read()) == 200
+            for _, writer in slow:
+                writer.close()
+
+    run(law)
+
+
+def test_probes_are_answered_while_every_place_is_taken_and_a_body_that_comes_then_is_refused():
+    async def law() -> None:
+        async with serving(most_calls=2) as app:
+            app.gate.clear()
+            held = [await app.connect() for _ in range(2)]
+            for _, writer in held:
+                writer.write(POST + b"x" * 100)
+            await until(lambda: app.calls == 2)
+            for path in front.PROBES:
+                assert status_of(await app.answer(PROBE.replace(b"/healthz", path.encode()))) == 200
+            got = await app.answer(POST + b"x" * 100)
+            assert (status_of(got), code_of(got)) == (429, "queue_full")
+            app.gate.set()
+            for reader, writer in held:
+                assert status_of(await reader.read()) == 200
+                writer.close()
+            assert status_of(await app.answer(POST + b"x" * 100)) == 200
 
     run(law)
 
@@ -291,7 +347,7 @@ def test_a_page_may_read_the_servers_own_answers_where_it_may_call(monkeypatch, 
     )
 
     async def law() -> None:
-        async with serving(0, origins) as app:
+        async with serving(0, cors_origins=origins) as app:
             full = await app.answer(GET.replace(b"host: x", origin))
             long = await app.answer(GET[:-2].replace(b"host: x", origin) + b"x-long: " + b"a" * 5000)
             bad = await app.answer(GET[:-2].replace(b"host: x", origin) + b": x\r\n\r\n")

@@ -193,10 +193,10 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
         async def serve(self, sockets: list[socket.socket]) -> None:
             assert connected, "this task runs too early to show anything"
 
-    engine = SimpleNamespace(info=SimpleNamespace(device="cpu"))
+    engine = SimpleNamespace(info=SimpleNamespace(device="cpu", max_model_len=128))
     other = Other(config=SimpleNamespace(backlog=8), engine=engine, application=lambda *given, **named: None)
-    monkeypatch.setattr("service.runtime.front.http_server", lambda *given: other)
-    monkeypatch.setattr("service.grpc_api.server.grpc_server", lambda *given: other)
+    monkeypatch.setattr("service.runtime.front.http_server", lambda *given, **named: other)
+    monkeypatch.setattr("service.grpc_api.server.grpc_server", lambda *given, **named: other)
     monkeypatch.setattr(single, "ready_line", lambda *given: "Ready")
     monkeypatch.setattr(single, "say", heard)
 
@@ -208,6 +208,16 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
     with bound("127.0.0.1", 0) as http:
         assert asyncio.run(serve()) == 0
     assert connected[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "http", "grpc"),
+    [(1 << 20, 6144, 1920), (single.RESERVE + 8064, 6144, 1920), (1024, 585, 183), (300, 33, 11), (64, 1, 1)],
+)
+def test_connections_leave_files_for_everything_else(monkeypatch, caplog, files, http, grpc) -> None:
+    monkeypatch.setattr(single.resource, "getrlimit", lambda kind: (files, files))
+    assert single.connections() == (http, grpc)
+    assert [f"at most {files} files" in record.message for record in caplog.records] == [True] * (http < 6144)
 
 
 def test_a_step_thread_that_is_dead_or_stuck_ends_the_watch() -> None:

@@ -1,0 +1,92 @@
+"""Calls whose bodies have not come: bounded by bytes, and one that comes at once is never the one that ends."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from model.errors import Overloaded
+from service.errors import SlowBody
+from service.generation.unread import BODIES, CALL_BYTES, LEAST_BYTES, Unread
+from tests.virtual_time import run_at_once
+
+MOST = LEAST_BYTES // CALL_BYTES
+"""Calls that may wait, if nothing has come of their bodies."""
+
+
+async def silent(unread: Unread, address: str, ends: list[str]) -> None:
+    try:
+        with unread.call(address) as call:
+            async with call.waiting():
+                await asyncio.Event().wait()
+    except Overloaded:
+        ends.append(address)
+
+
+def law(given) -> None:
+    async def run() -> None:
+        ends, tasks = [], []
+        unread = Unread(1)
+
+        async def begin(address: str, count: int) -> None:
+            tasks.extend(asyncio.create_task(silent(unread, address, ends)) for _ in range(count))
+            await asyncio.sleep(1)
+
+        await given(unread, begin, ends)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert unread._total == 0 and not unread._calls and not unread._bytes
+
+    run_at_once(run())
+
+
+def test_of_too_many_the_oldest_of_the_address_that_holds_most_ends():
+    async def given(unread, begin, ends):
+        await begin("few", 3)
+        await begin("many", MOST - 3)
+        assert ends == []
+        await begin("new", 2)
+        assert ends == ["many"] * 2
+        await begin("many", 5)
+        assert ends == ["many"] * 7
+
+    law(given)
+
+
+def test_bytes_that_have_come_count_and_the_longest_bodies_have_room():
+    async def given(unread, begin, ends):
+        await begin("many", MOST - 2)
+        with unread.call("one") as call:
+            call.came(10 * CALL_BYTES)
+            await asyncio.sleep(1)
+            assert ends == ["many"] * 9
+            call.leave()
+            await begin("many", 10)
+            assert ends == ["many"] * 9
+
+    law(given)
+    body = LEAST_BYTES
+    with ExitStack() as stack:
+        for _ in range(BODIES // 2):
+            stack.enter_context(Unread(body).call("one")).came(body)
+
+
+def test_a_call_that_ends_before_it_waits_ends_when_it_does():
+    async def given(unread, begin, ends):
+        with unread.call("many") as call:
+            await begin("many", MOST)
+            with pytest.raises(Overloaded, match="still being sent"):
+                async with call.waiting():
+                    await asyncio.sleep(1)
+
+    law(given)
+
+
+def test_a_message_that_does_not_come_in_time_is_a_slow_one():
+    async def given(unread, begin, ends):
+        with unread.call("one") as call, pytest.raises(SlowBody, match="within 30 seconds"):
+            async with call.waiting(30.0):
+                await asyncio.sleep(31)
+
+    law(given)
