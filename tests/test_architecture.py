@@ -25,11 +25,12 @@ READS_ENVIRONMENT = {
     Path("service/settings.py"),
     Path("service/commands/bench.py"),
     Path("service/runtime/supervisor.py"),
+    Path("service/runtime/driver.py"),
     Path("service/runtime/haproxy.py"),
     Path("service/runtime/single.py"),
 }
-"""The settings; the parents of benchmarks and of Ray, who hand theirs on; what Ray starts as HAProxy, which imports nothing of
-ours; one process, which sets what torch reads."""
+"""The settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray starts as HAProxy, which imports nothing
+of ours; one process, which sets what torch reads."""
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 

@@ -6,6 +6,7 @@ Run by `service.runtime.supervisor`, which has set the environment that Ray read
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from model.engine.build import check_shared
 from model.errors import AttendError, CheckpointError, EngineFailed, SettingError
 from model.net.checkpoint import inspect
 from service.access.keys import load_keys
+from service.grpc_api.server import most_bytes
 from service.observe import census
 from service.runtime import hub
 from service.runtime import reachable as routes
@@ -55,6 +57,8 @@ async def main(settings: Settings, statistics: int) -> int:
     check_shared(config, engine_options(settings), settings.tensor_parallel)
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
+    context = min(config.max_positions, settings.max_model_len or config.max_positions)
+    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(most_bytes(context)))  # for the processes that Ray starts
     say(f"Starting Ray for {settings.name} ...")
     ray.init(
         address="local",

@@ -130,7 +130,6 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 << 20),
         # Else a frozen replica would get its drain first, and take the memory of two.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Three failures in a row, and Ray starts HAProxy and its manager anew.

@@ -1,12 +1,15 @@
 """The driver's decisions, without Ray: what fits, what ends a start, who is asked again."""
 
 import asyncio
+import os
 import threading
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from model.config import DEFAULT_MODEL
 from model.errors import EngineFailed, SettingError
 from service.settings import Settings
 
@@ -44,6 +47,25 @@ def test_replicas_that_can_never_run_together_are_refused_before_any_starts(give
 )
 def test_replicas_that_fit_are_not_refused(given, resources):
     driver.check_room(Settings(**given), resources)
+
+
+@pytest.mark.parametrize(
+    ("positions", "asked", "size"), [(1024, None, 4 << 20), (1 << 20, None, 16 << 20), (1 << 20, 64, 4 << 20)]
+)
+def test_a_message_may_hold_the_whole_context(positions, asked, size, monkeypatch):
+    """Ray's processes take the limit from the environment that they inherit."""
+
+    def init(**_: Any) -> None:
+        raise InterruptedError
+
+    config = replace(driver.inspect(DEFAULT_MODEL), max_positions=positions)
+    monkeypatch.setattr(driver, "inspect", lambda folder: config)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "")
+    monkeypatch.delenv("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE")
+    with pytest.raises(InterruptedError):
+        asyncio.run(driver.main(Settings(max_model_len=asked), 0))
+    assert os.environ["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(size)
 
 
 def test_a_stop_ends_a_start_that_waits_for_ever():
