@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model.params import DecodingParams, SamplingParams
-from model.sampling_plan import Draw, mix
+from model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
 from model.transfer import column, integers, to_device
 
 LARGEST = 1e9
@@ -25,16 +25,27 @@ UNSCORED, EXCLUDED = -1, -2
 """Instead of a token: the row's scores are not finite; they are, but its parameters leave no token to draw."""
 
 
-BestTokens = Callable[[Tensor, Sequence[float], Sequence[int]], Tensor]
-"""(scores [R, V], the rows' temperatures, their keys) -> tokens [R]."""
+SHORT_LIST = 1024
+"""Of the likeliest tokens: where they reach top-p, the others need not be sorted."""
+WHOLE = 2.0**44
+"""What the likeliest token weighs in top-p. Weights are whole numbers: their sums have no order. V may be 2^19."""
+
+BestTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
+"""(scores [R, V], how each row draws) -> tokens [R]."""
 
 
-def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
-    """The token of the largest score; where the temperature is above 0, of the largest score / temperature + Gumbel noise.
+def best_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The token of the largest score; where the temperature is above 0, of the largest score / temperature + Gumbel noise among
+    the tokens that the row's limits leave.
 
     UNSCORED where a row has no finite score.
     """
-    best_R, tokens_R = add_noise(scores_RV, temperatures, keys).max(dim=-1)
+    limited = [row for row, draw in enumerate(draws) if draw.plan.is_limited]
+    if limited:
+        picked = integers(limited, scores_RV.device)
+        some_NV = limit_scores(scores_RV[picked], [draws[row].plan.params for row in limited])
+        scores_RV = scores_RV.index_copy(0, picked, some_NV)
+    best_R, tokens_R = add_noise(scores_RV, *temperatures_and_keys(draws)).max(dim=-1)
     return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
 
 
@@ -68,19 +79,12 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tok
     for row in changed:
         change_scores(scores_RV[row], draws[row])
     scores_RV = apply_masks(scores_RV, draws)
-    limited = [row for row, draw in enumerate(draws) if draw.plan.is_limited]
-    if limited:
-        picked = integers(limited, scores_RV.device)
-        scores_RV = scores_RV.index_copy(
-            0, picked, limit_scores(scores_RV[picked], [draws[row].plan.params for row in limited])
-        )
-    return _blamed(best(scores_RV, *temperatures_and_keys(draws)), logits_RV, draws)
+    return _blamed(best(scores_RV, draws), logits_RV, draws)
 
 
 def temperatures_and_keys(draws: Sequence[Draw]) -> tuple[list[float], list[int]]:
     """What the rows' scores are divided by, 0 for the best; and the keys of their noise."""
-    keys = [0 if draw.plan.is_greedy else mix(draw.plan.key ^ draw.position) for draw in draws]
-    return [draw.plan.temperature for draw in draws], keys
+    return [draw.plan.params.temperature for draw in draws], [0 if draw.plan.is_greedy else draw.key for draw in draws]
 
 
 def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -97,11 +101,10 @@ def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tenso
 def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
     """As `sample`, so that no row's token can depend on the others.
 
-    Torch may round logarithms and sums at the end of a tensor otherwise than in its middle: rows that need them go one by one.
-    The largest of a row is the largest, and noise of a kernel that goes row by row is exact too.
+    Torch may round logarithms and exponentials at the end of a tensor otherwise than in its middle: rows that need them go one
+    by one. The largest of a row is the largest, and a kernel that goes row by row is exact too.
     """
-    noise_by_row = best is not best_tokens
-    if all(plan.is_greedy or (noise_by_row and not plan.is_limited) for plan in (draw.plan for draw in draws)):
+    if best is not best_tokens or all(draw.plan.is_greedy for draw in draws):
         return sample(logits_RV, draws, best)
     return torch.cat([sample(logits_RV[row : row + 1], [draw], best) for row, draw in enumerate(draws)])
 
@@ -168,53 +171,68 @@ def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tu
 
 
 def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scores over temperature, without the tokens that top-k, top-p and min-p leave out."""
-    scores_RV = apply_temperature(scores_RV, column([p.temperature for p in params], scores_RV))
-    scores_RV = apply_top_k(scores_RV, [p.top_k for p in params])
-    scores_RV = apply_top_p(scores_RV, [p.top_p for p in params])
-    return apply_min_p(scores_RV, [p.min_p for p in params])
+    """Scores without the tokens that top-k, top-p and min-p leave out of them over the temperature, in this order."""
+    scaled_RV = apply_temperature(scores_RV, column([p.temperature for p in params], scores_RV))
+    scaled_RV = apply_top_k(scaled_RV, [p.top_k for p in params])
+    scaled_RV = apply_top_p(scaled_RV, [p.top_p for p in params])
+    return scores_RV.masked_fill(apply_min_p(scaled_RV, [p.min_p for p in params]).isneginf(), -math.inf)
 
 
 def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor, highest_R1: Tensor | None = None) -> Tensor:
     """Scores divided by the temperature, which float32 may round to 0, after taking away the maximum so that none overflows."""
     highest_R1 = scores_RV.amax(dim=-1, keepdim=True) if highest_R1 is None else highest_R1
-    return (scores_RV - highest_R1) / temperature_R1.clamp(min=torch.finfo(torch.float32).tiny)
+    return (scores_RV - highest_R1) / temperature_R1.clamp(min=LEAST_TEMPERATURE)
 
 
 def apply_top_k(scores_RV: Tensor, top_k: Sequence[int]) -> Tensor:
     """Keep the tokens that score no less than the k-th best: ties at the border all stay. k < 1 keeps all."""
     vocab_size = scores_RV.shape[1]
-    counts = [k if 0 < k < vocab_size else vocab_size for k in top_k]
-    limited = [k for k in counts if k < vocab_size]
-    if not limited:
-        return scores_RV
-    best_RK = scores_RV.topk(max(limited), dim=-1).values
-    last_R = integers([min(k, max(limited)) - 1 for k in counts], scores_RV.device)
-    limited_R = integers([k < vocab_size for k in counts], scores_RV.device)
-    return scores_RV.masked_fill((scores_RV < best_RK.gather(1, last_R[:, None])) & (limited_R[:, None] > 0), -math.inf)
+    border_R1 = scores_RV.new_full((len(top_k), 1), -math.inf)
+    for k in {k for k in top_k if 0 < k < vocab_size}:  # rows with the same k together: a large one costs no other row
+        rows = integers([row for row, own in enumerate(top_k) if own == k], scores_RV.device)
+        border_R1.index_copy_(0, rows, scores_RV[rows].topk(k, dim=-1).values[:, -1:])
+    return scores_RV.masked_fill(scores_RV < border_R1, -math.inf)
 
 
 def apply_top_p(scores_RV: Tensor, top_p: Sequence[float]) -> Tensor:
-    """Keep the likeliest tokens up to the one that makes their sum reach p (Holtzman et al. 2020)."""
+    """Keep the likeliest tokens up to the one that makes their sum reach p (Holtzman et al. 2020). Ties there all stay."""
     rows = [row for row, p in enumerate(top_p) if p < 1]
     if not rows:
         return scores_RV
     picked = integers(rows, scores_RV.device)
-    some_RV = scores_RV[picked]
-    sorted_RV = some_RV.sort(dim=-1, descending=True).values
-    probability_RV = sorted_RV.softmax(dim=-1)
-    before_RV = probability_RV.cumsum(dim=-1) - probability_RV
-    p_R1 = column([top_p[row] for row in rows], scores_RV)
-    kept_R1 = (before_RV < p_R1).sum(dim=-1, keepdim=True).clamp(min=1)
-    threshold_R1 = sorted_RV.gather(1, kept_R1 - 1)
-    return scores_RV.index_copy(0, picked, some_RV.masked_fill(some_RV < threshold_R1, -math.inf))
+    some_NV = scores_RV[picked]
+    weights_NV = (some_NV - some_NV.amax(dim=-1, keepdim=True)).double().exp().mul(WHOLE).round().long()
+    total_N1 = weights_NV.sum(dim=-1, keepdim=True)
+    p_N1 = column([top_p[row] for row in rows], scores_RV)
+    target_N1 = (total_N1 * p_N1.double()).ceil().long().clamp(min=1).minimum(total_N1)
+    return scores_RV.index_copy(0, picked, some_NV.masked_fill(some_NV < _border(some_NV, weights_NV, target_N1), -math.inf))
+
+
+def _border(scores_RV: Tensor, weights_RV: Tensor, target_R1: Tensor) -> Tensor:
+    """The least score [R, 1] for which all that are higher weigh less than the target."""
+    size = scores_RV.shape[1]
+    if scores_RV.is_cuda or size <= SHORT_LIST:  # a GPU sorts fast, and to look at the short list would wait for it
+        return _border_among(size, scores_RV, weights_RV, target_R1)[0]
+    border_R1, reached_R = _border_among(SHORT_LIST, scores_RV, weights_RV, target_R1)
+    far = (~reached_R).nonzero()[:, 0]
+    if len(far):
+        border_R1[far] = _border_among(size, scores_RV[far], weights_RV[far], target_R1[far])[0]
+    return border_R1
+
+
+def _border_among(size: int, scores_RV: Tensor, weights_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """The border [R, 1] among so many of the best scores, and whether they reach the target [R]."""
+    best_RS, tokens_RS = scores_RV.topk(size, dim=-1)
+    sums_RS = weights_RV.gather(1, tokens_RS).cumsum(dim=-1)
+    kept_R1 = 1 + (sums_RS[:, :-1] < target_R1).sum(dim=-1, keepdim=True)
+    return best_RS.gather(1, kept_R1 - 1), sums_RS[:, -1] >= target_R1[:, 0]
 
 
 def apply_min_p(scores_RV: Tensor, min_p: Sequence[float]) -> Tensor:
     """Keep the tokens whose probability is at least min_p times the best one's (Nguyen et al. 2024); 0 keeps all."""
     if not any(min_p):
         return scores_RV
-    least_R1 = scores_RV.amax(dim=-1, keepdim=True) + column(min_p, scores_RV).log()
+    least_R1 = scores_RV.amax(dim=-1, keepdim=True) - column([reach(p) for p in min_p], scores_RV)
     return scores_RV.masked_fill(scores_RV < least_R1, -math.inf)
 
 

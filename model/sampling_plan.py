@@ -3,6 +3,7 @@
 A `SamplingPlan` says what holds for all tokens of a request, a `Draw` what holds for the next one.
 """
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # a scheduler needs no numpy
     from numpy.typing import NDArray
 
 MASK_64 = (1 << 64) - 1
+LEAST_TEMPERATURE = 2.0**-126
+"""The smallest normal float32: what is above 0 and below it divides as it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,7 @@ class SamplingPlan:
     is_greedy: bool = field(init=False, compare=False)
     """The best score is the token: no noise, no limits. A CUDA graph draws it together with its step."""
     is_limited: bool = field(init=False, compare=False)
-    """Drawn among some tokens only (top-k, top-p, min-p): torch finds them before the native code draws."""
-    temperature: float = field(init=False, compare=False)
-    """What scores are divided by before noise is added to them; 1 where it is done already, with the limits; 0: no noise."""
+    """Drawn among some tokens only (top-k, top-p, min-p)."""
     changes_scores: bool = field(init=False, compare=False)
     """Scores are changed first, whatever the tokens so far."""
     penalizes: bool = field(init=False, compare=False)
@@ -60,7 +61,6 @@ class SamplingPlan:
         derived = {
             "is_greedy": self.params.temperature <= 0,
             "is_limited": limited,
-            "temperature": 1.0 if limited else self.params.temperature,
             "changes_scores": changes,
             "penalizes": self.decoding.penalizes,
             "draws_from_scores": plain and self.logprobs is None,
@@ -122,6 +122,11 @@ class Draw:
     """Tokens that a grammar allows, bool [V]."""
 
     @property
+    def key(self) -> int:
+        """The 64 bits that its noise is a hash of: `row_key` of seed, answer index and position."""
+        return mix(self.plan.key ^ self.position)
+
+    @property
     def may_exclude(self) -> bool:
         """Whether its parameters may leave no token."""
         return bool(self.banned) or self.plan.changes_scores or self.mask is not None
@@ -149,6 +154,11 @@ def answer_key(seed: int, answer_index: int) -> int:
 def row_key(seed: int, answer_index: int, position: int) -> int:
     """64 mixed bits of (seed, answer index, position)."""
     return mix(answer_key(seed, answer_index) ^ position)
+
+
+def reach(min_p: float) -> float:
+    """How far below the best a score over the temperature may be under min_p; infinite without it."""
+    return abs(math.log(min_p)) if min_p else math.inf
 
 
 def mix(value: int) -> int:

@@ -6,7 +6,6 @@ that penalties look at: their counts stay on the device.
 Shapes: R rows · V vocabulary.
 """
 
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from model.net.triton import sampling as kernels
 from model.params import SamplingParams
-from model.sampling_plan import Draw, SamplingPlan, TextCounts
+from model.sampling_plan import LEAST_TEMPERATURE, Draw, SamplingPlan, TextCounts, reach
 from model.transfer import Parcel
 
 CHUNK = 4096
@@ -30,7 +29,6 @@ MOST_PLANS = 4096
 """Plans whose records are remembered."""
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 """Nothing is contracted: a product that is added to a number is rounded first, as torch rounds it."""
-TINY = float(torch.finfo(torch.float32).tiny)
 TEXTS = 8
 """Texts that there is room for at first, where penalties are asked for."""
 NO_BORDER = kernels.NO_BORDER.value
@@ -249,14 +247,13 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _fixed(plan: SamplingPlan, vocab_size: int) -> _Fixed:
     decoding, params = plan.decoding, plan.params
     top_k, top_p, min_p = (params.top_k, params.top_p, params.min_p) if plan.is_limited else (0, 1.0, 0.0)
-    least = float(np.float32(min_p))
     record = (
         0,
         int(not plan.is_greedy),
-        _bits(max(params.temperature, TINY)),
+        _bits(max(params.temperature, LEAST_TEMPERATURE)),
         top_k if 0 < top_k < vocab_size else 0,
         _bits(top_p),
-        _bits(abs(math.log(least))) if least else NO_BORDER,
+        _bits(reach(min_p)) if min_p else NO_BORDER,
         0,
         _bits(decoding.repetition_penalty),
         _bits(decoding.frequency_penalty),

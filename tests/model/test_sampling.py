@@ -1,6 +1,7 @@
 """Sampling as rows: each filter keeps exactly its set, draws follow the softmax, and no row sees another."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from model.params import SEED_HIGH, SEED_LOW, SamplingParams
 from model.sampling import (
     EXCLUDED,
+    SHORT_LIST,
     UNSCORED,
     apply_min_p,
     apply_temperature,
@@ -98,6 +100,48 @@ def test_top_p_counts_probability_among_what_is_left():
     left = HALVES.masked_fill(torch.tensor([True, False, False, True]), -math.inf)
     assert [1] == kept(apply_top_p(left, [0.6]))
     assert [1, 2] == kept(apply_top_p(left, [0.7]))
+
+
+class Searches:
+    """The rows and the width of each search for the best scores."""
+
+    def __init__(self, monkeypatch):
+        self.seen, topk = [], torch.Tensor.topk
+        monkeypatch.setattr(torch.Tensor, "topk", lambda x, k, **more: (self.seen.append((len(x), k)), topk(x, k, **more))[1])
+        monkeypatch.setattr(torch.Tensor, "sort", lambda *_, **__: pytest.fail("all of the vocabulary is sorted"))
+
+
+def test_a_rows_top_k_is_searched_for_in_its_own_width(monkeypatch):
+    searches, scores = Searches(monkeypatch), torch.randn(9, 5000, generator=torch.Generator().manual_seed(1))
+    together = apply_top_k(scores, [20] * 8 + [4000])
+    assert sorted(searches.seen) == [(1, 4000), (8, 20)]
+    assert [20] * 8 + [4000] == together.isfinite().sum(1).tolist()
+
+
+def test_top_p_sorts_only_the_rows_whose_best_tokens_do_not_reach_it(monkeypatch):
+    searches, scores = Searches(monkeypatch), torch.randn(9, 5000, generator=torch.Generator().manual_seed(1)) * 5
+    scores[4] /= 100
+    together = apply_top_p(scores, [0.9] * 9)
+    assert searches.seen == [(9, SHORT_LIST), (1, 5000)]
+    assert all(torch.equal(apply_top_p(scores[row : row + 1], [0.9])[0], together[row]) for row in range(9))
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.3, 0.95, 0.9999, 1 - 1e-7, 1 - 1e-12])
+def test_top_p_keeps_what_exact_sums_keep(p):
+    """Each token whose betters have less than p, in fractions: flat and peaked rows, ties, masks."""
+    dice = torch.Generator().manual_seed(7)
+    for spread in (0.0, 0.01, 1.0, 4.0):
+        scores = torch.randn(3, 2000, generator=dice) * spread
+        scores[1] = (scores[1] * 4).round() / 4
+        scores[2, torch.rand(2000, generator=dice) < 0.5] = -math.inf
+        for row, kept_V in zip(scores, apply_top_p(scores, [p] * 3).isfinite(), strict=True):
+            best = float(row.max())
+            weights = sorted((Fraction(math.exp(score - best)) for score in row.tolist()), reverse=True)
+            ordered, total, before, count = sorted(row.tolist(), reverse=True), sum(weights), Fraction(0), 0
+            while count < len(ordered) and (count == 0 or before < total * Fraction(float(torch.tensor(p)))):
+                before += weights[count]
+                count += 1
+            assert torch.equal(kept_V, (row >= ordered[count - 1]) & row.isfinite())
 
 
 @pytest.mark.parametrize(

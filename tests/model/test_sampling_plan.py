@@ -44,13 +44,6 @@ def test_a_plan_says_what_the_parameters_allow(given, answers):
 
 
 @pytest.mark.parametrize(
-    ("sampling", "temperature"), [(GREEDY, 0.0), (SamplingParams(temperature=0.5), 0.5), (AMONG_SOME, 1.0)]
-)
-def test_what_the_limits_have_divided_already_is_not_divided_again(sampling, temperature):
-    assert temperature == SamplingPlan(sampling, 0).temperature
-
-
-@pytest.mark.parametrize(
     ("plan", "step", "excludes", "best"),
     [
         (SamplingPlan(GREEDY, 0), {}, False, True),

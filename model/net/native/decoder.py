@@ -7,6 +7,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 """
 
 import ctypes
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -27,6 +28,7 @@ from model.net.native.library import load, variant
 from model.net.native.unpacked import UnpackedLinear
 from model.net.quantised import QuantisedLinear
 from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
+from model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
 
 MAX_GROUP = 16
 MAX_HEAD = 256
@@ -179,13 +181,32 @@ class NativeDecoder:
         return self._caches[1]
 
 
-def best_tokens(scores_RV: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
+class _Draw(ctypes.Structure):
+    """How the library draws a row's token."""
+
+    _fields_ = (
+        ("key", ctypes.c_uint64),
+        ("top_k", ctypes.c_int64),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("reach", ctypes.c_float),
+    )
+
+
+def best_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """That of sampling.py for float32 on a CPU, a row at a time: up to rounding of the noise the same tokens."""
     scores_RV = scores_RV.contiguous()
-    tokens_R = torch.empty(len(keys), dtype=torch.int64)
-    draws = ((ctypes.c_float * len(keys))(*temperatures), (ctypes.c_uint64 * len(keys))(*keys))
-    native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, *draws, tokens_R.data_ptr())
+    tokens_R = torch.empty(len(draws), dtype=torch.int64)
+    rows = (_Draw * len(draws))(*map(_row, draws))
+    native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, rows, tokens_R.data_ptr())
     return tokens_R
+
+
+def _row(draw: Draw) -> tuple[int, int, float, float, float]:
+    params = draw.plan.params
+    if draw.plan.is_greedy:
+        return 0, 0, 0.0, 1.0, math.inf
+    return draw.key, max(params.top_k, 0), max(params.temperature, LEAST_TEMPERATURE), params.top_p, reach(params.min_p)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:

@@ -65,7 +65,11 @@ def test_draws_mean_the_same_to_every_rank():
         assert told.takes_the_best == draw.takes_the_best
         assert needs_best_alone(told) == needs_best_alone(draw)
         if needs_best_alone(draw):
-            assert (told.plan.temperature, told.plan.key, told.position) == (draw.plan.temperature, draw.plan.key, 5)
+            assert (told.plan.params.temperature, told.plan.key, told.position) == (
+                draw.plan.params.temperature,
+                draw.plan.key,
+                5,
+            )
 
 
 def test_neither_texts_nor_masks_nor_hidden_sums_are_sent():

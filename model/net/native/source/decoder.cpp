@@ -36,7 +36,7 @@ struct Kernels {
     void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
-    i64 (*draw)(const float* scores, i64 V, float temperature, uint64_t key);
+    i64 (*draw)(const float* scores, i64 V, const Draw& row);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
@@ -67,9 +67,7 @@ struct Kernels {
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
         sum_token(updates, stride, pairs, weights, calls, residual, y, scale, E);                                                \
     }                                                                                                                            \
-    TARGET static i64 draw_##NAME(const float* scores, i64 V, float temperature, uint64_t key) {                                 \
-        return draw_token(scores, V, temperature, key);                                                                          \
-    }                                                                                                                            \
+    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row) { return draw_token<VECTOR>(scores, V, row); }    \
     TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
     TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
@@ -714,10 +712,10 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     return 1;
 }
 
-// For each row of scores [R, V] the best token, or a draw under the row's key where its temperature is above 0.
-void attend_draw(const float* scores, i64 R, i64 V, const float* temperatures, const uint64_t* keys, i64* tokens) {
+// For each row of scores [R, V] the best token, or a draw under the row's key and limits where its temperature is above 0.
+void attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) {
     auto draw = [=](const Kernels& kernels, i64 begin, i64 end) {
-        for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, temperatures[r], keys[r]);
+        for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, rows[r]);
     };
     if (R * V <= WORTH_THREADS) return draw(*KERNELS[chosen], 0, R);
     compute(1, [&](Team::Member& team, const Kernels& kernels) {

@@ -1,18 +1,34 @@
-// The best token of a row, or a draw: the best of (score - highest) / temperature plus Gumbel noise, as `draw` of
+// The best token of a row, or a draw: the best of (score - highest) / temperature plus Gumbel noise, as `best_tokens` of
 // sampling.py has it. The noise is a hash of the row's key and the token.
+//
+// Limits keep the tokens up to a border. It is found without sorting: tokens are counted, or weighed, by the first bits of how far
+// they are below the best, then by the next bits where the border lies. Weights are whole numbers: their sums have no order.
 #pragma once
+#include <numeric>
+
 #include "numbers.h"
 
-typedef uint64_t longs __attribute__((vector_size(LANES * 8)));
+#define LAMBDA __attribute__((always_inline))
 
-INLINE floats logarithm(floats x) {  // of normal numbers above 0 (Cephes' logf); relative error below 1e-6
+struct Draw {
+    uint64_t key;
+    i64 top_k;          // 0: no limit
+    float temperature;  // 0: the best token
+    float top_p;        // 1: no limit
+    float reach;        // how far below the best a score over the temperature may be, as min_p has it; infinite: no limit
+};
+
+template <class Vector>
+INLINE Vector logarithm(Vector x) {  // of normal numbers above 0 (Cephes' logf); relative error below 1e-6
+    typedef typename Like<Vector>::words words;
+    typedef typename Like<Vector>::ints ints;
     words bits = (words)x;
-    floats exponent = __builtin_convertvector((ints)(bits >> 23) - 126, floats);
-    floats m = (floats)((bits & 0x7fffff) | 0x3f000000);  // 0.5 <= m < 1
+    Vector exponent = __builtin_convertvector((ints)(bits >> 23) - 126, Vector);
+    Vector m = (Vector)((bits & 0x7fffff) | 0x3f000000);  // 0.5 <= m < 1
     ints low = m < 0.707106781186547524f;
     exponent = choose(low, exponent - 1.0f, exponent);
     m = choose(low, m + m, m) - 1.0f;
-    floats square = m * m, p = m * 7.0376836292e-2f - 1.1514610310e-1f;
+    Vector square = m * m, p = m * 7.0376836292e-2f - 1.1514610310e-1f;
     p = p * m + 1.1676998740e-1f;
     p = p * m - 1.2420140846e-1f;
     p = p * m + 1.4249322787e-1f;
@@ -24,39 +40,47 @@ INLINE floats logarithm(floats x) {  // of normal numbers above 0 (Cephes' logf)
     return m + p + exponent * 0.693359375f;
 }
 
-INLINE floats noise(longs tokens, uint64_t key) {
-    longs hash = key ^ (tokens * 0x9E3779B97F4A7C15u);
+template <class Vector>
+INLINE Vector noise(i64 token, uint64_t key) {  // of this one and those behind it
+    typedef typename Like<Vector>::longs longs;
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    longs hash;
+    for (size_t j = 0; j < sizeof(Vector) / 4; j++) hash[j] = j * golden;
+    hash = key ^ (hash + token * golden);
     hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9u;
     hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EBu;
     hash = (hash ^ (hash >> 31)) >> 41;
-    floats uniform = (__builtin_convertvector(hash, floats) + 0.5f) * 0x1p-23f;
+    Vector uniform = (__builtin_convertvector(__builtin_convertvector(hash, typename Like<Vector>::ints), Vector) + 0.5f) * 0x1p-23f;
     return -logarithm(-logarithm(uniform));
 }
 
-// The token whose `value(scores, tokens)` is largest, of equals the first; -1 where a value is NaN or the largest is not finite.
-template <class Value>
-INLINE i64 largest(const float* scores, i64 V, Value value) {
-    longs tokens = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    floats highest = all(-INFINITY);
-    ints where = {}, strange = {};
-    auto look = [&](i64 n, floats score) __attribute__((always_inline)) {
-        score = value(score, tokens);
-        ints higher = score > highest;
-        strange |= score != score;
-        highest = choose(higher, score, highest);
-        where = (where & ~higher) | ((int32_t)n & higher);
-        tokens += LANES;
-    };
-    i64 whole = V / LANES * LANES;
-    for (i64 n = 0; n < whole; n += LANES) look(n, load<floats>(scores + n));
+template <class Vector, class Look>
+INLINE void each(const float* scores, i64 V, Look look) {  // look(first token, scores), behind the last one -infinity
+    const i64 WIDTH = sizeof(Vector) / 4, whole = V / WIDTH * WIDTH;
+    for (i64 n = 0; n < whole; n += WIDTH) look(n, load<Vector>(scores + n));
     if (whole < V) {
-        floats rest = all(-INFINITY);
+        Vector rest = all<Vector>(-INFINITY);
         memcpy(&rest, scores + whole, (V - whole) * 4);
         look(whole, rest);
     }
+}
+
+// The token whose `value(scores, first token)` is largest, of equals the first; -1 where a value is NaN or the largest is not finite.
+template <class Vector, class Value>
+INLINE i64 largest(const float* scores, i64 V, Value value) {
+    typedef typename Like<Vector>::ints ints;
+    Vector highest = all<Vector>(-INFINITY);
+    ints where = {}, strange = {};
+    each<Vector>(scores, V, [&](i64 n, Vector score) LAMBDA {
+        score = value(score, n);
+        ints higher = score > highest;
+        strange |= score != score;
+        highest = choose(higher, score, highest);
+        where = choose(higher, ints{} + (int32_t)n, where);
+    });
     i64 token = where[0];
     float best = highest[0];
-    for (int j = 0; j < LANES; j++) {
+    for (size_t j = 0; j < sizeof(Vector) / 4; j++) {
         i64 other = where[j] + j;
         if (strange[j]) return -1;
         if (highest[j] > best || (highest[j] == best && other < token)) best = highest[j], token = other;
@@ -64,11 +88,84 @@ INLINE i64 largest(const float* scores, i64 V, Value value) {
     return best - best == 0.0f ? token : -1;
 }
 
-INLINE i64 draw_token(const float* scores, i64 V, float temperature, uint64_t key) {
-    i64 best = largest(scores, V, [](floats score, longs) __attribute__((always_inline)) { return score; });
-    if (temperature <= 0.0f || best < 0) return best;
+template <class Ints>
+INLINE bool any(Ints where) {  // as a comparison sets it
+    i64 parts[sizeof where / 8], found = 0;
+    memcpy(parts, &where, sizeof where);
+    for (i64 part : parts) found |= part;
+    return found;
+}
+
+template <class Vector>
+INLINE typename Like<Vector>::longs weight(Vector x) {  // 2^44 e^x for x <= 0, rounded: 0 below -32. 2^19 of them have a sum
+    typedef typename Like<Vector>::longs longs;
+    typedef typename Like<Vector>::doubles doubles;
+    static const double TERMS[] = {1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+                                   1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
+    const double shift = 0x1.8p52;  // adding it rounds to a whole number
+    doubles y = __builtin_convertvector(larger(all<Vector>(-32.0f), x), doubles), shifted = y * 1.4426950408889634 + shift;
+    doubles whole = shifted - shift, rest = y - whole * 0x1.62e42feep-1 - whole * 0x1.a39ef35793c76p-33;  // log(2) in two parts
+    doubles p = rest * TERMS[12] + TERMS[11];
+    for (int term = 10; term >= 0; term--) p = p * rest + TERMS[term];  // e^rest, where |rest| <= log(2) / 2
+    doubles power = (doubles)((longs)p + ((longs)shifted << 52));
+    return (longs)(power * 0x1p44 + 0x1p52) & 0xfffffffffffff;
+}
+
+template <class Vector>
+INLINE typename Like<Vector>::ints distance(Vector scaled) {  // from 0 or less: these bits have the same order
+    return (typename Like<Vector>::ints)magnitude(scaled);
+}
+
+
+// The largest distance to which the tokens that are nearer than it weigh less than `target(weight of all)`. All: up to `within`.
+template <class Vector, class Scale, class Weigh, class Target>
+INLINE int32_t border(const float* scores, i64 V, int32_t within, Scale scale, Weigh weigh, Target target) {
+    typedef typename Like<Vector>::ints ints;
+    typedef typename Like<Vector>::longs longs;
+    static const int PLACES[] = {31, 18, 9, 0};  // of bits that are looked at together
+    i64 weights[1 << 13], left = 0;
+    int32_t found = 0;
+    for (int turn = 0; turn < 3; turn++) {
+        int above = PLACES[turn], place = PLACES[turn + 1];
+        int32_t last = (1 << (above - place)) - 1, digit = 0;
+        memset(weights, 0, (last + 1) * sizeof *weights);
+        each<Vector>(scores, V, [&](i64, Vector score) LAMBDA {
+            Vector scaled = scale(score);
+            ints bits = distance(scaled), counts = (bits <= within) & (bits >> above == found >> above);
+            if (!any(counts)) return;
+            int32_t digits[sizeof(Vector) / 4];
+            i64 weighed[sizeof(Vector) / 4];
+            store(digits, bits >> place & last);
+            store(weighed, weigh(scaled) & __builtin_convertvector(counts, longs));
+            for (size_t j = 0; j < sizeof(Vector) / 4; j++) weights[digits[j]] += weighed[j];
+        });
+        if (turn == 0) left = target(std::accumulate(weights, weights + last + 1, (i64)0));
+        while (digit < last && weights[digit] < left) left -= weights[digit++];
+        found |= digit << place;
+    }
+    return found;
+}
+
+static const float HOPELESS = 19.5f;  // further below the best no token is drawn: the noise of two differs by less
+
+template <class Vector>
+INLINE i64 draw_token(const float* scores, i64 V, const Draw& row) {
+    i64 best = largest<Vector>(scores, V, [](Vector score, i64) LAMBDA { return score; });
+    if (row.temperature <= 0.0f || best < 0) return best;
     float highest = scores[best];
-    return largest(scores, V, [=](floats score, longs tokens) __attribute__((always_inline)) {
-        return (score - highest) / temperature + noise(tokens, key);
+    auto scale = [=](Vector score) LAMBDA { return (score - highest) / row.temperature; };
+    int32_t within = INT32_MAX;
+    if (row.top_k > 0 && row.top_k < V)
+        within = border<Vector>(scores, V, within, scale, [](Vector) LAMBDA { return typename Like<Vector>::longs{} + 1; },
+                                [&](i64) { return row.top_k; });
+    if (row.top_p < 1.0f)
+        within = border<Vector>(scores, V, within, scale, [](Vector scaled) LAMBDA { return weight(scaled); }, [&](i64 total) {
+            return std::min(std::max((i64)std::ceil((double)total * row.top_p), (i64)1), total);
+        });
+    within = std::min(within, distance(all(std::min(row.reach, HOPELESS)))[0]);
+    return largest<Vector>(scores, V, [=](Vector score, i64 n) LAMBDA {
+        Vector scaled = scale(score);
+        auto kept = distance(scaled) <= within;
+        return any(kept) ? choose(kept, scaled + noise<Vector>(n, row.key), all<Vector>(-INFINITY)) : all<Vector>(-INFINITY);
     });
 }

@@ -79,6 +79,8 @@ struct Lanes {
     typedef bf16 halves __attribute__((vector_size(WIDTH * 2)));
     typedef int16_t shorts __attribute__((vector_size(WIDTH * 2)));
     typedef int8_t bytes __attribute__((vector_size(WIDTH)));
+    typedef uint64_t longs __attribute__((vector_size(WIDTH * 8)));
+    typedef double doubles __attribute__((vector_size(WIDTH * 8)));
 };
 
 template <class Vector>

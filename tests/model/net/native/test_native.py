@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import sampling
 from model.engine import choice
 from model.engine.choice import choose_backend
 from model.errors import SettingError
@@ -15,7 +14,7 @@ from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Ro
 from model.net.features import NATIVE
 from model.net.native import library
 from model.net.native.__main__ import main
-from model.net.native.decoder import NativeBackend, NativeDecoder, best_tokens
+from model.net.native.decoder import NativeBackend, NativeDecoder
 from model.net.transformer import Decoder
 from model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
@@ -162,37 +161,6 @@ def test_scores_are_those_of_the_head_and_do_not_depend_on_how_many_are_asked(va
     torch.testing.assert_close(scores, hidden.float() @ half.head.weight.float().T, rtol=1e-3, atol=1e-4)
     for count in (1, 2, 15, 17, 33):
         assert torch.equal(decoder.logits(hidden[:count]), scores[:count])
-
-
-@needs_library
-def test_a_draw_is_that_of_the_plain_equation_and_does_not_depend_on_the_other_rows(variant):
-    """Up to rounding of the noise, which decides none of these."""
-    dice = torch.Generator().manual_seed(2)
-    for size in (1, 15, 16, 17, 1000, 8192):
-        scores = torch.randn(40, size, generator=dice) * 3
-        scores[torch.rand(scores.shape, generator=dice) < 0.3] = -torch.inf
-        scores[:, 0] = 0.0
-        keys = torch.randint(-(1 << 62), 1 << 62, (40,), generator=dice).tolist()
-        keys = [key % (1 << 64) for key in keys]
-        temperatures = [0.0, 1.0, 0.3, 2.0] * 10
-        found = best_tokens(scores, temperatures, keys)
-        assert torch.equal(found, sampling.best_tokens(scores, temperatures, keys))
-        assert found[7:9].tolist() == best_tokens(scores[7:9], temperatures[7:9], keys[7:9]).tolist()
-
-
-@needs_library
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_row_without_a_finite_best_score_draws_no_token(variant, temperature):
-    for size in (3, 16, 40):
-        scores = torch.zeros(5, size)
-        scores[0, -1] = torch.nan
-        scores[1] = -torch.inf
-        scores[2, 1] = torch.inf
-        scores[3, :-1] = -torch.inf
-        for best in (best_tokens, sampling.best_tokens):
-            found = best(scores, [temperature] * 5, [7] * 5).tolist()
-            assert found[:4] == [-1, -1, -1, size - 1]
-            assert 0 <= found[4] < size
 
 
 @needs_library

@@ -124,7 +124,7 @@ def near(scores_RV, draws, tokens_R):
         if each.plan.is_limited:
             scores = sampling.limit_scores(scores[None], [each.plan.params])[0]
         if not each.plan.is_greedy:
-            scores = sampling.apply_temperature(scores[None], torch.tensor([[each.plan.temperature]]))
+            scores = sampling.apply_temperature(scores[None], torch.tensor([[each.plan.params.temperature]]))
             scores = (scores + sampling.gumbel_noise([mix(each.plan.key ^ each.position)], VOCAB, scores.device))[0]
         assert scores[token] >= scores.max() - CLOSE, (token, scores.argmax())
     return True
