@@ -132,7 +132,8 @@ def test_whatever_is_slow_ours_is_measured_before_any_peer_and_all_ends_in_time(
         assert begun == [*(f"{OURS} {shape}" for shape in gpu.ON_GPU), *(f"{gpu.PEER} {shape}" for shape in gpu.ON_GPU)]
         assert world.order[:4] == ["here", "answers", "answers", "smoke_laws"]
         assert world.order[-1] == "laws"
-    assert trouble == "all of that" or {"test_graphs", "laws"} <= set(world.order)
+    held = {line["what"] for line in lines if line["kind"] == "law" and not line["cut"]}
+    assert trouble in ("no law ends", "all of that") or held == {law.what for law in (laws.SMOKE, laws.STEPS, *laws.WIDE)}
     assert code == (3 if world.seconds else 0)
     printed = capsys.readouterr().out
     assert lines[-1]["kind"] == "end"
@@ -476,7 +477,9 @@ def test_whenever_a_signal_comes_the_table_and_the_rows_so_far_are_there(started
                 time.sleep(0.3)  # into what comes next
                 os.kill(process.pid, number)
                 break
+        begun = time.monotonic()
         printed += process.stdout
+    assert time.monotonic() - begun < 25  # what comes next would take 50 s
     guard.cancel()
     assert process.returncode == 3
     lines = filed(tmp_path)
