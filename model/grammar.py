@@ -29,6 +29,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
+from model.grammar_tokens import described_for_grammars
 from model.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from model.params import describe
 from model.schema import place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
@@ -223,7 +224,7 @@ class GrammarCompiler:
             raise NotSupported(f"{field}: the served model has no end token that could end a structured answer", field)
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                described = _without_gaps(_with_texts(json.loads(self._source.raw.to_str()), self._source), self._source)
+                described = described_for_grammars(self._source)
                 try:
                     self._vocabulary = llguidance.LLTokenizer(
                         json.dumps(described), n_vocab=max(self._vocab_size, self._source.size), eos_token=list(self._ends)
@@ -246,37 +247,6 @@ class GrammarCompiler:
         except GrammarFailed as error:
             raise InvalidRequest(f"{field}: {error}", field) from error
         return compiled
-
-
-def _without_gaps(described: dict[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
-    """A tokenizer.json for the library, which wants a token for every id: where there is none, a special one, never text."""
-    tokens = [token for token in range(tokenizer.size) if tokenizer.raw.id_to_token(token) is None]
-    filled = {f"<|no token {token}|>": token for token in tokens}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    if filled:
-        described["model"]["vocab"] |= filled
-        described["added_tokens"] += [{"id": token, "content": text, **flags} for text, token in filled.items()]
-    return described | {"truncation": None, "padding": None}  # they concern prompts
-
-
-def _with_texts(described: dict[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
-    """A tokenizer.json whose added tokens are spelled in letters of bytes, as the library reads them.
-
-    Where another token has this spelling, or merges need the word, the token is special: the others spell its text.
-    """
-    own = [token for token in described["added_tokens"] if token["id"] in tokenizer.own_texts and not token["special"]]
-    model = described["model"]
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ()) if own)
-    merged = {part for pair in pairs for part in pair}
-    for token in own:
-        word, spelled = token["content"], tokenizer.letters_of(token["content"])
-        if model["type"] != "BPE" or spelled in model["vocab"] or word in merged:
-            token["special"] = True
-        else:
-            model["vocab"].pop(word, None)
-            model["vocab"][spelled] = token["id"]
-            token["content"] = spelled
-    return described
 
 
 def _limits() -> llguidance.LLParserLimits:
