@@ -18,41 +18,51 @@ ANY: Values = dict.fromkeys(("null", "boolean", "integer", "fraction", "string",
 MAX_DEPTH = 32
 """Steps by `$ref`, `anyOf`, `oneOf` and `allOf` into each other. What lies deeper is taken to admit everything."""
 MAX_STEPS = 100_000
-"""Schemas and values of `enum` that are looked at for one answer: 0.1 s. What comes after them is taken to admit everything."""
+"""Schemas, and values of `enum` in each place that compares them, that are looked at for one answer: 0.1 s. What comes after
+them is taken to admit everything."""
 _KINDS = {"number": ("integer", "fraction")}
 
 
 class Admitted:
-    """What the arguments of one tool may be. Each schema is followed once: one that refers to itself adds nothing by that."""
+    """What the arguments of one tool may be. One that refers to itself adds nothing by that."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         self._root = parameters
         self._known: dict[tuple[int, str | None], Values] = {}
+        self._open: dict[tuple[int, str | None], int] = {}
+        self._lowest = 0
         self._steps = 0
 
     def argument(self, key: str) -> Values:
         """What argument `key` may be."""
         return self._follow(self._root, key)
 
-    def _follow(self, schema: Any, key: str | None = None, depth: int = 0) -> Values:
+    def _follow(self, schema: Any, key: str | None = None) -> Values:
         """What a schema says of a value; with `key` what it says of that property of an object."""
-        place, self._steps = (id(schema), key), self._steps + 1
-        if place in self._known:
-            return self._known[place]
+        place, depth, self._steps = (id(schema), key), len(self._open), self._steps + 1
         if not isinstance(schema, dict) or depth > MAX_DEPTH or self._steps > MAX_STEPS:
             return {} if schema is False else ANY
-        self._known[place] = {}
-        made = self._own(schema) if key is None else self._follow(_property(schema, key), depth=depth + 1)
+        if place in self._known:
+            return self._known[place]
+        if place in self._open:
+            self._lowest = min(self._lowest, self._open[place])
+            return {}
+        outside, self._lowest = self._lowest, depth
+        self._open[place] = depth
+        made = self._own(schema) if key is None else self._follow(_property(schema, key))
         for one in (*_list(schema, "allOf"), pointed_at(self._root, schema.get("$ref"))):
-            made = _both(made, self._follow(one, key, depth + 1))
+            made = self._both(made, self._follow(one, key))
         for options in filter(None, (_list(schema, "anyOf"), _list(schema, "oneOf"))):
             some: Values = {}
             for one in options:
-                some = _either(some, self._follow(one, key, depth + 1))
-            made = _both(made, some)
+                some = self._either(some, self._follow(one, key))
+            made = self._both(made, some)
         if schema.get("nullable") is True and key is None:
-            made = _either(made, {"null": None})
-        self._known[place] = made
+            made = self._either(made, {"null": None})
+        del self._open[place]
+        if self._lowest >= depth:  # else it was followed as a part of one that is not known yet
+            self._known[place] = made
+        self._lowest = min(outside, self._lowest)
         return made
 
     def _own(self, schema: dict[str, Any]) -> Values:
@@ -67,7 +77,29 @@ class Admitted:
                 only: dict[str, set[Any]] = {}
                 for value in listed:
                     only.setdefault(kind_of(value), set()).add(_comparable(value))
-                made = _both(made, {kind: frozenset(values) for kind, values in only.items()})
+                made = self._both(made, {kind: frozenset(values) for kind, values in only.items()})
+        return made
+
+    def _both(self, one: Values, other: Values) -> Values:
+        made: dict[str, frozenset[Any] | None] = {}
+        for kind in one.keys() & other.keys():
+            mine, theirs = one[kind], other[kind]
+            if mine is None or theirs is None:
+                made[kind] = theirs if mine is None else mine
+            else:
+                self._steps += len(mine) + len(theirs)
+                made[kind] = mine & theirs
+        return {kind: values for kind, values in made.items() if values is None or values}
+
+    def _either(self, one: Values, other: Values) -> Values:
+        made = dict(one)
+        for kind, theirs in other.items():
+            mine = made.get(kind, frozenset())
+            if mine is None or theirs is None:
+                made[kind] = None
+            else:
+                self._steps += len(mine) + len(theirs)
+                made[kind] = mine | theirs
         return made
 
 
@@ -99,22 +131,6 @@ def _property(schema: dict[str, Any], key: str) -> Any:
 def _list(schema: dict[str, Any], name: str) -> list[Any]:
     value = schema.get(name)
     return value if isinstance(value, list) else []
-
-
-def _both(one: Values, other: Values) -> Values:
-    made: dict[str, frozenset[Any] | None] = {}
-    for kind in one.keys() & other.keys():
-        mine, theirs = one[kind], other[kind]
-        made[kind] = theirs if mine is None else mine if theirs is None else mine & theirs
-    return {kind: values for kind, values in made.items() if values is None or values}
-
-
-def _either(one: Values, other: Values) -> Values:
-    made = dict(one)
-    for kind, theirs in other.items():
-        mine = made.get(kind, frozenset())
-        made[kind] = None if mine is None or theirs is None else mine | theirs
-    return made
 
 
 def _comparable(value: Any) -> Any:
