@@ -47,7 +47,7 @@ def _message(message: Any, place: str, called: set[str]) -> dict[str, Any]:
     for name, value in message.items():
         here = f"{place}.{name[:64]}"
         known = ("role", "content", "name", *_OF_ASSISTANT, *(("tool_call_id",) if role == "tool" else ()))
-        if name not in known and not (name == "tool_call_id" and value is None):
+        if name not in known and value is not None:
             raise InvalidRequest(f"{here} is not a field of a message with this role", here)
         if value is None or name in ("role", "content") or (name in BY_CLIENTS and role == "assistant"):
             continue
@@ -145,7 +145,7 @@ def _part(part: Any, place: str) -> str:
     if kind != "text":
         described = describe(kind)
         raise NotSupported(f"{place}.type must be 'text', as this model takes no other input; got {described}", f"{place}.type")
-    for name in (name for name in part if name not in ("type", "text")):
+    for name in (name for name in part if name not in ("type", "text") and part[name] is not None):
         here = f"{place}.{name[:64]}"
         raise InvalidRequest(f"{here} is not a field of a text part", here)
     if not isinstance(part.get("text"), str):

@@ -139,6 +139,6 @@ def _choice(value: Any, tools: dict[str, Tool]) -> tuple[Choice, str | None]:
 
 def _only(value: dict[str, Any], known: tuple[str, ...], place: str) -> None:
     for key in value:
-        if key not in known:
+        if key not in known and value[key] is not None:
             here = f"{place}.{key[:64]}"
             raise NotSupported(f"{here} is not a field of a tool; got {describe(value[key])}", here)

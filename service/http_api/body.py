@@ -109,7 +109,30 @@ def _check_parts(body: bytes) -> None:
             raise InvalidRequest(f"the body has more than {MAX_PARTS} strings and brackets")
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
         if depth > MAX_DEPTH:
-            raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
+            steps = _steps(body[: token.start()])
+            place = "".join(steps).removeprefix(".")[:256]
+            field = steps[0][1:] if steps[0].startswith(".") else None
+            raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels, at {place}", field)
+
+
+def _steps(body: bytes) -> list[str]:
+    """The steps to the place where the beginning of a body ends, such as `.tools` `[0]` `.function`."""
+    steps: list[str] = []
+    indexes: list[int | None] = []  # of the next item of each list that is open; None for an object
+    name, end = "", 0
+    for token in _STRING_OR_BRACKET.finditer(body):
+        inside = indexes[-1] if indexes else None
+        if inside is not None:
+            inside = indexes[-1] = inside + body.count(b",", end, token.start())
+        end = token.end()
+        if token[0] in (b"[", b"{"):
+            steps.append(f".{name}" if inside is None else f"[{inside}]")
+            indexes.append(0 if token[0] == b"[" else None)
+        elif token[0] in (b"]", b"}"):
+            del steps[-1:], indexes[-1:]
+        else:
+            name = token[0][1:65].decode(errors="replace").removesuffix('"')
+    return steps[1:]  # the body itself has no name
 
 
 class _Doubled(dict[str, Any]):

@@ -247,7 +247,7 @@ def read_completion(document: dict[str, Any]) -> CompletionRequest:
 
 def validated(kind: type[B], document: dict[str, Any]) -> B:
     """A parsed body as one of ours. Raises InvalidRequest with the field named."""
-    unknown = document.keys() - kind.model_fields.keys()
+    unknown = {name for name in document.keys() - kind.model_fields.keys() if document[name] is not None}
     if len(unknown) > 1:  # each would be an error with a text of its own
         first = next(name for name in document if name in unknown)
         document = {name: value for name, value in document.items() if name == first or name not in unknown}

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from model.params import DecodingParams, SamplingParams, StopRules
 
@@ -18,6 +18,14 @@ class Shape(BaseModel):
     """A JSON object with these fields and no others. The text under a field is its description."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Null of any name is absent, also of one that is not known."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
 def told(default: Any = None, **keywords: Any) -> Any:

@@ -114,5 +114,5 @@ def _schema(value: Any, name: str) -> str:
 
 def _only(value: dict[str, Any], known: set[str], name: str) -> None:
     for key in value:
-        if key not in known:
+        if key not in known and value[key] is not None:
             raise InvalidRequest(f"{name}.{key[:64]} is not a field of this request", f"{name}.{key[:64]}")

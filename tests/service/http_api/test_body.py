@@ -120,6 +120,19 @@ def test_thirty_two_levels_are_read_and_thirty_three_are_not(opening, closing):
         parse(nested(MAX_DEPTH + 1, opening, closing))
 
 
+def test_a_body_that_is_too_deep_is_refused_with_the_place():
+    deep: object = {}
+    for _ in range(10):
+        deep = {"type": "array", "items": {"type": "object", "properties": {"a,b[": deep}}}
+    tools = [{"type": "x", "n": [1, 2]}, {"function": {"parameters": deep}}]
+    with pytest.raises(InvalidRequest) as caught:
+        parse(json.dumps({"prompt": [1, 2, [3]], "tools": tools}).encode())
+    assert caught.value.field == "tools"
+    assert "32 levels, at tools[1].function.parameters.items.properties.a,b[.items.properties.a,b[." in str(caught.value)
+    with pytest.raises(InvalidRequest, match=r"at a\[0\]\[1\]\[0\]\[0\]"):
+        parse(b'{"a": [[[5, ","], [' + b"[" * 99)
+
+
 @pytest.mark.parametrize("body", [nested(100_000, b"[", b"]"), b"[" * MAX_BYTES, b'{"a":' * 200_000, b'{"":[' * 200_000])
 def test_depth_is_refused_before_anything_recurses(body):
     with pytest.raises(InvalidRequest, match="deeper than 32"):

@@ -168,7 +168,7 @@ MISTAKES = [
     ({"role": "user", "content": "a", "name": "x" * 257}, "messages[0].name", "256 characters"),
     ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id", "not a field"),
     ({"role": "user", "content": "a", "bogus": 1}, "messages[0].bogus", "not a field"),
-    ({"role": "user", "content": "a", "bogus": None}, "messages[0].bogus", "not a field"),
+    ({"role": "user", "content": "a", "bogus": 1}, "messages[0].bogus", "not a field"),
     ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls", "not supported"),
     ({"role": "user", "content": "a", "reasoning": "x"}, "messages[0].reasoning", "not supported"),
     ({"role": "assistant", "content": None, "refusal": "no"}, "messages[0].refusal", "not supported"),

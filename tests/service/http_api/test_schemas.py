@@ -5,8 +5,13 @@ import re
 import pytest
 
 from model.errors import InvalidRequest, NotSupported
+from model.grammar import GrammarSpec
+from service.chat.forms import form_of
+from service.chat.messages import messages_of
+from service.chat.tools import calling_of
 from service.http_api.openai import to_command
 from service.http_api.schemas import OFF, CompletionRequest, read_completion
+from service.http_api.structured import grammar_of
 
 INTEGERS = [
     "max_tokens", "n", "best_of", "seed", "top_k", "min_tokens", "deadline_ms", "logprobs", "prompt_logprobs",
@@ -61,7 +66,7 @@ def test_a_wrong_type_is_refused_with_the_field(name, value):
         {"bad_words": [1] * 99999},
         {"allowed_token_ids": ["1"] * 99999},
         {"logit_bias": dict.fromkeys(map(str, range(99999)), "x")},
-        dict.fromkeys(map(str, range(99999))),
+        dict.fromkeys(map(str, range(99999)), 1),
     ],
     ids=lambda document: next(iter(document)),
 )
@@ -83,6 +88,23 @@ def test_null_is_as_good_as_absent(name):
     document = {"prompt": "a", "seed": 1}
     asked = {key: value for key, value in document.items() if key != name}
     assert read_completion(asked | {name: None}) == read_completion(asked)
+
+
+def test_null_of_a_name_that_is_not_known_is_absent_everywhere():
+    null = {"prediction": None}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    nulls = {"stream": True, "stream_options": {"include_usage": True} | null} | null
+    assert read_completion({"prompt": "a"} | nulls) == read_completion({"prompt": "a"} | options)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"} | null]} | null]
+    assert messages_of(messages) == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    tools, choice = (
+        [{"type": "function", "function": {"name": "f"} | null} | null],
+        {"type": "function", "function": {"name": "f"}},
+    )
+    assert len(calling_of(tools, choice | null, None, form_of("", "hermes")).tools) == 1
+    schema = {"type": "json_schema", "json_schema": {"schema": {}} | null} | null
+    assert grammar_of(schema, None) == GrammarSpec("json_schema", "{}")
+    assert grammar_of(None, {"json": {}} | null) == GrammarSpec("json_schema", "{}")
 
 
 @pytest.mark.parametrize("name", sorted(OFF))
