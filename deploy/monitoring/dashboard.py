@@ -137,6 +137,8 @@ def engine() -> Iterator[Panel]:
     yield panel(
         "Since the step thread last came round", "s", heartbeat, text="Above 10 s an alert, above 30 s Serve replaces it."
     )
+    slower = {"{{replica}}: {{reason}}": f"attend_slower_path_info{{{CHOSEN}}}"}
+    yield panel("Slower path", "none", slower, kind="stat", text="1 where another backend serves than the machine's fastest.")
 
 
 def cache() -> Iterator[Panel]:

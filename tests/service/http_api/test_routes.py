@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+from model.engine.request import SlowerPath
 from model.errors import EngineFailed, Overloaded, Unavailable
 from service.http_api.routes import STALE_SECONDS
-from tests.fakes import FakeEngine, Server, build_server, says, until
+from tests.fakes import FakeEngine, Server, build_server, info, says, until
 from tests.service.sse import events_of
 
 ROUTE = ("http", "/v1/completions")
@@ -340,6 +341,14 @@ def test_version_and_metrics_tell_what_runs():
     metrics = get(server, "/metrics")
     assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "attend_requests_total{" in metrics.text
+
+
+def test_version_and_metrics_tell_why_a_slower_path_serves():
+    plain, slow = build_server(), build_server(FakeEngine(info=info(slower_path=SlowerPath("block_size", "blocks of 16"))))
+    assert get(plain, "/version").json()["slower_path"] is None
+    assert get(slow, "/version").json()["slower_path"] == "blocks of 16"
+    assert plain.value("attend_slower_path_info", reason="none") == 0
+    assert slow.value("attend_slower_path_info", reason="block_size") == 1
 
 
 @pytest.mark.parametrize(

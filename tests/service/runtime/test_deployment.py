@@ -1,0 +1,42 @@
+"""What Ray Serve builds of a configuration: variables are read as `attend serve` reads them, and told once."""
+
+import warnings
+
+import pytest
+
+from model.errors import SettingError
+
+with warnings.catch_warnings():
+    # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
+    warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+    import ray
+
+    from service.runtime.deployment import application, build
+    from service.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    monkeypatch.setattr(ray, "nodes", list)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("ATTEND_API_KEY_FILE", "keys", "did you mean ATTEND_API_KEYS_FILE"),
+        ("ATTEND_API_KEYS_FILE", "", "ATTEND_API_KEYS_FILE, is empty"),
+        ("ATTEND_KV_CACHE_MEMORY", "4XB", "512MiB or 2GB"),
+    ],
+)
+def test_a_bad_variable_stops_an_application_too(monkeypatch, name, value, told):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match=told):
+        build({"replicas": 2})
+
+
+def test_a_variable_that_nobody_reads_is_told_once_for_all_replicas(monkeypatch, caplog):
+    monkeypatch.setenv("ATTEND_VERSION", "1")
+    build({"replicas": 3, "kv_cache_memory": "64MiB"})
+    assert caplog.messages == ["ATTEND_VERSION is not a setting, and is ignored"]
+    application(read_settings({}))
+    assert len(caplog.messages) == 1, "`attend serve` has told it already"
