@@ -186,8 +186,10 @@ def main(words: list[str], environment: Environment) -> None:
     file, binary, serves = Path(words[words.index("-f") + 1]), limits["binary"], words[0] == "-db"
     us, manager = os.getpid(), os.getppid()
     if serves and os.fork() == 0:  # before anything large is imported
-        Watch(us, manager, file.parent, binary, environment).run()
-        os._exit(0)
+        try:
+            Watch(us, manager, file.parent, binary, environment).run()
+        finally:
+            os._exit(0)
     text = file.read_text(encoding="utf-8")
     helper = _certificate(file.parent, environment)
     write(file, render(text, limits, file.parent, environment))
@@ -254,8 +256,11 @@ class Watch:
     def __init__(self, haproxy: int, manager: int, state: Path, binary: str, environment: Environment) -> None:
         self.haproxy, self.manager, self.state, self.binary = haproxy, manager, state, binary
         self.log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
+        self.serves = False
+        """Whether HAProxy has been started."""
         self.kept: dict[Path, tuple[int, bytes]] = {}
         """The files by path: mode and content."""
+        self.keep(*FOLDER.iterdir())
 
     def run(self) -> None:
         """Until HAProxy ends, or another one has taken its place."""
@@ -268,7 +273,10 @@ class Watch:
             ended.register(os.pidfd_open(self.haproxy), select.POLLIN)
             while not ended.poll(WATCH_SECONDS * 1000):
                 self.mend()
-                if self.kept and not self.is_current():
+                if not self.serves and self.is_current():
+                    self.serves = True
+                    self.keep(*(self.state / name for name in ("current", "last.cfg")))
+                if self.serves and not self.is_current():
                     return
         time.sleep(DEAD_SECONDS)
         if self.is_current() and Path(f"/proc/{self.manager}").exists():
@@ -280,23 +288,27 @@ class Watch:
             return (self.state / "current").read_text(encoding="ascii").strip() == str(self.haproxy)
         return False
 
+    def keep(self, *files: Path) -> None:
+        """Remember these files, where they are files."""
+        self.kept |= {path: (path.stat().st_mode & 0o777, path.read_bytes()) for path in files if path.is_file()}
+
     def mend(self) -> None:
-        """Write each file anew that is gone, with a line in the log. What files there are is known once HAProxy has started."""
-        if not self.kept:
-            if self.is_current():
-                files = [*FOLDER.iterdir(), *(self.state / name for name in ("current", "last.cfg", "tls.pem"))]
-                self.kept = {path: (path.stat().st_mode & 0o777, path.read_bytes()) for path in files if path.is_file()}
-            return
-        gone = [path for path in self.kept if not path.exists()]
-        for path in gone:
-            mode, content = self.kept[path]
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                file.write(content)
-        if gone:
+        """Write each file anew that is gone, with a line in the log."""
+        written = []
+        for path, (mode, content) in self.kept.items():
+            with contextlib.suppress(OSError):  # a disk may be full; another try follows
+                if not path.exists():
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    fresh = path.with_name(f"{path.name}.new")
+                    fresh.unlink(missing_ok=True)
+                    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                        file.write(content)
+                    fresh.replace(path)
+                    written.append(path.name)
+        if written:
             from renew import say  # type: ignore[import-not-found]  # the copy beside this one
 
-            names = ", ".join(sorted(path.name for path in gone))
+            names = ", ".join(sorted(written))
             say("error", f"files of HAProxy were removed from {FOLDER} and are written anew: {names}", *self.log, "attend.edge")
 
     def stand_in(self) -> None:

@@ -79,23 +79,27 @@ def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
 
     The driver gets SIGTERM for Ctrl-C too: a shell starts background jobs with SIGINT ignored, and their children inherit that.
     One that was not yet ready ends by SIGTERM, by 15 where Ray has its handler, or by 143: the status is that of our signal.
+    Orphans are reaped meanwhile: each change of the replicas leaves one, and a container may have few thousand processes.
     """
     told: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        if driver.poll() is None:
-            driver.terminate()
-            signal.alarm(seconds)
-            told.append(number)
-            if len(told) == 1:
-                with contextlib.suppress(OSError):  # nobody may read it any more
-                    say("Stopping ...")
+        os.kill(driver.pid, signal.SIGTERM)  # nobody reaps it but the loop below
+        signal.alarm(seconds)
+        told.append(number)
+        if len(told) == 1:
+            with contextlib.suppress(OSError):  # nobody may read it any more
+                say("Stopping ...")
 
     for number in STOPS:
         signal.signal(number, stop)
-    signal.signal(signal.SIGALRM, lambda number, frame: driver.kill())
-    status = driver.wait()
+    signal.signal(signal.SIGALRM, lambda number, frame: os.kill(driver.pid, signal.SIGKILL))
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != driver.pid:
+        os.waitpid(ended.si_pid, 0)
+    for number in (*STOPS, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
     signal.alarm(0)
+    status = driver.wait()
     if told and status not in (0, -signal.SIGKILL):
         return 128 + told[0]
     return status if status >= 0 else 128 - status

@@ -416,8 +416,8 @@ def test_files_that_somebody_removes_are_written_anew_with_a_line_and_the_next_h
         assert wait_for(lambda: all(path.exists() for path in own), 10)
         assert {path: (path.stat().st_mode, path.read_bytes()) for path in own} == {path: before[path] for path in own}
         assert wait_for(lambda: log.exists() and "were removed" in log.read_text())
-        [line] = log.read_text().splitlines()
-        assert "ERROR attend.edge" in line and "haproxy.py" in line and "token" in line
+        told = log.read_text()
+        assert "ERROR attend.edge" in told and "haproxy.py" in told and "token" in told
         front.start("-sf", str(front.processes[-1].pid))
         assert wait_for(front.has_both)
 

@@ -69,6 +69,26 @@ def test_a_stop_that_nobody_reads_about_is_a_stop():
         assert parent.stdout.readline() == "0\n"
 
 
+LEAVES_ORPHANS = """
+import os, subprocess, time
+from pathlib import Path
+for _ in range(9):
+    subprocess.run(["sh", "-c", "sleep 0.1 &"])
+children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+deadline = time.monotonic() + 60
+while children.read_text().split() != [str(os.getpid())] and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(children.read_text().split() == [str(os.getpid())])
+"""
+
+
+def test_orphans_that_end_are_reaped_while_the_driver_runs():
+    """Else each change of the replicas would leave a process without a body, for days."""
+    adopting = "import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n" + SUPERVISED
+    done = subprocess.run([sys.executable, "-c", adopting, LEAVES_ORPHANS], capture_output=True, text=True, timeout=90)
+    assert done.stdout.split() == ["True", "0"], done.stderr
+
+
 @pytest.fixture
 def bare(monkeypatch):
     """An environment in which the user has set nothing of Ray's."""
