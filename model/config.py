@@ -388,6 +388,12 @@ class EngineConfig:
         return -(-(window - 1 + guesses) // self.block_size) + 2
 
     @property
+    def reach(self) -> float:
+        """Tokens that a query attends to at most, in the layers that see most."""
+        windows = (group.window for group in self.groups if not group.has_state)
+        return max((math.inf if window is None else window for window in windows), default=0)
+
+    @property
     def step_blocks(self) -> int:
         """Blocks that the tokens of a step fill: under a window its first ones are out of sight only at its end."""
         return self.max_batch_tokens // self.block_size

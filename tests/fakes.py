@@ -148,9 +148,6 @@ class FakeEngine:
     def check_room(self, count: int) -> None:
         """There is always room."""
 
-    def overdue(self) -> float:
-        return self.age
-
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         self._observer = observer
 

@@ -135,7 +135,10 @@ def engine() -> Iterator[Panel]:
     yield panel("Steps a second", "none", {"{{replica}}": total("attend_step_seconds_count", "replica")})
     heartbeat = {"{{replica}}": f"attend_engine_heartbeat_seconds{{{CHOSEN}}}"}
     yield panel(
-        "Since the step thread last came round", "s", heartbeat, text="Above 10 s an alert, above 30 s Serve replaces it."
+        "Since the step thread last showed life",
+        "s",
+        heartbeat,
+        text="From 10 s on Serve replaces it, after a minute an alert.",
     )
     slower = {"{{replica}}: {{reason}}": f"attend_slower_path_info{{{CHOSEN}}}"}
     yield panel("Slower path", "none", slower, kind="stat", text="1 where another backend serves than the machine's fastest.")

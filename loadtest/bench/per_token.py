@@ -61,10 +61,6 @@ class IdleEngine:
     def check_room(self, count: int) -> None:
         """There is always room."""
 
-    def overdue(self) -> float:
-        """Never."""
-        return 0.0
-
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """There are no steps."""
 

@@ -20,7 +20,7 @@ from model.engine.loop import AsyncEngine
 from model.engine.memory import memory_left
 from model.engine.options import EngineOptions
 from model.engine.ranks import Leader, ShardRunner
-from model.engine.request import EngineInfo, Request, SlowerPath, StepReport
+from model.engine.request import EngineInfo, Request, SlowerPath
 from model.engine.runner import ModelRunner
 from model.engine.scheduler import Scheduler
 from model.engine.slower import slower_path
@@ -33,6 +33,7 @@ from model.net.kv_cache import KVCache
 from model.net.native import decoder as native
 from model.net.native.library import variant as native_variant
 from model.net.packed import multiplies_bfloat16
+from model.net.pulse import Pulse
 from model.net.quantised import names_of_kinds
 from model.net.transformer import Decoder
 from model.parallel.group import Group
@@ -103,9 +104,9 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, ready=leader.hurry)
+        return _with_thread(engine, info, options, built.runner.pulse, ready=leader.hurry)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead)
-    return _with_thread(engine, info, options, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built.runner.pulse, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -206,6 +207,7 @@ def _with_thread(
     engine: Engine,
     info: EngineInfo,
     options: EngineOptions,
+    pulse: Pulse,
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -226,6 +228,7 @@ def _with_thread(
         prepare=prepare,
         adapters=adapters,
         explainer=explainer,
+        pulse=pulse,
     )
 
 
@@ -243,11 +246,9 @@ def _threads(options: EngineOptions) -> str:
 def warm_up(engine: Engine) -> None:
     """Two steps of a short request: lazy set-up is done before the first caller, and a model that cannot run never serves.
 
-    The engine learns how long a token may take: in steps of few tokens each takes longest. Its observer is not called.
-    Raises EngineFailed.
+    Its observer is not called. Raises EngineFailed.
     """
-    reports: list[StepReport] = []
-    observer, engine.observer = engine.observer, reports.append
+    observer, engine.observer = engine.observer, lambda report: None
     length = min(8, engine.scheduler.config.max_model_len - 2)
     engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
     while engine.has_work:
@@ -255,7 +256,6 @@ def warm_up(engine: Engine) -> None:
             if output.error is not None:
                 raise EngineFailed(f"the model cannot run a first step: {output.error}")
     engine.observer = observer
-    engine.seconds_a_token = min(report.seconds / report.num_tokens for report in reports)
 
 
 def choose_device(wanted: str) -> str:

@@ -61,10 +61,6 @@ class Engine:
         self._next: _Step | None = None
         """The step that was submitted before the tokens of the previous one were known."""
         self.observer: Callable[[StepReport], None] = lambda report: None
-        self.num_tokens_under_way = 0
-        """Tokens of the step that was submitted last; 0 when no step is under way."""
-        self.seconds_a_token = 0.0
-        """About the most seconds that a token of a step takes: as in the short steps of the warm-up."""
         self._clock = clock
         self._num_ended = 0  # at the last report
 
@@ -91,7 +87,7 @@ class Engine:
         if self._next is None or self._next.plan.is_over:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
-                self._next, self.num_tokens_under_way = None, 0
+                self._next = None
                 self._idle()
                 return []
             self._next = self._submitted(plan)
@@ -131,7 +127,6 @@ class Engine:
         """The plan, and the step under way."""
         errors: dict[str, str] = {}
         given = StepInput()
-        self.num_tokens_under_way = plan.num_tokens
         try:
             given = step_input(plan, errors)
             return _Step(plan, given, self.runner.submit(given), errors)
@@ -157,11 +152,8 @@ class Engine:
         return by_halves(step.plan, error, self._again, self.scheduler.least_budget)
 
     def _again(self, part: Plan) -> StepResult:
-        """Compute a part of a step that failed. Its tokens take their time on top of those before: see `overdue`."""
-        before = self.num_tokens_under_way
-        step = self._submitted(part)
-        self.num_tokens_under_way += before
-        return self._computed(step)
+        """Compute a part of a step that failed."""
+        return self._computed(self._submitted(part))
 
     def _computed(self, step: "_Step") -> StepResult:
         """The result of a step, its tokens within their grammars. Raises what the step raised."""

@@ -20,6 +20,7 @@ from model.engine.pace import Pace
 from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
 from model.explain.explainer import Explainer
+from model.net.pulse import Pulse
 
 log = logging.getLogger("attend.engine")
 
@@ -71,8 +72,12 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
-        """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts."""
+        """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts.
+
+        `pulse`: what the layers of the step under way beat.
+        """
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
@@ -92,6 +97,8 @@ class AsyncEngine:
         self._over = False  # guarded by _wake: the step thread takes no more commands
         self._draining = False
         self._beat = clock()
+        self._pulse = pulse or Pulse()
+        self._seen = (self._pulse.count, self._beat)  # a count, and when it was first seen
         self._stats = engine.stats()
         self._prepared: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="attend-engine", daemon=True)
@@ -123,12 +130,13 @@ class AsyncEngine:
         return replace(stats, num_waiting=waiting)
 
     def heartbeat_age(self) -> float:
-        """Seconds since the step thread last completed a round: it does so once a step, and once a second when idle."""
-        return float("inf") if self._over or not self._thread.is_alive() else self._clock() - self._beat
-
-    def overdue(self) -> float:
-        """The same, less the seconds that the step's tokens may take: a long prompt on a slow CPU takes minutes."""
-        return self.heartbeat_age() - self._engine.num_tokens_under_way * self._engine.seconds_a_token
+        """See `TokenEngine.heartbeat_age`. The pulse is as young as its count was new to the last caller."""
+        if self._over or not self._thread.is_alive():
+            return float("inf")
+        now, count = self._clock(), self._pulse.count
+        if count != self._seen[0]:
+            self._seen = (count, now)
+        return now - max(self._beat, self._seen[1])
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """See `TokenEngine.on_step`."""

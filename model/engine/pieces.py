@@ -20,6 +20,7 @@ from torch import Tensor
 from model.engine.recorder import Between, PieceRecorder
 from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from model.net.kv_cache import KVCache
+from model.net.pulse import Pulse
 from model.net.transformer import Decoder
 from model.transfer import Parcel
 
@@ -110,10 +111,11 @@ class StepPieces:
         tokens_T: "Tensor | array[int]",
         others: Sequence[Sequence[Sequence[int]]] = (),
         parcel: Parcel | None = None,
+        pulse: Pulse | None = None,
     ) -> Tensor:
         """The hidden states [T, E] of a step that `fits`: see `ModelRunner.hidden`. The next step writes to the same memory.
 
-        The step's numbers go to the device with those in `parcel`. Does not wait.
+        The step's numbers go to the device with those in `parcel`. Does not wait: `pulse` counts the layers that are submitted.
         """
         parcel = parcel or Parcel(self._inputs_NT.device)
         given = tokens_T if isinstance(tokens_T, Tensor) else parcel.add(tokens_T)
@@ -121,7 +123,8 @@ class StepPieces:
         num_tokens = len(layout.positions_T)
         size = next(size for size in self._sizes if size >= num_tokens)
         self._fill(layout, given if isinstance(given, Tensor) else parcel[given], size)
-        paged, q_THD, out_THD = Paged(self._backend, self._cache, layout), self._q_THD[:num_tokens], self._out_THD[:num_tokens]
+        paged = Paged(self._backend, self._cache, layout, pulse=pulse or Pulse())
+        q_THD, out_THD = self._q_THD[:num_tokens], self._out_THD[:num_tokens]
         self._replays[size](lambda layer, *sinks_H: paged.attend(layer, q_THD, *sinks_H, out_THD=out_THD))
         return self._hidden_TE[:num_tokens]
 

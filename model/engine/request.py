@@ -316,11 +316,9 @@ class TokenEngine(Protocol):
         ...
 
     def heartbeat_age(self) -> float:
-        """Seconds since the step thread last completed a round."""
-        ...
-
-    def overdue(self) -> float:
-        """The same, less the seconds that the tokens of the step under way may take."""
+        """Seconds since the step thread last showed life: it ends a round once a step, and once a second when idle, and within
+        a step each layer counts. To be asked every second or so.
+        """
         ...
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:

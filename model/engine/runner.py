@@ -21,6 +21,7 @@ from model.errors import DeviceFailed, OutOfMemory
 from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from model.net.kv_cache import KVCache
 from model.net.native.decoder import NativeDecoder
+from model.net.pulse import Pulse
 from model.net.transformer import Decoder
 from model.sampling import EXCLUDED, UNSCORED, logprobs, sample
 from model.sampling_plan import Draw
@@ -161,6 +162,7 @@ class ModelRunner:
         self.pieces = pieces
         self.draw = draw
         self.adapters = adapters
+        self.pulse = Pulse()
         self.has_states = any(group.has_state for group in net.config.memory_groups)
         self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
         """Request ids and tokens of the previous step's draws; the tokens stay on the device."""
@@ -205,7 +207,7 @@ class ModelRunner:
             decoded = self.graphs.run(rows, given, *groups, step.versions, parcel)
             return decoded.hidden_TE, decoded if self.graphs.has_scores else None
         if self.pieces is not None and self.pieces.fits(rows):
-            return self.pieces.run(rows, given, groups[0], parcel), None
+            return self.pieces.run(rows, given, groups[0], parcel, self.pulse), None
         part = given if isinstance(given, Tensor) else parcel.add(given)
         layout = BatchLayout.build(rows, self.cache.block_size, parcel, *groups)
         tokens_T = part if isinstance(part, Tensor) else parcel[part]
@@ -243,13 +245,14 @@ class ModelRunner:
         return self._hidden(tokens_T, BatchLayout.build(rows, self.cache.block_size, self.device, others, states))
 
     def _hidden(self, tokens_T: Tensor, layout: BatchLayout) -> Tensor:
-        return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout))
+        return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout, pulse=self.pulse))
 
     def _score(self, asked: PromptScores, hidden_TE: Tensor) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []
         for start in range(0, len(asked.tokens), SCORED_AT_ONCE):
             some = asked.tokens[start : start + SCORED_AT_ONCE]
             begin = asked.row + start
+            self.pulse.beat()
             scored += _scored(self.net.logits(hidden_TE[begin : begin + len(some)]), some, [asked.top] * len(some))
         return scored
 

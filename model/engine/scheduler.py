@@ -7,8 +7,8 @@ after a preemption.
 Requests stand in the order of their ranks: of their arrival, but a level of priority counts as ten seconds of waiting. "Older"
 and "younger" mean this order here. No rank ever changes, and all that arrive 90 seconds later rank behind.
 
-Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows beside streams, and
-the whole budget where there is no stream. Prompts take turns: in one step the oldest goes first, in the next the shortest.
+Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows, beside streams and
+without them: fewer late in a prompt. Prompts take turns: in one step the oldest goes first, in the next the shortest.
 Hence no request starves, whatever else arrives:
 - A stream advances in every step, since only streams go before it (while the budget holds all of them; else the older do).
 - The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
@@ -60,7 +60,7 @@ class Scheduler:
         self.budget = config.max_batch_tokens
         """Tokens that a step computes at most: fewer than was set after a step for which the memory did not suffice."""
         self._clock = clock
-        self._cost = StepCost(max(config.chunk_size, config.block_size))
+        self._cost = StepCost(max(config.chunk_size, config.block_size), config.reach)
         self._planned_at = 0.0
         self._shortest_next = False
         self._waiting: deque[Request] = deque()
@@ -105,7 +105,7 @@ class Scheduler:
         if left and (admitted := self._admit()):
             prompts = sorted(prompts + admitted, key=RANK)
         if left and prompts:
-            parts = self._share_out(prompts, self._room(len(plan), len(prompts), left))
+            parts = self._share_out(prompts, self._room(len(plan), len(prompts)), left)
             return Plan((*plan, *parts), len(plan))
         return Plan(tuple(plan), len(plan), self._guess(plan, left))
 
@@ -168,7 +168,8 @@ class Scheduler:
             if item.request.room:
                 self.tables.let_go(item.request)
         if plan.scheduled and not (result.errors or result.put_off or plan.num_drafted):
-            self._cost.learn(plan.num_streams, plan.num_prompt_tokens, self._clock() - self._planned_at)
+            pairs = sum(self._cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
+            self._cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
         self.tables.begin_step()
         return outputs
@@ -269,30 +270,35 @@ class Scheduler:
             admitted.append(request)
         return admitted
 
-    def _room(self, streams: int, prompts: int, left: int) -> int:
-        """Prompt tokens that the step may compute: the rest of the budget where there are no streams."""
-        if not streams:
-            return left
-        room = self._cost.room(streams, prompts, self.config.step_goal)
-        size = self.config.chunk_size
-        return left if room >= left else min(left, max(math.ceil(room / size) * size, self._least_share))
+    def _room(self, streams: int, prompts: int) -> float:
+        """Prompt tokens that the step may compute, counted as if they stood at the beginning of a prompt."""
+        return self._cost.room(streams, prompts, self.config.step_goal) if streams else self._cost.room_alone()
 
-    def _share_out(self, prompts: list[Request], share: int) -> list[Scheduled]:
-        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
+    def _share_out(self, prompts: list[Request], room: float, left: int) -> list[Scheduled]:
+        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first. At
+        most `left` tokens, worth `room` tokens at the beginning of a prompt, rounded up to a chunk, or the least share.
+        """
         if self._shortest_next:
             prompts = sorted(prompts, key=lambda request: request.num_tokens - request.num_computed)
-        plan: list[Scheduled] = []
+        plan, least = list[Scheduled](), self._least_share
         for request in prompts:
-            if share == 0:
+            if not (share := self._share(request, room, least, left)):
                 break
             if self._part(request, share, not plan):
                 self._begin(request)
-            count = self._part(request, share, not plan)  # again: it may lack fewer tokens now
+                share = self._share(request, room, least, left)
+            count = self._part(request, share, not plan)  # again: it may lack fewer tokens now, and each may cost more
             if count:
                 plan.append(self._planned(request, count))
-                share -= count
+                room -= count * self._cost.weight(request.num_computed)
+                least, left = max(0, least - count), left - count
         self._shortest_next = not self._shortest_next
         return plan
+
+    def _share(self, request: Request, room: float, least: int, left: int) -> int:
+        """Tokens of a prompt that are worth `room` tokens at the beginning of one, rounded up to a chunk, or `least`."""
+        share, size = room / self._cost.weight(request.num_computed), self.config.chunk_size
+        return left if share >= left else min(left, max(math.ceil(share / size) * size, least))
 
     def _part(self, request: Request, share: int, first: bool) -> int:
         """The rest of a prompt, or what ends at a multiple of the chunk size; only the first of a step may end elsewhere."""

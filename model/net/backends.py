@@ -23,6 +23,7 @@ from model.config import AttentionVariant, ModelConfig
 from model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
 from model.net.features import ALL, features
 from model.net.kv_cache import KVCache
+from model.net.pulse import Pulse
 from model.net.states import Recurrence, Turns, advance
 from model.transfer import Parcel, integers
 
@@ -370,24 +371,28 @@ BACKENDS: dict[str, BackendKind] = {"reference": ReferenceBackend, "torch": Torc
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """A backend bound to one step: the `attention` argument of the decoder."""
+    """A backend bound to one step: the `attention` argument of the decoder. Every layer comes by here, and beats the pulse."""
 
     backend: AttentionBackend
     cache: KVCache
     layout: BatchLayout
+    pulse: Pulse = field(default_factory=Pulse, kw_only=True)
 
     def layout_of(self, layer: int) -> BatchLayout:
         """Where the step's tokens stand in the caches of a layer."""
         return self.layout.of(self.cache.group_of_layer[layer]) if self.layout.others else self.layout
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
+        self.pulse.beat()
         return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout_of(layer), *sinks_H)
 
     def attend(self, layer: int, q_THD: Tensor, *sinks_H: Tensor, out_THD: Tensor | None = None) -> Tensor:
         """See `Attending`, which the backend must be."""
+        self.pulse.beat()
         backend = cast(Attending, self.backend)
         return backend.attend(layer, q_THD, self.cache, self.layout_of(layer), *sinks_H, out_THD=out_THD)
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
         """See Attention."""
+        self.pulse.beat()
         return advance(recurrence, inputs_T, self.cache.states[layer], self.layout.turns)

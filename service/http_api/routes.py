@@ -31,8 +31,9 @@ from service.observe.capacity import Load, estimate, read_question
 from service.observe.metrics import Metrics, RequestRecord
 from service.records import Command, Gathered, Usage
 
-STALE_SECONDS = 30.0
-"""A step thread that has not completed a round for so long, beyond what its step's tokens may take, counts as stuck."""
+STALE_SECONDS = 10.0
+"""A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
+(`budget.MOST_SECONDS`), while each of its layers is a sign of life, and longer than a rank waits for another in a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
     @router.get("/healthz", tags=["operations"], summary="Liveness", response_description="Alive.")
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
-        stuck = site.service.engine.overdue() >= STALE_SECONDS
+        stuck = site.service.engine.heartbeat_age() >= STALE_SECONDS
         return PlainTextResponse("the engine is stuck\n" if stuck else "ok\n", 503 if stuck else 200)
 
     @router.head("/readyz", include_in_schema=False)

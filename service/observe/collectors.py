@@ -28,7 +28,7 @@ class EngineCollector(Collector):
                 "Share of the KV blocks that requests hold, 0 to 1, in the group of layers where it is highest",
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
-            ("engine_heartbeat_seconds", "Since the step thread last came round", self._engine.heartbeat_age()),
+            ("engine_heartbeat_seconds", "Since the step thread last showed life", self._engine.heartbeat_age()),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])

@@ -120,7 +120,7 @@ class Replica(GrpcMethods):
 
     def check_health(self) -> None:
         """Raises EngineFailed where the process must be replaced. Serve calls it by this name, and does so."""
-        if self.engine.overdue() > STALE_SECONDS:
+        if self.engine.heartbeat_age() >= STALE_SECONDS:
             raise EngineFailed("the engine's step thread is dead or stuck")
 
     async def drain(self, seconds: float) -> None:

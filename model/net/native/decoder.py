@@ -159,7 +159,8 @@ class NativeDecoder:
         places = None if layout.states_R is None else layout.states_R.data_ptr()
         buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr())
         caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
-        _check(self._library.attend_step(self._net, *tokens, *caches, starts, counts, num_rows, tables, width, *buffers))
+        of_rows = (starts, counts, num_rows, tables, width)
+        _check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
         del held
         return hidden_TE
 

@@ -268,21 +268,6 @@ def test_a_failed_step_holds_nothing_while_it_is_computed_again():
     assert set(alive) == {1}
 
 
-def test_parts_of_a_repeated_step_count_with_those_before_them():
-    """By its tokens a step is told from one that hangs."""
-    engine, under_way = fake_engine(), []
-    computed = engine._computed
-
-    def watching(step):
-        under_way.append(engine.num_tokens_under_way)
-        return computed(step)
-
-    engine._computed = watching
-    raising(engine, lambda step: "bad" in step.request_ids)
-    run(engine, [ask(name, [1, 2, 3]) for name in ("a", "b", "bad", "c")])
-    assert under_way[:6] == [12, 12 + 6, 12 + 6 + 6, 12 + 6 + 6 + 3, 12 + 6 + 6 + 3 + 3, 3]
-
-
 def test_a_request_that_fails_among_early_steps_sends_nobody_back_to_its_first_token(net):
     engine = tiny_engine(net, prefix_caching=True, block_size=2, async_scheduling=True)
     requests = [ask(name, [at + 1, 2, 3], 12) for at, name in enumerate("abc")]

@@ -1,15 +1,18 @@
 """Streams stay flat while prompts arrive, and nobody starves: bounds in steps and seconds, on a machine whose cost is known."""
 
+import math
 import random
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
-from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS, StepCost
+from model.config import EngineConfig, GroupSize
+from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, MOST_SECONDS, SHORT_FACTOR, SHORT_SECONDS, StepCost
 from model.engine.engine import Engine
 from model.engine.plan import StepInput
 from model.engine.scheduler import Scheduler
-from tests.model.engine.machines import Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
+from tests.model.engine.machines import FAKE_VOCAB, Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
 
 CHUNK = 8
 ROOMY = {
@@ -106,8 +109,9 @@ def test_beside_many_streams_it_takes_little_longer_than_it_will_for_good(stream
 
 def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
     scheduler = Scheduler(sizes(**ROOMY), Clock())
-    scheduler._running = []
-    assert CHUNK == scheduler._room(1, 1, 63)
+    scheduler.add(ask("long", range(600), 1))
+    [request] = scheduler._waiting
+    assert CHUNK == scheduler._share(request, scheduler._room(1, 1), CHUNK, 63)
 
 
 def test_the_first_measured_step_is_no_licence():
@@ -145,10 +149,10 @@ def test_a_machine_that_becomes_slower_as_a_whole_errs_on_the_side_of_the_stream
 
 def test_steps_without_prompts_teach_nothing_about_them():
     cost = StepCost(8)
-    cost.learn(4, 20, 0.028)
+    cost.learn(4, 20, 0, 0.028)
     before = cost.token_seconds
     for _ in range(5000):
-        cost.learn(4, 0, 0.002)
+        cost.learn(4, 0, 0, 0.002)
     assert before == cost.token_seconds
     assert cost.fixed_seconds + 4 * cost.stream_seconds == pytest.approx(0.002)
 
@@ -160,7 +164,7 @@ def test_the_cost_is_learned_within_three_hundred_steps(truth):
     for step in range(300):
         streams = 1 + step % 15
         tokens = min(1024, max(32, int(cost.room(streams, 1, 0.0)))) if step % 2 else 0
-        cost.learn(streams, tokens, truth[0] + truth[1] * streams + truth[2] * tokens)
+        cost.learn(streams, tokens, 0, truth[0] + truth[1] * streams + truth[2] * tokens)
     alone = truth[0] + 8 * truth[1]
     assert cost.room(8, 1, 0.0) == pytest.approx((longest_step(*truth[:2], 8) - alone) / truth[2], rel=0.25)
 
@@ -189,6 +193,103 @@ def test_without_streams_prompts_lose_nothing():
     requests = [ask(f"p{at}", range(160), 1) for at in range(4)]
     run(engine, requests)
     assert [64] * 10 == [sum(number for _, _, number in plan) for plan in engine.runner.plans]
+
+
+# Long prompts.
+
+
+class Attending(FakeRunner):
+    """Steps cost time as those of a model of 0.6B on two cores do: the longer the past of a token, the more."""
+
+    def __init__(self, clock: Clock, config: EngineConfig, slowness: float = 1) -> None:
+        super().__init__(config.block_size)
+        self.clock, self.slowness = clock, slowness
+        self.steps: list[tuple[int, int, float]] = []
+        """Start and tokens of the longest part of each, and its seconds."""
+
+    def submit(self, step: StepInput) -> Done:
+        pairs = sum(count * (start + count / 2) for start, count in zip(step.starts, step.counts, strict=True))
+        seconds = self.slowness * (0.025 + 0.006 * step.num_tokens + 2.3e-6 * pairs)
+        self.clock.now += seconds
+        count, start = max(zip(step.counts, step.starts, strict=True))
+        self.steps.append((start, count, seconds))
+        return super().submit(step)
+
+
+LENGTH = 30_000
+"""Tokens of a long prompt: at its end one costs twelve times what the first did."""
+
+
+def long_prompt(slowness: float = 1, **changes) -> Engine:
+    """An engine that is warm, and has a long prompt to compute."""
+    roomy = {"num_blocks": 4096, "block_size": 32, "max_model_len": 1 << 15, "max_batch_tokens": 1024, "chunk_size": 32}
+    config, clock = sizes(**(roomy | changes)), Clock()
+    engine = Engine(Scheduler(config, clock), Attending(clock, config, slowness), clock)
+    run(engine, [ask("warm-up", range(8), 2)])
+    engine.runner.steps.clear()
+    engine.add(ask("long", [at % FAKE_VOCAB for at in range(LENGTH)], 1))
+    return engine
+
+
+@pytest.mark.parametrize("slowness", [1, 5])
+def test_a_step_without_streams_takes_some_seconds_however_long_the_past_is(slowness):
+    """And a chunk. Not before the machine is known: the first two may be larger."""
+    engine = long_prompt(slowness)
+    while engine.has_work:
+        engine.step()
+    steps = engine.runner.steps[2:-1]
+    chunk = [slowness * 32 * (0.006 + 2.3e-6 * start) for start, _, _ in steps]
+    assert all(
+        count == 32 or seconds < 1.1 * MOST_SECONDS + more for (_, count, seconds), more in zip(steps, chunk, strict=True)
+    )
+    assert all(seconds > 0.8 * MOST_SECONDS for *_, seconds in steps), "smaller ones would read the weights more often"
+
+
+def test_a_part_late_in_a_long_prompt_is_smaller_than_an_early_one():
+    engine = long_prompt()
+    while engine.has_work:
+        engine.step()
+    counts = {start: count for start, count, _ in engine.runner.steps}
+    early, late = (
+        [count for start, count in counts.items() if low <= start < high] for low, high in ((0, 4000), (25_000, 29_000))
+    )
+    assert max(late) < min(early) / 2
+    assert all(count % 32 == 0 for count in late)
+
+
+def test_a_chat_behind_a_long_prompt_waits_a_bounded_time():
+    engine = long_prompt()
+    for _ in range(40):
+        engine.step()
+    arrived = engine._clock()
+    engine.add(ask("chat", range(20), 5))
+    steps_until_first(engine, "chat")
+    assert engine._clock() - arrived < 2.5 * MOST_SECONDS, "one step of the long prompt, and one with both"
+
+
+def test_beside_a_stream_late_parts_take_no_longer_than_early_ones():
+    """On a machine that is fast enough for more than the least part."""
+    engine = long_prompt(0.002)
+    engine.add(ask("stream", [1], 4000))
+    while engine.has_work:
+        engine.step()
+    steps = [each for each in engine.runner.steps if each[1] > 32]
+    early = [seconds for start, _, seconds in steps if 4000 < start < 8000]
+    late = [seconds for start, _, seconds in steps if start > 20_000]
+    assert early and late and max(late) < 1.3 * max(early)
+
+
+def test_a_window_bounds_what_a_token_costs():
+    window = GroupSize(4096, window=512)
+    config = sizes(num_blocks=4096, block_size=32, max_model_len=1 << 15, max_batch_tokens=64, groups=(window,))
+    for groups, reach in (((window,), 512), ((GroupSize(4096), window), math.inf)):
+        cost = Scheduler(replace(config, groups=groups), Clock())._cost
+        cost.learn(0, 10, 0, 1.0)
+        assert reach == cost.reach
+        weights = [cost.weight(start) for start in (0, 100, 512, 20_000)]
+        assert weights[0] == 1 < weights[1] < weights[2]
+        assert (weights[3] == weights[2]) == (reach == 512)
+        assert cost.pairs(20_000, 8) == 8 * min(20_004, reach)
 
 
 def test_where_no_time_passes_the_budget_is_all_there_is():

@@ -213,22 +213,22 @@ class PromptsFirst(Scheduler):
 class IgnoresTheStreams(Scheduler):
     """The rest of the budget goes to prompts, however long the step becomes for the streams."""
 
-    def _room(self, streams, prompts, left):
-        return left
+    def _room(self, streams, prompts):
+        return self.budget
 
 
 class LetsPromptsStand(Scheduler):
     """Where the streams leave no time, prompts get nothing."""
 
-    def _room(self, streams, prompts, left):
-        return int(min(left, self._cost.room(streams, prompts, 0.0) / 4)) if streams else left
+    def _share(self, request, room, least, left):
+        return int(min(left, room / 4))
 
 
 class SparesNobody(Scheduler):
     """A part of a prompt is kept short although no stream waits for the step."""
 
-    def _room(self, streams, prompts, left):
-        return super()._room(max(1, streams), prompts, left)
+    def _room(self, streams, prompts):
+        return super()._room(max(1, streams), prompts)
 
 
 class LearnsNothing(Scheduler):
@@ -236,7 +236,7 @@ class LearnsNothing(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self._cost.learn = lambda streams, tokens, seconds: None
+        self._cost.learn = lambda *step: None
 
 
 class BelievesASlowStep(Scheduler):
@@ -251,17 +251,17 @@ class BelievesASlowStep(Scheduler):
 class OldestAlwaysFirst(Scheduler):
     """Short prompts wait until the long ones before them have ended."""
 
-    def _share_out(self, prompts, share):
+    def _share_out(self, prompts, room, left):
         self._shortest_next = False
-        return super()._share_out(prompts, share)
+        return super()._share_out(prompts, room, left)
 
 
 class ShortestAlwaysFirst(Scheduler):
     """A long prompt waits for as long as short ones come."""
 
-    def _share_out(self, prompts, share):
+    def _share_out(self, prompts, room, left):
         self._shortest_next = True
-        return super()._share_out(prompts, share)
+        return super()._share_out(prompts, room, left)
 
 
 class EndsAPartAnywhere(Scheduler):

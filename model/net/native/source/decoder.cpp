@@ -668,10 +668,11 @@ void attend_free(Net* net) { delete net; }
 // One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches, bfloat16 or in 8 bits. Layers belong to groups:
 // slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
 // see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result.
+// Each thread adds 1 to `pulse` after each layer: others may read it meanwhile.
 // Not for two threads at once. 1 where the memory does not suffice, else 0.
 int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
                  i64 block_size, int in_8_bits, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
-                 float* const* states, const i64* places, bf16* residual, bf16* hidden) try {
+                 float* const* states, const i64* places, bf16* residual, bf16* hidden, i64* pulse) try {
     make_room(*net, T);
     Rows all = {work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K)), {}};
     for (i64 row = 0, first = 0; places && row < rows; first += counts[row++]) all.sequences.push_back({first, counts[row], starts[row], places[row]});
@@ -692,6 +693,7 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
             Memory memory = {{keys[n], values[n], block_size, in_8_bits != 0}, states[2 * n], states[2 * n + 1]};
             layer_of(team, kernels, *net, layer, last, memory, in, step, all, residual);
             last = &layer.of_mlp;
+            __atomic_fetch_add(pulse, 1, __ATOMIC_RELAXED);
         }
         join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);
     });
