@@ -275,9 +275,7 @@ class Scheduler:
         return self._cost.room(streams, prompts, self.config.step_goal) if streams else self._cost.room_alone()
 
     def _share_out(self, prompts: list[Request], room: float, left: int) -> list[Scheduled]:
-        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first. At
-        most `left` tokens, worth `room` tokens at the beginning of a prompt, rounded up to a chunk, or the least share.
-        """
+        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
         if self._shortest_next:
             prompts = sorted(prompts, key=lambda request: request.num_tokens - request.num_computed)
         plan, least = list[Scheduled](), self._least_share
@@ -296,7 +294,7 @@ class Scheduler:
         return plan
 
     def _share(self, request: Request, room: float, least: int, left: int) -> int:
-        """Tokens of a prompt that are worth `room` tokens at the beginning of one, rounded up to a chunk, or `least`."""
+        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, rounded up to a chunk, or `least`."""
         share, size = room / self._cost.weight(request.num_computed), self.config.chunk_size
         return left if share >= left else min(left, max(math.ceil(share / size) * size, least))
 
