@@ -10,7 +10,7 @@ _NAME: Schema = TEXT | {"maxLength": MAX_NAME}
 _KIND: Schema = {"const": "function", "description": "What kind of tool it is."}
 _FUNCTION: Schema = {
     "type": "object",
-    "properties": {"name": _NAME, "arguments": TEXT | {"description": "A JSON object, or nothing."}},
+    "properties": {"name": _NAME, "arguments": TEXT | {"description": "A JSON object, or as much of it as was written."}},
     "required": ["name", "arguments"],
 }
 _CALL: Schema = {

@@ -105,7 +105,7 @@ class Connection(HttpToolsProtocol):
             return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = orjson.dumps({"error": error})
-        origin = next((value.decode("latin-1") for name, value in self.headers if name == b"origin"), None)
+        origin = next((value.decode("latin-1") for name, value in self.headers or () if name == b"origin"), None)
         fields = {"content-type": "application/json", "connection": "close", "content-length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in (fields | fields_of(self._cors_origins, origin)).items())
         self.transport.write(STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body)
