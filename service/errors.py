@@ -37,13 +37,10 @@ class WrongMediaType(InvalidRequest):
     """A body that does not say that it is JSON, or is compressed."""
 
 
-CHANGED = "made again, the answer does not begin as it did: its tokens depend on what else is computed"
-
-
 class AnswerChanged(AttendError):
     """An answer that is made again to go on with is another one."""
 
-    def __init__(self, message: str = CHANGED) -> None:
+    def __init__(self, message: str = "made again, the answer does not begin as it did: ask for it anew") -> None:
         super().__init__(message)
 
 

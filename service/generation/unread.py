@@ -84,8 +84,9 @@ class Coming:
 
     def came(self, size: int) -> None:
         """So many bytes of its body have come, and are held."""
-        self.size += size
-        self._unread.add(self.address, size)
+        if not self._is_over:
+            self.size += size
+            self._unread.add(self.address, size)
 
     def end(self) -> None:
         """Wait no longer."""

@@ -76,6 +76,7 @@ def test_a_call_that_ends_before_it_waits_ends_when_it_does():
     async def given(unread, begin, ends):
         with unread.call("many") as call:
             await begin("many", MOST)
+            call.came(1)
             with pytest.raises(Overloaded, match="still being sent"):
                 async with call.waiting():
                     await asyncio.sleep(1)
