@@ -17,12 +17,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtest.bench.contestant import OURS
+from loadtest.bench.contestant import OURS, TREE
 from loadtest.bench.figures import table
 from loadtest.bench.on_gpu import here, laws, rates
 from loadtest.bench.on_gpu.session import Left, Session, module, run, say, tail
@@ -34,6 +34,7 @@ RESERVE = 45
 LOOK = 60
 """Seconds that looking at what is here may take."""
 PEER = "transformers"
+ROWS = TREE / "loadtest" / "out" / "gpu.jsonl"
 ON_GPU = ["8B", "1B", "Q"]
 """The most telling first."""
 
@@ -162,7 +163,7 @@ def plan(session: Session, options: argparse.Namespace) -> list[Part]:
         answers(f"shape {drawn}", write_config(drawn, folder), "dummy", 30, 90),
     ]
     if not options.no_laws:
-        parts.append(law(laws.SMOKE, None if cuda else laws.INTERPRETED))
+        parts.append(law(laws.SMOKE) if cuda else law(replace(laws.SMOKE, most=240), laws.INTERPRETED))
     size = 8192 if cuda else 512
     parts.append(
         Part("speed of the device", partial(weigh, session, size, device, folder), 10, 40, ("torch", "numpy"), "first")
@@ -182,7 +183,8 @@ def finish(session: Session, sentence: str = "") -> int:
     answers, failed = session.of("answers"), session.of("failed")
     wrong = [f"WRONG {each['shown']}" for each in answers if not each["right"]]
     ended = [f"Ended by {session.ended_by}."] if session.ended_by else []
-    shown = [*wrong, table(rates.HEADER, rates.rows(session))]
+    rows = rates.rows(session)
+    shown = [*wrong, *([table(rates.HEADER, rows)] if rows else [])]
     shown += [f"right: {each['shown']}" for each in answers if each["right"]]
     shown += [f"{each['what']}: {each.get('passed', 0)} passed{', CUT' if each['cut'] else ''}" for each in session.of("law")]
     shown += ["Failed:", *(f"{each['what']}: {each['why']}" for each in failed)] if failed else []
@@ -210,10 +212,11 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tries the command itself")
     parser.add_argument("--no-laws", action="store_true", help="answers and speed alone")
     parser.add_argument("--folder", type=Path, default=FOLDER / "gpu", help="for the logs of all parts")
-    parser.add_argument("--json", type=Path, default=Path("gpu.jsonl"), help="rows are appended here (default gpu.jsonl)")
+    parser.add_argument("--json", type=Path, default=ROWS, help="rows are appended here (default loadtest/out/gpu.jsonl)")
     options = parser.parse_args(words)
     options.shape = options.shape or (ON_GPU if options.device == "cuda" else ["S"])
-    options.folder.mkdir(parents=True, exist_ok=True)
+    for folder in (options.folder, options.json.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     return options
 
 
