@@ -8,7 +8,10 @@ from model.tokenizer import Tokenizer
 
 def described_for_grammars(tokenizer: Tokenizer) -> dict[str, Any]:
     """The tokenizer.json of a tokenizer, with a token for every id, and added tokens by their own texts."""
-    return _without_gaps(_with_texts(json.loads(tokenizer.raw.to_str()), tokenizer), tokenizer)
+    described = json.loads(tokenizer.raw.to_str())
+    if isinstance(described["model"]["vocab"], dict):  # an added token that is not in it gets its id from the vocabulary's size
+        described["model"]["vocab"] |= {token["content"]: token["id"] for token in described["added_tokens"]}
+    return _without_gaps(_with_texts(described, tokenizer), tokenizer)
 
 
 def _without_gaps(described: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

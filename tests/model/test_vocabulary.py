@@ -2,12 +2,15 @@
 
 import json
 
+import llguidance
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from model.errors import NotSupported
 from model.grammar import GrammarCompiler, GrammarSpec
+from model.grammar_tokens import described_for_grammars
 from model.tokenizer import StreamDecoder, Tokenizer
 from tests.model.test_tokenizer_kinds import with_letters
 from tests.model.tokenizers import ENDS, KINDS, complete
@@ -92,3 +95,28 @@ def test_a_grammar_knows_an_added_token_by_its_own_text(trained):
         assert grammar.allows(token)
         grammar.advance(token)
     assert grammar.mask()[end]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "nested", "llama2", "gemma"])
+@pytest.mark.parametrize("words", [("für", "ü", "Ã¼", "né "), ("Ã¼", "ü", "日本")])
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_grammar_reads_each_id_as_the_bytes_that_it_stands_for(kind, words, gap):
+    """Whatever is added, in whichever order; what is special has no bytes in a grammar."""
+    raw = KINDS[kind]()
+    if gap:
+        described = json.loads(raw.to_str())
+        described["model"]["vocab"]["<far>"] = raw.get_vocab_size() + GAP
+        raw = RawTokenizer.from_str(json.dumps(described))
+    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    raw.add_tokens([AddedToken(word, normalized=False) for word in ("<think>", "</think>", *words)])
+    tokenizer = Tokenizer(raw)
+    described = described_for_grammars(tokenizer)
+    special = {token["id"] for token in described["added_tokens"] if token["special"]}
+    added = {word: raw.token_to_id(word) for word in ("<think>", "</think>")}
+    assert special.isdisjoint(added.values())
+    end = raw.token_to_id("<|im_end|>")
+    read = llguidance.LLTokenizer(json.dumps(described), n_vocab=tokenizer.size, eos_token=[end])
+    others = [token for token in range(tokenizer.size) if token not in special]
+    marker = next(token for token in others if tokenizer.bytes_of(token) == b"\xff")  # the library's own, which is no text
+    others.remove(marker)
+    assert {token: tokenizer.bytes_of(token) for token in others} == {token: read.decode_bytes([token]) for token in others}
