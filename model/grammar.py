@@ -29,7 +29,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
-from model.grammar_tokens import described_for_grammars
+from model.grammar_tokens import for_grammars
 from model.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from model.params import describe
 from model.schema import place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
@@ -224,11 +224,8 @@ class GrammarCompiler:
             raise NotSupported(f"{field}: the served model has no end token that could end a structured answer", field)
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                described = described_for_grammars(self._source)
                 try:
-                    self._vocabulary = llguidance.LLTokenizer(
-                        json.dumps(described), n_vocab=max(self._vocab_size, self._source.size), eos_token=list(self._ends)
-                    )
+                    self._vocabulary = for_grammars(self._source, self._vocab_size, self._ends)
                 except ValueError as error:
                     raise NotSupported(f"{field}: not possible with this model's kind of tokenizer: {error}", field) from error
             return self._vocabulary

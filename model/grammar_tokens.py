@@ -1,45 +1,56 @@
-"""A tokenizer.json as llguidance must read it, so that a grammar sees the texts that tokens have here."""
+"""A tokenizer as llguidance reads it: the bytes of each token, and the tokens of a text that a grammar fully determines."""
 
-import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import llguidance
+
+from model.errors import InvalidRequest
 from model.tokenizer import Tokenizer
 
-
-def described_for_grammars(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer.json of a tokenizer, with a token for every id, and added tokens by their own texts."""
-    described = json.loads(tokenizer.raw.to_str())
-    if isinstance(described["model"]["vocab"], dict):  # an added token that is not in it gets its id from the vocabulary's size
-        described["model"]["vocab"] |= {token["content"]: token["id"] for token in described["added_tokens"]}
-    return _without_gaps(_with_texts(described, tokenizer), tokenizer)
+DECODERS = (b'"ByteLevel"', b'"ByteFallback"')
+"""A tokenizer whose decoder has one of these says each byte of a text."""
+LEADS = ("", "\n")
+"""What a text is encoded after, one after the other: some tokenizers write a space before a text's first word."""
 
 
-def _without_gaps(described: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """A tokenizer.json for the library, which wants a token for every id: where there is none, a special one, never text."""
-    tokens = [token for token in range(tokenizer.size) if tokenizer.raw.id_to_token(token) is None]
-    filled = {f"<|no token {token}|>": token for token in tokens}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    if filled:
-        described["model"]["vocab"] |= filled
-        described["added_tokens"] += [{"id": token, "content": text, **flags} for text, token in filled.items()]
-    return described | {"truncation": None, "padding": None}  # they concern prompts
+def for_grammars(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> llguidance.LLTokenizer:
+    """The library's form of a tokenizer, for a model with `vocab_size` scores. ValueError where tokens are not bytes."""
+    decoder = tokenizer.raw.decoder
+    if decoder is None or not any(kind in decoder.__getstate__() for kind in DECODERS):
+        raise ValueError("its decoder is neither ByteLevel nor ByteFallback")
+    tokens = _Tokens(tokenizer, ends[0])
+    wrapper: Any = llguidance.TokenizerWrapper(tokens)
+    made = llguidance.LLTokenizer(wrapper, n_vocab=max(vocab_size, tokenizer.size), eos_token=list(ends))
+    tokens.spell = made.greedy_tokenize
+    return made
 
 
-def _with_texts(described: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """A tokenizer.json whose added tokens are spelled in letters of bytes, as the library reads them.
+class _Tokens:
+    """What `llguidance.TokenizerWrapper` asks of a tokenizer. Special tokens, and ids without a token, are no text."""
 
-    Where another token has this spelling, or merges need the word, the token is special: the others spell its text.
-    """
-    own = [token for token in described["added_tokens"] if token["id"] in tokenizer.own_texts and not token["special"]]
-    model = described["model"]
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", ()) if own)
-    merged = {part for pair in pairs for part in pair}
-    for token in own:
-        word, spelled = token["content"], tokenizer.letters_of(token["content"])
-        if model["type"] != "BPE" or spelled in model["vocab"] or word in merged:
-            token["special"] = True
-        else:
-            model["vocab"].pop(word, None)
-            model["vocab"][spelled] = token["id"]
-            token["content"] = spelled
-    return described
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.spell: Callable[[str], list[int]]
+        """The longest tokens that a text begins with, again and again."""
+        self._tokenizer = tokenizer
+        ids = range(tokenizer.size)
+        self._special = {token for token in ids if tokenizer.says_nothing(token, skip_special_tokens=True)}
+        self.special_token_ids = sorted(self._special)
+        self.tokens = [b"<|%d|>" % token if token in self._special else tokenizer.bytes_of(token) for token in ids]
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text: as a prompt would have them, unless one of those is special or they are another text."""
+        wanted = text.encode()
+        for lead in LEADS:
+            try:
+                before, ids = (self._tokenizer.encode(each, add_special_tokens=False) for each in (lead, lead + text))
+            except InvalidRequest:
+                break
+            rest = ids[len(before) :]
+            whole = ids[: len(before)] == before and self._special.isdisjoint(rest)
+            if whole and b"".join(self.tokens[token] for token in rest) == wanted:
+                return rest
+        return self.spell(text)

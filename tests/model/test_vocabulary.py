@@ -1,8 +1,8 @@
 """A tokenizer and a model that do not have the same ids: what is known to one alone harms nobody."""
 
 import json
+import re
 
-import llguidance
 import numpy as np
 import pytest
 from tokenizers import AddedToken
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from model.errors import NotSupported
 from model.grammar import GrammarCompiler, GrammarSpec
-from model.grammar_tokens import described_for_grammars
+from model.grammar_tokens import for_grammars
 from model.tokenizer import StreamDecoder, Tokenizer
 from tests.model.test_tokenizer_kinds import with_letters
 from tests.model.tokenizers import ENDS, KINDS, complete
@@ -110,13 +110,36 @@ def test_a_grammar_reads_each_id_as_the_bytes_that_it_stands_for(kind, words, ga
     raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
     raw.add_tokens([AddedToken(word, normalized=False) for word in ("<think>", "</think>", *words)])
     tokenizer = Tokenizer(raw)
-    described = described_for_grammars(tokenizer)
-    special = {token["id"] for token in described["added_tokens"] if token["special"]}
-    added = {word: raw.token_to_id(word) for word in ("<think>", "</think>")}
-    assert special.isdisjoint(added.values())
-    end = raw.token_to_id("<|im_end|>")
-    read = llguidance.LLTokenizer(json.dumps(described), n_vocab=tokenizer.size, eos_token=[end])
+    special = {token for token in range(tokenizer.size) if tokenizer.says_nothing(token, skip_special_tokens=True)}
+    read = for_grammars(tokenizer, tokenizer.size + PADDING, [raw.token_to_id("<|im_end|>")])
+    assert all(read.is_special_token(token) for token in special)
     others = [token for token in range(tokenizer.size) if token not in special]
-    marker = next(token for token in others if tokenizer.bytes_of(token) == b"\xff")  # the library's own, which is no text
-    others.remove(marker)
+    others.remove(next(token for token in others if tokenizer.bytes_of(token) == b"\xff"))  # a mark of the library, no text
+    assert not any(read.is_special_token(token) for token in others)
     assert {token: tokenizer.bytes_of(token) for token in others} == {token: read.decode_bytes([token]) for token in others}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "mistral"])
+def test_a_grammar_that_leaves_no_choice_names_tokens_that_may_follow(kind):
+    """An added token where the text is one, a special token never: its text is spelled. And words as a prompt has them."""
+    raw = KINDS[kind]()
+    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    raw.add_tokens([AddedToken(word, normalized=False) for word in ("<think>", "</think>", "für")])
+    tokenizer = Tokenizer(raw)
+    end, first, last = (raw.token_to_id(word) for word in ("<|im_end|>", "<think>", "</think>"))
+    compiler = GrammarCompiler(tokenizer, tokenizer.size, (end,))
+    for regex, begins in (("<think>[a-z]*", first), ("</think>für", last), ("a<\\|im_end\\|>für", None)):
+        grammar, taken = compiler.compile(GrammarSpec("regex", regex)).start(), []
+        while not (mask := grammar.mask())[end]:
+            taken.append(int(np.flatnonzero(mask)[-1]))
+            grammar.advance(taken[-1])
+        assert begins is None or begins == taken[0]
+        text = b"".join(tokenizer.bytes_of(token) for token in taken).decode()
+        assert re.fullmatch(regex, text)
+    forced = compiler.compile(GrammarSpec("regex", "the cat sat")).start()
+    for token in tokenizer.encode("\nthe cat sat", add_special_tokens=False)[
+        len(tokenizer.encode("\n", add_special_tokens=False)) :
+    ]:
+        assert forced.allows(token)
+        forced.advance(token)
+    assert forced.mask()[end]
