@@ -157,12 +157,12 @@ def _scaling(keys: Keys) -> Raw | None:
     keys.get("rope.scaling.finetuned")
     original = keys.get("rope.scaling.original_context_length")
     if kind == "yarn":
-        keys.refuse("rope.scaling.yarn_log_multiplier", 0.0)
-        keys.refuse("rope.scaling.yarn_ext_factor", 1.0)
-        keys.refuse("rope.scaling.yarn_attn_factor", 1.0)
+        keys.refuse("rope.scaling.yarn_ext_factor", 1.0, -1.0)  # below 0 it is not set
         fast, slow = keys.number("rope.scaling.yarn_beta_fast", 32.0), keys.number("rope.scaling.yarn_beta_slow", 1.0)
         raw = {"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow}
-        raw["attn_factor"] = keys.number("rope.scaling.attn_factor", 1.0)
+        raw["attn_factor"] = keys.number("rope.scaling.attn_factor", 1.0) * keys.number("rope.scaling.yarn_attn_factor", 1.0)
+        if divisor := keys.number("rope.scaling.yarn_log_multiplier", 0.0):
+            raw |= {"mscale": 1.0, "mscale_all_dim": divisor}
         return raw | {"original_max_position_embeddings": original or keys.size("context_length")}
     if kind in (None, "linear"):
         return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}

@@ -285,6 +285,28 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
 
 
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ({"yarn_attn_factor": 0.75}, {"attn_factor": 0.75}),
+        ({"yarn_attn_factor": 0.75, "attn_factor": 0.5}, {"attn_factor": 0.375}),
+        ({"yarn_log_multiplier": 0.5}, {"mscale": 1.0, "mscale_all_dim": 0.5}),
+        ({"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}, {"beta_fast": 16.0, "beta_slow": 2.0}),
+        ({"yarn_ext_factor": 1.0}, {}),
+        ({"yarn_ext_factor": -1.0}, {}),
+    ],
+    ids=str,
+)
+def test_the_keys_of_yarn_mean_what_llama_cpp_takes_them_for(tmp_path, said, same):
+    """Its converter writes `yarn_attn_factor` for `attn_factor`; a `yarn_log_multiplier` is an `mscale_all_dim`."""
+    folder = make("llama-yarn", tmp_path / "theirs")
+    metadata = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", metadata=metadata)
+    plain = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    edit_config(folder, rope_parameters=plain | same)
+    assert read_config(path).rope_scaling == read_config(folder).rope_scaling
+
+
 @pytest.mark.parametrize("factor", [0.8782488562869419, 1.0])
 def test_the_attn_factor_of_yarn_means_what_it_means_in_a_config(tmp_path, factor):
     folder = make("llama-yarn", tmp_path / "theirs")
