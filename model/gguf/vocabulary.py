@@ -21,7 +21,9 @@ ENDS = ("eos", "eot", "eom")
 TURNS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"),
-        *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "</s>", "<eos>"),
+        *("<|end_of_text|>", "<EOT>", "_<EOT>", "< EOT >", "[EOT]", "[EOS]", "<end_of_utterance>", "</s>", "<eos>"),
+        *("<｜end▁of▁sentence｜>", "<|eot|>", "<turn|>", "<|endofturn|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>"),
+        *("<|role_end|>", "<|flush|>", "<|calls|>"),
     }
 )
 """Tokens that end an answer, whether or not the metadata say so: most files name one of several. They are control tokens, or
@@ -43,9 +45,11 @@ class Vocabulary:
         for token, (word, kind) in enumerate(zip(self.words, self.kinds, strict=True)):
             if kind != UNUSED and self.ids.setdefault(word, token) != token:
                 raise self.wrong(f"tokens {self.ids[word]} and {token} are both {word[:100]!r}")
-        for word in TURNS & self.ids.keys():
-            if any(isinstance(text, str) and word in text for text in self.templates.values()):
-                self.kinds[self.ids[word]] = CONTROL
+        texts = [text for text in self.templates.values() if isinstance(text, str)]
+        written = {word for word in TURNS if any(word in text for text in texts)}
+        for token, word in enumerate(self.words):
+            if word in written and self.ids.setdefault(word, token) == token:
+                self.kinds[token] = CONTROL
 
     def wrong(self, what: str) -> CheckpointError:
         """What is wrong with the file, as an error."""

@@ -214,20 +214,24 @@ def test_a_word_that_only_looks_like_an_end_is_none(folder, tmp_path, template):
     assert read_config(path).eos_token_ids == ()
 
 
-@pytest.mark.parametrize("kind", [1, 3, 4])
+WRITTEN = ("<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot|>", "< EOT >", "<turn|>", "<|endofturn|>", "<|END_OF_TURN_TOKEN|>")
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4, 5])
+@pytest.mark.parametrize("word", WRITTEN)
 @pytest.mark.parametrize("name", ["tokenizer.chat_template", "tokenizer.chat_template.tool_use"])
-def test_an_end_that_the_chat_template_writes_is_a_special_token_whatever_its_type(folder, tmp_path, kind, name):
+def test_an_end_that_the_chat_template_writes_is_a_special_token_whatever_its_type(folder, tmp_path, kind, word, name):
     """Whoever tunes a Llama for ChatML adds its tokens without making them special; llama.cpp ends there as well."""
     raw = tokenizers.KINDS["gpt2"]()
-    raw.add_special_tokens(["<s>", "</s>", "<|im_end|>", "<|im_start|>"])
+    raw.add_special_tokens(["<s>", "</s>", word, "<|im_start|>"])
     tokens = byte_level(raw, "gpt-2", eos_token_id=raw.token_to_id("</s>"))
-    end = raw.token_to_id("<|im_end|>")
+    end = raw.token_to_id(word)
     tokens["token_type"][end] = kind
-    said = {name: "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"}
+    said = {name: "{% for m in messages %}<|im_start|>{{ m.content }}" + word + "\n{% endfor %}"}
     path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens, metadata=said, change=lambda tensors: None)
     tokenizer = Tokenizer.load(path)
     assert document(path, "config.json")["eos_token_id"] == [raw.token_to_id("</s>"), end]
-    assert tokenizer.encode("<|im_end|>") == [end] and tokenizer.decode([end]) == ""
+    assert tokenizer.encode(word) == [end] and tokenizer.decode([end]) == ""
 
 
 BAD = {
