@@ -119,13 +119,15 @@ class Tokenizer:
     def _decode_between(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         texts, others = [], list[int]()
         for token in (*token_ids, None):
+            if skip_special_tokens and token in self._special:
+                continue  # the bytes before it and those after it may be one character
             text = None if token is None else self.own_texts.get(token)
             if token is not None and text is None:
                 others.append(token)
                 continue
             texts.append(self.decode_as_is(others, skip_special_tokens=skip_special_tokens))
             others = []
-            if text is not None and not (skip_special_tokens and token in self._special):
+            if text is not None:
                 texts.append(text)
         return "".join(texts)
 

@@ -189,3 +189,15 @@ def test_a_decoder_that_does_more_than_join_bytes_streams_characters_whole():
     assert_every_prefix_streams(tokenizer, ids, skip=True)
     stream = StreamDecoder(tokenizer)
     assert not any("\ufffd" in stream.push(token) for token in ids)
+
+
+@byte_level
+def test_a_special_token_that_is_skipped_does_not_part_a_character(kind):
+    raw = KINDS[kind]()
+    raw.add_special_tokens([AddedToken("für", normalized=False)])
+    raw.add_tokens([AddedToken("đem", normalized=False)])
+    tokenizer = Tokenizer(raw)
+    word, other, first, second = (raw.token_to_id(each) for each in ("für", "đem", "Ã", "©"))
+    for ids, text in (([first, word, second], "é"), ([other, first, word, word, second, other], "đeméđem")):
+        stream = StreamDecoder(tokenizer)
+        assert text == tokenizer.decode(ids) == "".join(map(stream.push, ids)) + stream.flush()
