@@ -22,8 +22,6 @@ KEYS = {
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor", ORIGINAL),
 }
 """What each `rope_type` may say beside its theta."""
-PASSED_OVER = {"finetuned", *(key for keys in KEYS.values() for key in keys)} - {"attn_factor", "extrapolation_factor"}
-"""What others may say too, as for `transformers`, which computes nothing from it: a line of the log says so."""
 log = logging.getLogger("attend.model")
 
 
@@ -47,14 +45,21 @@ def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | N
 
 
 def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict[str, Any]:
-    """The same from one object, which config.json calls `name`. Every key of it must be known here."""
+    """The same from one object, which config.json calls `name`.
+
+    Keys from which `transformers` computes nothing are passed over: a line of the log says so.
+    """
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in KEYS:
         raise CheckpointError(f"config.json: {name}: rope_type {kind!r} is not supported; known: {', '.join(KEYS)}")
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind]}
-    strangers = {str(key) for key, value in values.items() if key not in known and value is not None}
-    if unknown := sorted(strangers - PASSED_OVER):
-        raise CheckpointError(f"config.json: {name} has {', '.join(unknown)}, which rope_type {kind!r} does not know")
+    if values.get("attention_factor") is not None:
+        known -= {"attn_factor"}
+    strangers = {str(key): value for key, value in values.items() if key not in known and value is not None}
+    if objects := sorted(key for key, value in strangers.items() if isinstance(value, dict)):
+        raise CheckpointError(
+            f"config.json: {name} has {', '.join(objects)}: positions of one kind of layers are not supported"
+        )
     if strangers:
         _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does without: passed over")
     rotated = int(head_size * number(values, "partial_rotary_factor", 1.0))
@@ -94,16 +99,16 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
 def _original(raw: Raw, values: dict[str, Any]) -> int:
     """The positions that the model learned: those beside the object, else those in it, else all positions."""
     places = (place for place in (raw, values) if place.get(ORIGINAL) is not None)
-    return size(next(places, {ORIGINAL: positions(raw)}), ORIGINAL)
+    value = next(places, {ORIGINAL: positions(raw)})[ORIGINAL]
+    return size({ORIGINAL: int(value) if isinstance(value, float) and value.is_integer() else value}, ORIGINAL)
 
 
 def _attention_factor(values: dict[str, Any], factor: float) -> float:
     """What YaRN multiplies rotated queries and keys by. `attn_factor` comes on top of what follows from `factor`, as for
-    llama.cpp and vLLM; `transformers` does not look at it.
+    llama.cpp and vLLM; `transformers` does not look at it, and we do not beside an `attention_factor`.
     """
     refuse(values, "extrapolation_factor", None, 1.0)
     if values.get("attention_factor") is not None:
-        refuse(values, "attn_factor", None, 1.0)
         return number(values, "attention_factor", 1.0)
     scales = (number(values, "mscale", 0.0), number(values, "mscale_all_dim", 0.0))
     learned = _mscale(factor, scales[0]) / _mscale(factor, scales[1]) if all(scales) else _mscale(factor, 1.0)

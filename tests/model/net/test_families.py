@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from model.errors import CheckpointError
 from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from model.net.checkpoint import load, read_config, save
-from model.net.families.positions import KEYS, PASSED_OVER, _tell
+from model.net.families.positions import KEYS, _tell
 from model.net.families.reading import POSITIONS as POSITIONS_OF
 from model.net.families.strangers import STRANGERS
 from model.net.families.table import FAMILIES
@@ -179,8 +179,6 @@ REFUSED = {
     "(hidden_act|activation).*mish": {"hidden_act": "mish"},
     "quantization_config": {"quantization_config": {"quant_method": "hqq"}},
     "partial_rotary_factor": {"partial_rotary_factor": 0.5},
-    "attn_factor": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.1, "attn_factor": 0.9}},
-    "attn_factor of old": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "attn_factor": 0.9}},
     "extrapolation_factor": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "extrapolation_factor": 0.5}},
     "num_key_value_heads|key/value heads": {"num_key_value_heads": 3},
     "num_attention_heads": {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": ...},
@@ -280,10 +278,15 @@ def test_angles_are_those_of_transformers_or_the_config_is_refused(plain, parame
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.text(min_size=1, max_size=12), value=st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
-def test_a_key_of_rope_that_is_not_understood_is_refused(plain, base, name, key, value):
-    assume(key not in {"rope_type", "type", "rope_theta", "partial_rotary_factor", *PASSED_OVER})
-    with pytest.raises(CheckpointError, match=name):
-        FAMILIES["llama"].read(plain | {name: {"rope_type": "default", **base, key: value}})
+def test_a_key_of_rope_that_is_not_understood_is_passed_over_with_a_line(plain, base, name, key, value, caplog):
+    """As `transformers` does it, which warns."""
+    values = {"rope_type": "default", **base}
+    assume(key not in {"type", "rope_theta", "partial_rotary_factor", "attention_factor", *KEYS[values["rope_type"]], *values})
+    caplog.clear()
+    _tell.cache_clear()
+    with caplog.at_level("INFO", "attend.model"):
+        assert FAMILIES["llama"].read(plain | {name: values | {key: value}}) == FAMILIES["llama"].read(plain | {name: values})
+    assert 1 == len(caplog.records) and f"{name} has {key}, " in caplog.records[0].getMessage()
 
 
 ODD_ROPES: dict[str, dict[str, Any]] = {
@@ -301,6 +304,17 @@ ODD_ROPES: dict[str, dict[str, Any]] = {
     "linear with them": {"rope_type": "linear", "factor": 3.0, "original_max_position_embeddings": 32},
     "dynamic with them": {"type": "dynamic", "factor": 3.0, "original_max_position_embeddings": 32, "finetuned": False},
     "default with a factor": {"rope_type": "default", "factor": 3.0, "attention_factor": 1.5, "beta_fast": 3},
+    "linear with an attn_factor": {"rope_type": "linear", "factor": 2.0, "attn_factor": 0.9},
+    "default with sections": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+    "yarn with two factors": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.1, "attn_factor": 0.9},
+    "yarn with positions of a float": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32.0},
+    "longrope with scales": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.5, 2, 3, 9.5],
+        "short_mscale": 1.1,
+        "long_mscale": 1.2,
+    },
     "a type in both spellings": {"rope_type": "linear", "type": "dynamic", "factor": 3.0},
 }
 
@@ -315,7 +329,8 @@ def test_keys_that_are_absent_and_keys_without_effect_are_as_transformers_has_th
         ours = FAMILIES["llama"].read(raw)
         FAMILIES["llama"].read(raw)
     kind = values.get("rope_type", values.get("type"))
-    idle = sorted(values.keys() - {"rope_type", "type", *KEYS[kind]})
+    twice = {"attn_factor"} if "attention_factor" in values else set()
+    idle = sorted(values.keys() - {"rope_type", "type", *KEYS[kind]} | values.keys() & twice)
     said = [f"config.json: {name} has {', '.join(idle)}, which rope_type {kind!r} does without: passed over"] if idle else []
     assert [record.getMessage() for record in caplog.records] == said
     rotary = LlamaRotaryEmbedding(transformers.AutoConfig.for_model(**copy.deepcopy(raw)))
