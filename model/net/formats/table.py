@@ -1,6 +1,7 @@
 """The formats of quantised checkpoints, by the `quant_method` of config.json, and why others are refused."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from typing import Any
 
 from model.errors import CheckpointError
@@ -103,7 +104,9 @@ def _unread(name: str) -> str:
     return f"quant_method {name!r}{what} is not supported; known: {', '.join(FORMATS)}. Instead {INSTEAD}"
 
 
-def unread_tensor(names: Iterable[str]) -> str | None:
+def unread_tensor(names: Collection[str]) -> str | None:
     """Of the tensors of a folder without a format: that one is of a format that is not read, and of which one."""
     found = ((name, method) for name in names for method, ends in TENSORS.items() if name.endswith(ends))
-    return next((f"tensor {name} is not read: {_unread(method)}" for name, method in found), None)
+    scaled = ((name, "mlx") for name in names if name.endswith(".scales") and f"{name[:-7]}.weight" in names)
+    # MLX has codes in `weight`, and in some of its modes no biases.
+    return next((f"tensor {name} is not read: {_unread(method)}" for name, method in chain(found, scaled)), None)

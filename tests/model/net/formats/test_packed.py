@@ -408,7 +408,8 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, settings, named, inside):
         read_config(folder)
 
 
-def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path):
+@pytest.mark.parametrize("lacks", [set(), {"biases"}], ids=["", "without biases"])
+def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path, lacks):
     """Whether its config says so, or its tensors alone."""
     folder = plain_folder(tmp_path)
     said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8}}
@@ -418,9 +419,10 @@ def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path):
     edit_config(folder, quantization=..., quantization_config=...)
     name = "model.layers.0.mlp.down_proj"
     codes = {"weight": torch.ones(128, 32, dtype=torch.uint32), "scales": torch.ones(128, 4), "biases": torch.ones(128, 4)}
-    edit_tensors(folder, **{f"{name}.{part}": tensor for part, tensor in codes.items()})
+    edit_tensors(folder, **{f"{name}.{part}": tensor for part, tensor in codes.items() if part not in lacks})
+    told = "scales" if lacks else "biases"
     for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
-        with pytest.raises(CheckpointError, match=rf"tensor {name}\.biases is not read: quant_method 'mlx' \(MLX: "):
+        with pytest.raises(CheckpointError, match=rf"tensor {name}\.{told} is not read: quant_method 'mlx' \(MLX: "):
             check(folder)
 
 
