@@ -71,9 +71,16 @@ def _gguf_rules(path: Path) -> EmbeddingRules:
     from model.gguf.documents import pooling_type  # it needs numpy, and a folder does not
 
     kind = pooling_type(path)
-    if kind in OF_GGUF:
+    if type(kind) is int and kind in OF_GGUF:
         return EmbeddingRules(OF_GGUF[kind], None, "")
-    said = "no pooling_type" if kind is None else f"pooling_type {kind} ({GGUF_WAYS[kind]})"
+    known = type(kind) is int and 0 <= kind < len(GGUF_WAYS)
+    said = (
+        "no pooling_type"
+        if kind is None
+        else f"pooling_type {kind} ({GGUF_WAYS[kind]})"
+        if known
+        else f"pooling_type {describe(kind)}"
+    )
     return EmbeddingRules(refusal=f"this model makes no embeddings: its file has {said}; computed are 1 (MEAN) and 3 (LAST)")
 
 

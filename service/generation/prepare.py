@@ -197,12 +197,13 @@ class Preparation:
     def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
         if not isinstance(prompt, _Text):
             return self.tokens(prompt, name)
-        tokens, start = (
-            self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens),
-            self.tokenizer.chat_start_id,
-        )
-        is_chat = not prompt.add_special_tokens
-        return [start, *tokens] if is_chat and start is not None and tokens[0] != start else tokens
+        tokens = self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens)
+        start = self.tokenizer.chat_start_id
+        if start is None or prompt.add_special_tokens:
+            return tokens
+        word = self.tokenizer.raw.id_to_token(start) or ""
+        written = start in tokens and prompt.text.lstrip().startswith(word)  # a template may begin with an empty line
+        return tokens if written else [start, *tokens]
 
     def _truncated(self, tokens: list[int], command: Command) -> list[int]:
         return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]

@@ -110,6 +110,13 @@ def test_the_pooling_of_a_gguf_file_is_read(tmp_path, kind, wanted):
     assert inspect(path).family == "qwen3"
 
 
+@pytest.mark.parametrize("kind", [7, "last", True, 1 << 31])
+def test_a_pooling_that_nobody_knows_is_a_sentence(tmp_path, kind):
+    path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
+    with pytest.raises(NotSupported, match="this model makes no embeddings: its file has pooling_type "):
+        read_rules(path).required()
+
+
 @pytest.mark.parametrize(("kind", "said"), [(None, "no pooling_type"), (0, "0 (NONE)"), (2, "2 (CLS)"), (4, "4 (RANK)")])
 def test_a_gguf_file_whose_pooling_is_not_computed_still_serves_text(tmp_path, kind, said):
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
