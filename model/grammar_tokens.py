@@ -19,9 +19,9 @@ def for_grammars(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> 
     decoder = tokenizer.raw.decoder
     if decoder is None or not any(kind in decoder.__getstate__() for kind in DECODERS):
         raise ValueError("its decoder is neither ByteLevel nor ByteFallback")
-    tokens = _Tokens(tokenizer, ends[0])
+    tokens = _Tokens(tokenizer, max(vocab_size, tokenizer.size), ends[0])
     wrapper: Any = llguidance.TokenizerWrapper(tokens)
-    made = llguidance.LLTokenizer(wrapper, n_vocab=max(vocab_size, tokenizer.size), eos_token=list(ends))
+    made = llguidance.LLTokenizer(wrapper, eos_token=list(ends))  # as many as `tokens`, whatever its n_vocab
     tokens.spell = made.greedy_tokenize
     return made
 
@@ -31,12 +31,12 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, count: int, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id
         self.spell: Callable[[str], list[int]]
         """The longest tokens that a text begins with, again and again."""
         self._tokenizer = tokenizer
-        ids = range(tokenizer.size)
+        ids = range(count)
         self._special = {token for token in ids if tokenizer.says_nothing(token, skip_special_tokens=True)}
         self.special_token_ids = sorted(self._special)
         self.tokens = [b"<|%d|>" % token if token in self._special else tokenizer.bytes_of(token) for token in ids]
