@@ -5,13 +5,15 @@ from contextlib import aclosing
 from dataclasses import fields
 
 import pytest
+from grpc import StatusCode
 
 from model.engine.request import FinishReason
 from model.errors import AttendError, RateLimited
 from model.params import SamplingParams, StopRules
+from protos.attend.v1 import generation_pb2 as pb
 from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from service.records import Command
-from tests.fakes import FakeEngine, Server, build_server, says, until
+from tests.fakes import CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import whole_server
 
 SECRET = "att_secret"
@@ -168,3 +170,18 @@ def test_while_a_call_runs_it_holds_all_that_it_may_take(tmp_path):
         await task
 
     asyncio.run(run())
+
+
+def test_a_call_with_two_keys_is_refused_on_both_transports_also_where_both_are_good(tmp_path):
+    server, context = build_server(keys=ring(tmp_path)), CallContext()
+    context.metadata = [("authorization", BEARER)] * 2
+
+    async def both() -> tuple[int, str]:
+        async with server.http() as client:
+            answer = await client.post("/v1/completions", json={"prompt": "ab"}, headers=context.metadata)
+        await server.methods.Generate(pb.GenerateRequest(text="ab").SerializeToString(), context)
+        return answer.status_code, answer.json()["error"]["message"]
+
+    status, message = asyncio.run(both())
+    assert (status, context.code) == (401, StatusCode.UNAUTHENTICATED)
+    assert message == context.details and "more than one Authorization header" in message

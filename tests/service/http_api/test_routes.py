@@ -391,6 +391,18 @@ def test_a_given_id_is_used_and_left_to_serve_to_send_back():
     assert build_server().post({"prompt": "a", "request_id": "body-8"}).json()["id"] == "cmpl-body-8"
 
 
+def test_of_two_ids_neither_is_the_calls():
+    server = build_server()
+
+    async def call():
+        async with server.http() as client:
+            ids = [("x-request-id", "mine"), ("x-request-id", "other")]
+            return await client.post("/v1/completions", json={"prompt": "a"}, headers=ids)
+
+    answer = asyncio.run(call())
+    assert answer.json()["id"] not in ("cmpl-mine", "cmpl-other")
+
+
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129, "a\tb", "é".encode()])
 def test_an_id_that_is_not_plain_is_not_used(given):
     assert re.fullmatch(

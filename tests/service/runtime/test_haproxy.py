@@ -221,15 +221,18 @@ def test_refusals_for_want_of_room_are_no_errors_of_the_caller(quiet):
     assert len(answers) > ERRORS * (time.monotonic() - began), "a slow machine shows nothing"
 
 
-def test_a_replica_that_is_down_is_no_error_of_the_caller(quiet):
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_what_a_server_has_no_room_or_time_for_is_no_error_of_the_caller(quiet, status):
+    """Each call reaches a replica, with as many refusals as there are."""
+    judges = [replica.judge for replica in quiet.replicas]
     for replica in quiet.replicas:
-        replica.judge, judge = lambda *_: 503, replica.judge
+        replica.judge = lambda *_: status
     try:
         answers = quiet.send(*[post("/v1/completions", "Authorization: Bearer good")] * (10 * ERRORS))
     finally:
-        for replica in quiet.replicas:
+        for replica, judge in zip(quiet.replicas, judges, strict=True):
             replica.judge = judge
-    assert {code(answer) for answer in answers} == {"replica 503"}
+    assert {code(answer) for answer in answers} == {f"replica {status}"}
 
 
 def test_a_key_that_makes_too_many_errors_is_refused_and_no_other_key_is(quiet):
