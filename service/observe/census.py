@@ -6,6 +6,7 @@ and unknown to the controller has died. The store belongs to the cluster's head:
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,8 @@ def take(application: str) -> Census:
 def restart_proxies() -> None:
     """Have Serve start its proxies anew, and with them HAProxy. Blocks; raises RayError or RayServeException."""
     for proxy in _get_global_client().get_serve_details()["proxies"].values():
-        ray.kill(ray.get_actor(proxy["actor_name"], namespace=SERVE_NAMESPACE))
+        with suppress(ValueError):  # it is gone already
+            ray.kill(ray.get_actor(proxy["actor_name"], namespace=SERVE_NAMESPACE))
 
 
 def signed_in() -> set[str]:

@@ -69,7 +69,7 @@ async def main(settings: Settings, statistics: int) -> int:
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = catch_signals()  # after ray.init, which installs handlers of its own
-    hold(Path(ray._private.worker._global_node.get_session_dir_path()))  # sockets, and the token of new processes
+    hold(Path(ray._private.worker._global_node.get_session_dir_path()))  # Ray's sockets and logs
     started = ready = lost = False
     try:
         check_room(settings, ray.cluster_resources())
@@ -123,14 +123,14 @@ async def tell_changes(statistics: int | None) -> None:
     """Write a line for each replica and each proxy that changes its state, begins or dies. Returns where HAProxy, whose port
     `statistics` is, has led to no replica for a minute although one runs: the server must end, so that it is started anew.
     """
-    before_now: census.Census | None = None
+    last: census.Census | None = None
     lost = routes.Lost()
     while True:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
             now = await beside(census.take, APP)
-            for line in census.news(before_now, now) if before_now else ():
+            for line in census.news(last, now) if last else ():
                 say(line)
-            before_now = now
+            last = now
             if statistics is not None and await leads_nowhere(lost, now, statistics):
                 return
         await asyncio.sleep(WATCH_SECONDS)

@@ -32,17 +32,8 @@ DEFAULTS = (
 BACKEND = ("timeout ", "option httpchk", "http-check ", "option tcp-check", "tcp-check ")
 """What is Ray's to say, or whoever set its variables: the beginnings of lines."""
 OTHERS = (
-    *(
-        "acl has_",
-        "default-server ",
-        "errorfile ",
-        "http-request return ",
-        "http-reuse ",
-        "log global",
-        "maxconn ",
-        "mode http",
-    ),
-    *("no log", "option ", "retries ", "retry-on ", "server ", "stats ", "timeout "),
+    *("acl has_", "default-server ", "errorfile ", "http-request return ", "http-reuse ", "log global", "maxconn "),
+    *("mode http", "option ", "retries ", "retry-on ", "server ", "stats ", "timeout "),
 )
 """What the template says by itself."""
 ALIVE, LEAVES = "73756363657373", "445241494E494E47"
