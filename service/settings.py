@@ -300,7 +300,8 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.
         name = str(first["loc"][0])
         source = f"{PREFIX}{name.upper()}" if name not in given or given[name] is None else name
         shown = str(first["input"])[:64]
-        raise SettingError(f"{source} = {shown!r} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+        words = re.sub("^[A-Z](?=[a-z ])", lambda first: first[0].lower(), first["msg"])  # TLS stays TLS
+        raise SettingError(f"{source} = {shown!r} cannot be used: {words}") from error
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:

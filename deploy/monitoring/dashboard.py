@@ -101,6 +101,9 @@ def edge() -> Iterator[Panel]:
     held = {"{{transport}} on {{node}}": "attend_edge_connections"}
     yield panel("Connections", "none", held | {"most, {{transport}} on {{node}}": "attend_edge_connections_limit"})
     yield panel("Calls that it took", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
+    yield panel(
+        "It leads to every replica", "none", {"{{node}}": "attend_edge_ok"}, kind="stat", text="0 while replicas change."
+    )
     refusals = {"{{transport}}": total("attend_edge_refusals_total", "transport", "")}
     yield panel("Refused while all queues are full", "reqps", refusals, text="No replica counts or logs these calls.")
     errors = {

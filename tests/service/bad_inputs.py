@@ -211,7 +211,7 @@ KEYS = [
     grpc(
         "keys: two",
         GOOD,
-        "needs an API key",
+        "send one API key: there is more than one",
         "invalid_api_key",
         metadata=(("authorization", f"Bearer {SECRET}"),) * 2,
         keyed=True,

@@ -196,7 +196,7 @@ def test_a_failure_that_clients_act_on_is_described_with_its_header(path):
 class Nobody:
     """A key ring that knows no key."""
 
-    def authenticate(self, header: str | None) -> None:
+    def authenticate(self, *headers: str) -> None:
         raise Unauthenticated("this server needs an API key")
 
 

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import re
+import zlib
+from array import array
 
 import pytest
 
@@ -52,12 +54,13 @@ def test_the_bytes_of_a_stream_are_golden():
         f'data: {{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"fake","system_fingerprint":"fp_fake",'
     )
     tail = '"seed":7,"usage":null}'
+    first, second = (zlib.crc32(array("I", range(98, 98 + number)).tobytes()) for number in (1, 2))
     counts = '{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
     counts += '"completion_tokens_details":{"reasoning_tokens":0}}'
     assert answer.text == (
-        f"id: 7.{weights}.1\n"
+        f"id: 7.{weights}.1.{first:08x}\n"
         f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],{tail}\n\n'
-        f"id: 7.{weights}.2!\n"
+        f"id: 7.{weights}.2.{second:08x}!\n"
         f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],{tail}\n\n'
         f'{head}"choices":[],"usage":{counts}}}\n\n'
         "data: [DONE]\n\n"

@@ -9,7 +9,7 @@ from service.runtime.lifecycle import ready_line
 from service.settings import Settings
 
 FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
-FACTS |= {"backend": "torch", "kv_tokens": 32, "chats": True}
+FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True}
 
 
 def lines(**settings):
