@@ -52,6 +52,7 @@ class Contestant:
     `form`: how weights are kept, in the peer's own words. `isa`: the instruction set that Attend is to use; empty is the best.
     `load`: `dummy` where the folder has no weights, and each draws its own. `left` tells the seconds that it has for its next
     answer, the first one included: it may be set anew between two of them.
+    `sampled`: Attend draws with temperature 0.7 and top_p 0.95, instead of greedily.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Contestant:
         isa: str = "",
         load: str = "auto",
         left: Callable[[], float] = forever,
+        sampled: bool = False,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
@@ -73,6 +75,7 @@ class Contestant:
         environment |= {"BENCH_LOAD": load}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log, self.left = log, left
+        environment |= {"BENCH_SAMPLED": "1"} if sampled else {}
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 [python, here / script, peer, folder, str(threads())],

@@ -3,7 +3,8 @@
 W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens, prompt
 tokens/s. Greedy, end-of-text ignored. Each contestant is a process of its own, which stands still while others have their
 turn; the roofline is measured between two of them, for weights in bfloat16. A ratio is the median of the quotients of
-neighbours. With --weights int8,int4 each side keeps the weights in its own form of so many bits.
+neighbours. With --weights int8,int4 each side keeps the weights in its own form of so many bits. With --sampled Attend stands
+beside itself, drawing with temperature 0.7 and top_p 0.95.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """
@@ -130,12 +131,15 @@ def bench_shape(
     """Every work of one shape, within so many seconds if one turn of each is not longer. `peers` are interpreters by name."""
     entries = [(OURS, weights, sys.executable)]
     entries += [(peer, form, python) for peer, python in peers.items() for form in FORMS[weights].get(peer, [])]
-    check_memory(shape, len(entries), weights)
+    check_memory(shape, len(entries) + options.sampled, weights)
     checkpoint = write_shape(shape, options.folder)
     starts = [
         partial(Contestant, peer, checkpoint, options.folder / f"{peer}-{form}.log", python, form=form, isa=options.isa)
         for peer, form, python in entries
     ]
+    if options.sampled:
+        log = options.folder / f"{OURS}-{weights}-sampled.log"
+        starts.append(partial(Contestant, OURS, checkpoint, log, form=weights, isa=options.isa, sampled=True))
     began = time.perf_counter()
     with together(starts) as contestants:
         limits = roofline(shape, options.folder)
@@ -164,7 +168,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line, with `peers`: interpreters by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=listed, default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M")
-    parser.add_argument("--peer", type=listed, help=f"of {', '.join(PACKAGES)}; default: all that are installed")
+    parser.add_argument("--peer", type=listed, help=f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled")
     parser.add_argument(
         "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
     )
@@ -173,6 +177,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
         "--minutes", type=float, default=math.inf, help="for everything; who is slow then has fewer turns, one of each at least"
     )
     parser.add_argument("--isa", default="", help=f"Attend's instruction set, of {', '.join(VARIANTS)}; default: the best here")
+    parser.add_argument("--sampled", action="store_true", help="Attend beside itself with temperature 0.7, top_p 0.95")
     parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints and the contestants' logs")
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
@@ -183,7 +188,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     if options.isa and (options.isa not in VARIANTS or not load().attend_has(VARIANTS.index(options.isa))):
         parser.error(f"this CPU has no {options.isa!r}")
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
-    found = [peer for peer in options.peer or PACKAGES if installed(peer, pythons[peer])]
+    found = [peer for peer in options.peer or (() if options.sampled else PACKAGES) if installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):
         parser.error(f"{missing.pop()} is not installed; --python names another interpreter")
     options.peers = {peer: pythons[peer] for peer in found}

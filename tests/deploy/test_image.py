@@ -290,7 +290,7 @@ def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_p
 def test_the_image_serves_by_itself_and_runs_any_other_command():
     assert instructions("ENTRYPOINT") == ["[]"]
     assert instructions("CMD") == ['["attend", "serve"]']
-    assert PROJECT["project"]["scripts"] == {"attend": "service.commands.cli:main"}
+    assert PROJECT["project"]["scripts"] == {"attend": "service.commands.main:main"}
     commands = [container["command"] for pod in pods for container in pod["initContainers"]]
     assert all(command[0] == "attend" for command in commands)
 

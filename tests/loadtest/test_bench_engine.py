@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,12 @@ def start(folder, threads):
         raise MemoryError("no room")
     return {"name": "falls"}, generate
 """
+DRAWS = """
+import os
+
+def start(folder, threads):
+    return {"name": "sampled" if "BENCH_SAMPLED" in os.environ else "greedy"}, None
+"""
 SHORT = """
 def start(folder, threads):
     return {"name": "short"}, lambda prompts, output: 1
@@ -42,7 +49,7 @@ def tree(tmp_path):
     folder = tmp_path / PEERS
     folder.mkdir(parents=True)
     (folder / "child.py").write_text((TREE / PEERS / "child.py").read_text())
-    for name, text in (("counts", COUNTS), ("falls", FALLS), ("short", SHORT)):
+    for name, text in (("counts", COUNTS), ("falls", FALLS), ("draws", DRAWS), ("short", SHORT)):
         (folder / f"{name}.py").write_text(text)
     return tmp_path
 
@@ -63,6 +70,14 @@ def test_a_contestant_answers_with_seconds_and_stands_still_between_its_turns(tr
         assert 0 < one(2, 8, 4) < 10
         assert stopped(one.process)
     assert one.process.poll() == -signal.SIGKILL
+
+
+def test_sampled_stands_beside_greedy_and_beside_peers_that_are_named(tree):
+    starts = [partial(Contestant, "draws", tree, tree / "log", tree=tree, sampled=sampled) for sampled in (False, True)]
+    with together(starts) as contestants:
+        assert [each.name for each in contestants] == ["greedy", "sampled"]
+    assert engine.read_flags(["--sampled"]).peers == {}
+    assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])

@@ -33,16 +33,21 @@ def start(folder, threads):
     if isa:
         library.load().attend_choose(library.VARIANTS.index(isa))
     engine.start()
-    runner, greedy = asyncio.Runner(), SamplingParams(temperature=0)
+    sampled = "BENCH_SAMPLED" in os.environ
+    runner, sampling = (
+        asyncio.Runner(),
+        SamplingParams(temperature=0.7, top_p=0.95) if sampled else SamplingParams(temperature=0),
+    )
 
     async def work(prompts, output):
-        requests = [Request(f"{at}", prompt, output, greedy) for at, prompt in enumerate(prompts)]
+        requests = [Request(f"{at}", prompt, output, sampling, seed=at) for at, prompt in enumerate(prompts)]
         made = 0
         async for outputs in engine.generate(requests):
             made += sum(len(each.token_ids) for each in outputs)
         return made
 
     waits = os.environ.get("OMP_WAIT_POLICY")
-    facts = {"name": "Attend", "version": own_version(), "backend": engine.info.backend, "weights": engine.info.weights}
+    name = "Attend sampled" if sampled else "Attend"
+    facts = {"name": name, "version": own_version(), "backend": engine.info.backend, "weights": engine.info.weights}
     facts["recorded"] = engine.engine.runner.graphs is not None
     return facts | {"omp_wait_policy": waits, "isa": isa}, lambda prompts, output: runner.run(work(prompts, output))
