@@ -12,7 +12,6 @@ Exit code 0: everything ran, and is right. 3: something failed, was wrong, or wa
 """
 
 import argparse
-import json
 import sys
 import time
 import traceback
@@ -25,7 +24,7 @@ from typing import Any, Literal
 from loadtest.bench.contestant import OURS, TREE
 from loadtest.bench.figures import table
 from loadtest.bench.on_gpu import here, laws, rates
-from loadtest.bench.on_gpu.session import Left, Session, module, run, say, tail
+from loadtest.bench.on_gpu.session import Left, Session, module, printed, run, say, tail
 from loadtest.bench.shapes import FOLDER, SHAPES, write_config
 from model.config import DEFAULT_MODEL
 
@@ -59,9 +58,8 @@ def perform(session: Session, parts: Sequence[Part], lacking: Mapping[str, str])
     ready = [part for part in parts if not set(part.needs) & set(lacking)]
     for part in parts:
         if part not in ready:
-            session.lose(
-                part.what, "not run: " + "; ".join(f"{name} {lacking[name]}" for name in part.needs if name in lacking)
-            )
+            why = "; ".join(f"{name} {lacking[name]}" for name in part.needs if name in lacking)
+            session.lose(part.what, f"not run: {why}")
     for at, part in enumerate(ready):
         kept = sum(each.least for each in ready[at + 1 :] if each.place == "last" and part.place != "first")
         given = min(part.most, session.left - kept)
@@ -84,10 +82,9 @@ def look(session: Session, device: str, folder: Path) -> dict[str, str]:
         session.note("missing", f"{name} is missing: it is needed for {here.NEEDED[name]}", what=name)
     log = folder / "here.log"
     code = run(module("here", device), log, session.within(LOOK))
-    for line in log.read_text(errors="replace").splitlines():
-        if line.startswith("{"):
-            session.facts |= (found := json.loads(line))
-            session.note("here", f"Here: {found}")
+    for found in printed(log):
+        session.facts |= found
+        session.note("here", f"Here: {found}")
     if code != 0:
         session.lose("what is here", f"it took over {LOOK} s" if code is None else tail(log))
     lacking |= {name.split()[0]: str(why) for name, why in session.facts.items() if name.endswith(" error")}
@@ -114,7 +111,7 @@ def compare(session: Session, name: str, target: Path, load_format: str, device:
     if code != 0:
         session.lose(f"answers of {name}", "it took too long" if code is None else tail(log))
         return
-    found = json.loads(log.read_text(errors="replace").splitlines()[-1])
+    [found] = printed(log)
     wrong = found["wrong"]
     if device == "cuda" and (found["backend"], found["recorded"]) != ("triton", True):
         wrong.append(f"backend is {found['backend']}, steps are recorded: {found['recorded']}")
@@ -131,7 +128,7 @@ def weigh(session: Session, size: int, device: str, folder: Path, left: Left) ->
     if (code := run(module("speed", device, size), log, left)) != 0:
         session.lose("speed of the device", "it took too long" if code is None else tail(log))
         return
-    found = json.loads(log.read_text(errors="replace").splitlines()[-1])
+    [found] = printed(log)
     shown = f"{found['bytes'] / 1e9:.0f} GB/s, {found['flops'] / 1e12:.1f} TFLOP/s in bfloat16, clocks {found.get('clocks')}"
     session.note("speed", f"speed of the device: {shown}", **found)
 

@@ -116,6 +116,16 @@ def tail(log: Path, lines: int = 8) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
+def printed(log: Path) -> list[dict[str, Any]]:
+    """The objects of JSON that a command printed, a line each; libraries print what they like before and after them."""
+    found = []
+    for line in log.read_text(errors="replace").splitlines():
+        with suppress(ValueError):
+            if line.startswith("{"):
+                found.append(json.loads(line))
+    return found
+
+
 def module(name: str, *words: object) -> list[object]:
     """The command of a module of this folder."""
     return [sys.executable, "-m", f"loadtest.bench.on_gpu.{name}", *words]
