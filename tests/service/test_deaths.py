@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,12 @@ class Edge:
         """A gRPC channel that shares no connection with another."""
         return grpc.insecure_channel(f"127.0.0.1:{self.grpc}", options=[("grpc.use_local_subchannel_pool", 1)])
 
+    def are_checked(self) -> bool:
+        """Whether HAProxy has asked each replica once whether it is alive."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.others['stats_port']}/stats;csv", timeout=10) as page:
+            rows = [line for line in page.read().decode().splitlines() if line.startswith("grpc-default,SERVE_REPLICA-")]
+        return len(rows) == len(self.replicas) and all(",L7OK," in row for row in rows)
+
     def has_both(self) -> bool:
         """Whether replicas a and b both answer calls."""
         return {self.ask("/now")[1].split()[0] for _ in range(4)} == {"a", "b"}
@@ -137,6 +144,7 @@ def front() -> Iterator[Edge]:
             made.start_replicas("a", "b")
             made.start()
             assert wait_for(made.has_both)
+            assert wait_for(made.are_checked)  # a first check that fails is enough; later it takes two
             yield made
         finally:
             made.stop()
