@@ -204,14 +204,15 @@ def in_front(folder: Path, limits: dict[str, int] | None = None, **environment: 
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | (limits or {})))
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment})
     process = subprocess.Popen([get_haproxy_binary(), "-db", "-f", folder / "haproxy.cfg"], stderr=subprocess.DEVNULL)
-    with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
-        edge = Edge(f"http://127.0.0.1:{ports['http']}", str(folder / "admin.sock"), channel, replicas)
-        assert wait_for(lambda: listens(ports["http"]))
-        yield edge
-    process.kill()
-    process.wait()
-    for replica in replicas:
-        replica.stop()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
+            assert wait_for(lambda: listens(ports["http"]))
+            yield Edge(f"http://127.0.0.1:{ports['http']}", str(folder / "admin.sock"), channel, replicas)
+    finally:
+        process.kill()
+        process.wait()
+        for replica in replicas:
+            replica.stop()
 
 
 def ray_config(state: Path, ports: dict[str, int], applications: dict[str, dict[str, tuple[int, int]]], **others: int) -> Path:
