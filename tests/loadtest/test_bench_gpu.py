@@ -328,8 +328,10 @@ def test_the_laws_name_files_and_tests_that_exist_and_leave_out_none_of_the_kern
             assert any(law.words[-1] in name for name in names), path
 
 
-def test_outcomes_are_known_though_the_tests_are_cut(tmp_path):
+def test_outcomes_are_known_though_the_tests_are_cut(tmp_path, monkeypatch):
     """Warnings fail nothing there: libraries of a GPU warn of things that no CPU has shown."""
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:  # of the worker that runs this test
+        monkeypatch.delenv(name)
     tests = tmp_path / "test_slow.py"
     tests.write_text(
         "import time, warnings\ndef test_warns(): warnings.warn('new')\ndef test_no(): assert 0\n"
