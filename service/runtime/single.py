@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from model.errors import EngineFailed, SettingError
+from service.runtime.files import raise_limit
 from service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line, say
 from service.runtime.ports import is_free
 from service.settings import Settings
@@ -37,7 +38,7 @@ def run(settings: Settings) -> int:
     Raises SettingError or CheckpointError.
     """
     check_certificate(settings)
-    raise_files()
+    raise_limit()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from service.runtime.front import Loop
@@ -59,12 +60,6 @@ def claimed(settings: Settings) -> socket.socket:
         return bound(settings.host, settings.port)
     except OSError as error:
         raise SettingError(f"port {settings.port} on {settings.host}: {error.strerror}") from error
-
-
-def raise_files() -> None:
-    """Let the process have as many files open as the system allows it: each connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def connections() -> tuple[int, int]:
