@@ -38,7 +38,7 @@ NEEDS = {
     "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 32 of them to a key/value head",
 }
 OTHER_NEEDS = "this model asks for something that it does not compute"
-ABSENT = {"native": "it was not built: make setup", "triton": "triton is not installed"}
+ABSENT = {"native": "it was not built: run python -P -m model.net.native", "triton": "triton is not installed"}
 
 
 def choose_backend(

@@ -31,7 +31,7 @@ def _absence(best: str) -> tuple[str, str] | None:
     if kind_of(best) is not None:
         return None
     if best == "native" and find_compiler() is None:
-        return "no_compiler", "it was not built; install g++, then run python -m model.net.native"
+        return "no_compiler", "it was not built; install g++, then run python -P -m model.net.native"
     return "not_built", ABSENT[best]
 
 

@@ -59,7 +59,8 @@ def test_there_is_a_named_reason_exactly_where_the_native_decoder_refuses(built,
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason", "what"), [(None, "no_compiler", "install g++"), ("/c++", "not_built", "make setup")]
+    ("compiler", "reason", "what"),
+    [(None, "no_compiler", "install g++"), ("/c++", "not_built", "python -P -m model.net.native")],
 )
 def test_a_native_decoder_that_was_not_built_is_named_with_what_to_do(monkeypatch, compiler, reason, what):
     monkeypatch.setattr(choice, "load_native", lambda: None)
