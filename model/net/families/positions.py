@@ -89,6 +89,8 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
         learned = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         lists = (_numbers(values, "short_factor"), _numbers(values, "long_factor"))
         return LongScaling(*lists, original, number(values, "attention_factor", learned))
+    if "factor" not in values:  # null means what follows from the positions, and absent is an error of `transformers` too
+        need(values, "factor")
     truncate = values.get("truncate", True)
     if not isinstance(truncate, bool):
         raise CheckpointError(f"config.json: truncate must be true or false; got {truncate!r}")

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from model.engine import grammars
+from model import mask
 from model.engine.request import FinishReason, Request
 from model.grammar import GrammarCompiler, GrammarSpec
 from model.mask import Matcher, compute_masks
@@ -83,7 +83,7 @@ def test_in_a_crowd_an_answer_is_what_it_is_alone(net, alone, sampling, changes,
         together += len(matchers) > 1
         compute_masks(matchers)
 
-    monkeypatch.setattr(grammars, "compute_masks", counted)
+    monkeypatch.setattr(mask, "compute_masks", counted)
     engine = tiny_engine(net, **changes)
     assert expected == answers(engine, crowd(**sampling))
     assert together > 3 or "top_k" in sampling, "no masks were worked out together: the test says little"
