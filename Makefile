@@ -5,8 +5,7 @@ BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := protos/attend/v1/generation.proto
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
-SERVED   = $(sort $(shell grep -rl --include="*.py" "mark\.ray" tests))
-ALONE    = $(sort $(shell grep -rl --include="*.py" "mark\.alone" tests))
+MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients "mark\.$(1)" tests))
 
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,9 +29,9 @@ serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 # its core to the other worker. Then come the servers, two at once, since a start is long and leaves a core idle; then what must be alone.
 # 5: none of ARGS is of this kind.
 test: setup  ## every test but the cluster's and the clients'
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients)" $(WORKERS) $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients)" $(WORKERS) $(or $(ARGS),$(SERVED)) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients)" --ignore tests/clients $(WORKERS) $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients)" $(WORKERS) $(or $(ARGS),$(call MARKED,ray)) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(call MARKED,alone)) || [ $$? -eq 5 ]
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
 	$(BIN)/python -m pytest -m cluster $(ARGS)

@@ -345,7 +345,7 @@ def ended(**variables):
         ("port", "tcp://10.0.0.1:80", "input should be a valid integer"),
         ("grpc_port", "70000", "input should be less than or equal to 65535"),
         ("device", "gpu", "input should be 'auto', 'cpu' or 'cuda'"),
-        ("kv_cache_memory", "512Mo", "input should be a valid integer"),
+        ("kv_cache_memory", "512Mo", "it must be a number of bytes, as 536870912, 512MiB or 2GB"),
         ("prefix_caching", "maybe", "input should be a valid boolean"),
     ],
 )
