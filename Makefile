@@ -3,7 +3,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
-PROTO   := protos/attend/v1/generation.proto
+PROTO   := attend/v1/generation.proto
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients "mark\.$(1)" tests))
 
@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(wildcard model/net/native/sourc
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt --editable . --group check
-	$(BIN)/python -m model.net.native
+	$(BIN)/python -m attend.model.net.native
 	touch $@
 
 serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
@@ -81,7 +81,7 @@ screenshots: setup  ## the README's pictures of the page, of a server of its own
 	$(BIN)/python -m tests.service.pictures
 
 protos: setup  ## regenerate the code of the proto
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO)
 
 train: setup  ## train the default model into ./run (hours on two cores; resumes)
 	$(BIN)/attend train --out run $(ARGS)

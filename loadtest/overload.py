@@ -27,12 +27,12 @@ import aiohttp
 import grpc
 import psutil
 
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.bench.figures import percentile
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import Target, running
 from loadtest.server import StartError
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 
 PROMPT, SHORTEST, TOKENS, LONGEST = "def fibonacci(n):", 128, 256, 384
 """Long answers, of TOKENS on average: the callers, who share the machine with the server, take little of it."""

@@ -45,7 +45,17 @@ def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
     http, grpc = free_port(), free_port()
     while grpc == http:
         grpc = free_port()
-    command = [sys.executable, "-m", "service.commands.cli", "serve", *flags, "--port", str(http), "--grpc-port", str(grpc)]
+    command = [
+        sys.executable,
+        "-m",
+        "attend.service.commands.cli",
+        "serve",
+        *flags,
+        "--port",
+        str(http),
+        "--grpc-port",
+        str(grpc),
+    ]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)

@@ -16,10 +16,10 @@ from typing import Any
 import aiohttp
 import grpc
 
+from attend.v1 import generation_pb2 as pb
 from loadtest.faults.attacker import Attacker, attacker
 from loadtest.faults.target import Target
 from loadtest.inside.sitecustomize import POISON
-from protos.attend.v1 import generation_pb2 as pb
 
 EVERY = 0.25
 """Seconds between two of them."""

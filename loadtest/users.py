@@ -7,12 +7,12 @@ from locust import HttpUser, User, task
 from locust.event import EventHook
 from urllib3 import PoolManager
 
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.loops import ClosedLoop, OpenLoop
 from loadtest.options import api_key, trusted
 from loadtest.prompts import draw
 from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 
 CONNECTIONS = 1024
 

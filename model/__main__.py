@@ -1,4 +1,4 @@
-"""The measured sections of a checkpoint's model card, as markdown: python -m model [FOLDER] [--original FOLDER]"""
+"""The measured sections of a checkpoint's model card, as markdown: python -m attend.model [FOLDER] [--original FOLDER]"""
 
 import argparse
 import asyncio
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model.config import DEFAULT_MODEL
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.engine.request import FinishReason, Request, TokenEngine
-from model.errors import EngineFailed
-from model.net.checkpoint import read_config
-from model.params import SamplingParams
-from model.tokenizer import Tokenizer
-from model.train import card, corpus
-from model.train.evaluate import bzip2_bits_per_byte, measure, xz_bits_per_byte
-from model.train.headers import MAX_TOKENS, Header, choose_headers, judge
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import FinishReason, Request, TokenEngine
+from attend.model.errors import EngineFailed
+from attend.model.net.checkpoint import read_config
+from attend.model.params import SamplingParams
+from attend.model.tokenizer import Tokenizer
+from attend.model.train import card, corpus
+from attend.model.train.evaluate import bzip2_bits_per_byte, measure, xz_bits_per_byte
+from attend.model.train.headers import MAX_TOKENS, Header, choose_headers, judge
 
 MEMORY = 1 << 28
 """Bytes of KV cache: a hundred short texts of the default model."""
@@ -59,7 +59,7 @@ def complete_headers(folder: Path, tokenizer: Tokenizer, headers: Sequence[Heade
 
 def main() -> None:
     """Read the flags, measure, print the sections."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m model")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m attend.model")
     parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--original", type=Path, help="checkpoint of `attend train --original`, trained on the same tokens")
     parser.add_argument("--root", type=Path, default=corpus.standard_library(), help="the Python files; default: the stdlib")

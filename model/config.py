@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from model.errors import CheckpointError, SettingError
-from model.rope import DynamicScaling, Rope, RopeScaling
-from model.sublayers import DeltaSpec, MixtureSpec, Routing
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.rope import DynamicScaling, Rope, RopeScaling
+from attend.model.sublayers import DeltaSpec, MixtureSpec, Routing
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 KV_GROUP = 32

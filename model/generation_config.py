@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.errors import CheckpointError, InvalidRequest
-from model.params import DecodingParams, SamplingParams, describe
-from model.weights import read_json
+from attend.model.errors import CheckpointError, InvalidRequest
+from attend.model.params import DecodingParams, SamplingParams, describe
+from attend.model.weights import read_json
 
 NAME = "generation_config.json"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")

@@ -5,8 +5,8 @@ from typing import Any
 
 import llguidance
 
-from model.errors import InvalidRequest
-from model.tokenizer import Tokenizer
+from attend.model.errors import InvalidRequest
+from attend.model.tokenizer import Tokenizer
 
 DECODERS = (b'"ByteLevel"', b'"ByteFallback"')
 """A tokenizer whose decoder has one of these says each byte of a text."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import llguidance
 
-from model.errors import EngineFailed
-from model.machine import usable_cores
+from attend.model.errors import EngineFailed
+from attend.model.machine import usable_cores
 
 if TYPE_CHECKING:  # numpy takes longer to import than the child process of model/grammar.py takes for its work
     import numpy as np

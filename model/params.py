@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from model.errors import InvalidRequest
+from attend.model.errors import InvalidRequest
 
 MAX_CHOICES = 8
 MAX_CHOICES_TIMES_PROMPTS = 128

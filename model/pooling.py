@@ -10,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from model.errors import CheckpointError, NotSupported
-from model.gguf.places import is_gguf
-from model.params import describe
-from model.weights import read_any_json, read_json
+from attend.model.errors import CheckpointError, NotSupported
+from attend.model.gguf.places import is_gguf
+from attend.model.params import describe
+from attend.model.weights import read_any_json, read_json
 
 MODULES, SENTENCES = "modules.json", "sentence_bert_config.json"
 
@@ -68,7 +68,7 @@ def read_rules(folder: Path) -> EmbeddingRules:
 
 
 def _gguf_rules(path: Path) -> EmbeddingRules:
-    from model.gguf.documents import pooling_type  # it needs numpy, and a folder does not
+    from attend.model.gguf.documents import pooling_type  # it needs numpy, and a folder does not
 
     kind = pooling_type(path)
     if type(kind) is int and kind in OF_GGUF:

@@ -6,7 +6,7 @@ Each kind of scaling is a record of its numbers; `model/net/rope.py` computes wi
 import math
 from dataclasses import dataclass, fields
 
-from model.errors import CheckpointError
+from attend.model.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.params import DecodingParams, SamplingParams
-from model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
-from model.transfer import column, integers, to_device
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
+from attend.model.transfer import column, integers, to_device
 
 LARGEST = 1e9
 """A penalty makes no score larger: a division by next to nothing would make it infinite."""

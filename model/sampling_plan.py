@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from model.params import NO_CHANGE, DecodingParams, SamplingParams
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
 
 if TYPE_CHECKING:  # a scheduler needs no numpy
     import numpy as np

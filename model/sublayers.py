@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.errors import CheckpointError
+from attend.model.errors import CheckpointError
 
 Routing = Literal["all", "chosen"]
 """What a token's experts are weighted by: their part of the softmax over all experts' scores, or of that over the chosen ones'.

@@ -11,8 +11,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from model.errors import CheckpointError
-from model.gguf.places import is_gguf
+from attend.model.errors import CheckpointError
+from attend.model.gguf.places import is_gguf
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHER_FORMS = (
@@ -31,7 +31,7 @@ NEEDED = "transformers sentencepiece protobuf tiktoken"
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file. Raises CheckpointError."""
     if is_gguf(path.parent):
-        from model.gguf.documents import document  # it needs numpy, and a folder does not
+        from attend.model.gguf.documents import document  # it needs numpy, and a folder does not
 
         return document(path.parent, path.name)
     if not path.is_file():
@@ -86,7 +86,7 @@ def read_raw(folder: Path, facts: dict[str, Any]) -> RawTokenizer:
 
 def _open_tokenizer(folder: Path) -> RawTokenizer:
     if is_gguf(folder):
-        from model.gguf.documents import tokenizer
+        from attend.model.gguf.documents import tokenizer
 
         return tokenizer(folder)
     path = folder / "tokenizer.json"

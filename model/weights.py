@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.errors import CheckpointError
-from model.gguf.places import SUFFIX, is_gguf
+from attend.model.errors import CheckpointError
+from attend.model.gguf.places import SUFFIX, is_gguf
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
@@ -42,7 +42,7 @@ def read_any_json(folder: Path, name: str) -> Any:
     """What a JSON file of the folder holds. Raises CheckpointError."""
     path = folder / name
     if is_gguf(folder):
-        from model.gguf.documents import document  # it needs numpy, and a folder does not
+        from attend.model.gguf.documents import document  # it needs numpy, and a folder does not
 
         return document(folder, name)
     if not folder.is_dir():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from model.errors import (
+from attend.model.errors import (
     AttendError,
     ContextTooLong,
     DeadlineExceeded,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
-from model.engine.request import FinishReason, Times, TokenLogprob
-from model.errors import InvalidRequest
-from model.grammar import GrammarSpec
-from model.params import (
+from attend.model.engine.request import FinishReason, Times, TokenLogprob
+from attend.model.errors import InvalidRequest
+from attend.model.grammar import GrammarSpec
+from attend.model.params import (
     DEFAULT_PRIORITY,
     MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
@@ -24,12 +24,12 @@ from model.params import (
     describe,
     integer,
 )
-from model.pooling import EmbeddingRules
-from service.access.quota import Key, name_of
-from service.chat.forms import AnswerForm
-from service.chat.ids import call_id
-from service.chat.parts import Part, joined
-from service.chat.tools import NO_CALLS, Calling
+from attend.model.pooling import EmbeddingRules
+from attend.service.access.quota import Key, name_of
+from attend.service.chat.forms import AnswerForm
+from attend.service.chat.ids import call_id
+from attend.service.chat.parts import Part, joined
+from attend.service.chat.tools import NO_CALLS, Calling
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from model.config import DEFAULT_MODEL
-from model.errors import SettingError
-from model.gguf.places import SUFFIX, only_gguf
-from service.chat.forms import ReasoningParser, ToolParser
+from attend.model.config import DEFAULT_MODEL
+from attend.model.errors import SettingError
+from attend.model.gguf.places import SUFFIX, only_gguf
+from attend.service.chat.forms import ReasoningParser, ToolParser
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-PROTO = "protos/attend/v1/generation.proto"
+PROTO = "attend/v1/generation.proto"
+"""Its name under `protos/`, which is the name that every caller's protoc gives it too."""
 BASE = "tests/wire/base.binpb"
 """The released wire: what `buf breaking` compares with. It is replaced on purpose, by `python -m tests.wire.record --base`."""
 ROOT = Path(__file__).parent.parent
@@ -38,11 +39,11 @@ def generated(root: Path) -> list[str]:
     """The committed code that differs from what this version of grpcio-tools generates."""
     with tempfile.TemporaryDirectory() as out:
         flags = [f"--{kind}={out}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
-        assert protoc.main(["protoc", f"-I{root}", *flags, str(root / PROTO)]) == 0
+        assert protoc.main(["protoc", f"-I{root}/protos", *flags, PROTO]) == 0
         made = sorted(path for path in Path(out).rglob("*.py*"))
         assert len(made) == 3, made
-        differing = [path.name for path in made if path.read_bytes() != (root / path.relative_to(out)).read_bytes()]
-    return [f"{differing} differ from what {PROTO} generates: run `make protos`"] if differing else []
+        differing = [path.name for path in made if path.read_bytes() != (root / "protos" / path.relative_to(out)).read_bytes()]
+    return [f"{differing} differ from what protos/{PROTO} generates: run `make protos`"] if differing else []
 
 
 def build_base(root: Path = ROOT) -> None:

@@ -91,6 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def our_modules_have_one_name() -> Iterator[None]:
+    """Tests start at the top of the tree: Python finds its folders by their own names too, each class twice."""
+    yield
+    assert not {"model", "service", "protos"} & sys.modules.keys()
+
+
+@pytest.fixture(autouse=True)
 def one_thread_afterwards() -> Iterator[None]:
     """A second thread of torch ends with its test: two workers with two threads each are slow on two cores."""
     yield

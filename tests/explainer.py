@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from model.explain.explainer import Explanation, LayerView, Question
-from model.explain.guesses import Guesses
-from model.explain.watched import Seen
+from attend.model.explain.explainer import Explanation, LayerView, Question
+from attend.model.explain.guesses import Guesses
+from attend.model.explain.watched import Seen
 
 WINDOW, SINK, ENTROPY = 2, 0.25, 1.5
 

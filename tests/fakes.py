@@ -20,21 +20,30 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from model.chat import ChatTemplate
-from model.config import EngineConfig
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, TokenLogprob, check_fits
-from model.errors import EngineFailed, Unavailable
-from model.pooling import EmbeddingRules, Pooling
-from model.tokenizer import Tokenizer
-from service.access.keys import KeyRing
-from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.generation.explain import Explaining
-from service.generation.generation import GenerationService
-from service.grpc_api.register import add_generation_service
-from service.grpc_api.servicer import GrpcMethods
-from service.http_api.app import build_app
-from service.http_api.routes import Site
-from service.observe.metrics import Metrics
+from attend.model.chat import ChatTemplate
+from attend.model.config import EngineConfig
+from attend.model.engine.request import (
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    Output,
+    Request,
+    StepReport,
+    TokenLogprob,
+    check_fits,
+)
+from attend.model.errors import EngineFailed, Unavailable
+from attend.model.pooling import EmbeddingRules, Pooling
+from attend.model.tokenizer import Tokenizer
+from attend.service.access.keys import KeyRing
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.generation.explain import Explaining
+from attend.service.generation.generation import GenerationService
+from attend.service.grpc_api.register import add_generation_service
+from attend.service.grpc_api.servicer import GrpcMethods
+from attend.service.http_api.app import build_app
+from attend.service.http_api.routes import Site
+from attend.service.observe.metrics import Metrics
 from tests.explainer import FakeExplainer
 
 MODEL = "fake"

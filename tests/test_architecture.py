@@ -1,6 +1,8 @@
 """What the house rules say of all code at once: size, docstrings, and what may not be used where."""
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,8 @@ def files(*rooms: str, name: str) -> list[Path]:
 
 
 SOURCES = files("model", "service", "loadtest", name="*.py")
-PACKAGES = files("model", "service", "protos", name="__init__.py")
+PACKAGES = files("attend", "model", "service", "protos", name="__init__.py")
+OTHERS = [path for path in files("attend", "deploy", "tests", name="*.py") if path.name != "test_architecture.py"]
 HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
 READS_ENVIRONMENT = {
@@ -72,6 +75,58 @@ def reads_environment(path: Path) -> bool:
     return bool(names & (touched | imported(path)))
 
 
+NAME = re.compile(r"(?<![\w./-])(model|service|protos)(?:\.\w+)+")
+OLD_IMPORT = re.compile(r"(?:\b(?:from|import)|-m) (model|service|protos)\b")
+
+
+def old_names(path: Path) -> list[str]:
+    """Where a file names a module of ours as only the top of the tree lets it: in imports, and in strings."""
+    texts = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    dotted = [found[0] for text in [*texts, *imported(path)] for found in NAME.finditer(text)]
+    bare = [
+        found[0] for text in [*texts, *(f"import {name}" for name in imported(path))] for found in OLD_IMPORT.finditer(text)
+    ]
+    return [name for name in dotted if is_module(name)] + bare
+
+
+def is_module(name: str) -> bool:
+    """Whether the first two parts of a dotted name are a module or package of the tree."""
+    path = ROOT.joinpath(*name.split(".")[:2])
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *OTHERS], ids=str)
+def test_our_modules_have_one_name(path):
+    """A second one makes a second copy of each class: an error of one is not caught as an error of the other."""
+    assert set(old_names(path)) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import model.errors",
+        "from service import errors",
+        "import protos.attend.v1.generation_pb2",
+        "patch('model.sampling.LARGEST', 1)",
+        "run([python, '-c', 'from service.errors import status'])",
+        "run('python -m model')",
+    ],
+)
+def test_an_old_name_is_found(line, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "tree", lambda path: ast.parse(line))
+    assert old_names(Path("a.py"))
+
+
+@each_house_file
+def test_no_module_leaves_the_package_by_following_its_link(path):
+    """`resolve()` of `__file__` gives the folder at the top of the tree, whose modules have the old names."""
+    assert not [
+        call
+        for call in ast.walk(tree(path))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Path(__file__).resolve"
+    ]
+
+
 def test_there_is_code_to_look_at():
     assert {"model", "service", "loadtest"} == {path.parts[0] for path in SOURCES}
     assert len(SOURCES) > 40
@@ -111,7 +166,7 @@ def test_nothing_that_runs_what_it_reads_is_used(path):
 
 @pytest.mark.parametrize("path", [path for path in HOUSE if path.parts[0] == "model"], ids=str)
 def test_the_model_prints_only_where_it_is_a_program(path):
-    """Training and `python -m model` talk to a terminal; all else has a log."""
+    """Training and `python -m attend.model` talk to a terminal; all else has a log."""
     assert path.parts[1] == "train" or path.name == "__main__.py" or "print" not in calls(path)
 
 

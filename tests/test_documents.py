@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.cli import app
+from attend.service.commands.cli import app
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("model", "service", "protos", "deploy", "loadtest", "tests")

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.build import build_engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import FinishReason, Request
+from attend.model.params import SamplingParams
 from loadtest.bench.figures import Figure, file, percentile, show
 from loadtest.bench.machine import Neighbours, threads
 from loadtest.bench.shapes import SHAPES, write_shape
-from model.config import DEFAULT_MODEL
-from model.engine.build import build_engine
-from model.engine.loop import AsyncEngine
-from model.engine.options import EngineOptions
-from model.engine.request import FinishReason, Request
-from model.params import SamplingParams
 
 OUTPUT = 16
 GREEDY = SamplingParams(temperature=0)

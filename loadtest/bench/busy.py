@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import StepReport
+from attend.model.grammar import GrammarSpec
+from attend.model.params import SamplingParams, StopRules
+from attend.model.tokenizer import Tokenizer
+from attend.service.generation.generation import GenerationService
+from attend.service.observe.metrics import Metrics
+from attend.service.records import Command
 from loadtest.bench.figures import Comparison, Figure, percentile, take_turns
 from loadtest.bench.parsing import source_text
-from model.config import DEFAULT_MODEL
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.engine.request import StepReport
-from model.grammar import GrammarSpec
-from model.params import SamplingParams, StopRules
-from model.tokenizer import Tokenizer
-from service.generation.generation import GenerationService
-from service.observe.metrics import Metrics
-from service.records import Command
 
 STREAMS, TOKENS, TEXT, SCHEMA = 8, 512, 1 << 20, 64 << 10
 MOST_RATIO = 1.3

@@ -13,10 +13,10 @@ import aiohttp
 import grpc
 import orjson
 
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.measures import Row, Rows
 from loadtest.stream import TOTAL, FailedError, RefusedError, Stream, three_digits
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 
 DEADLINE_SECONDS = 300.0
 WORDS = ("import", "return", "self", "value", "class", "def", "None", "raise", "data", "name")

@@ -26,11 +26,11 @@ from typing import Any
 
 import psutil
 
+from attend.model.net.native.library import VARIANTS, load
 from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, parameters, write_shape
-from model.net.native.library import VARIANTS, load
 
 Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""

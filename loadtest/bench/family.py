@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
+from attend.model.config import ModelConfig
+from attend.model.net.backends import BatchLayout, Paged, Row
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.transformer import Decoder
 from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
 from loadtest.bench.limits import CONTEXT, decode_bytes, prompt_operations
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, LONG, SHAPES
-from model.config import ModelConfig
-from model.net.backends import BatchLayout, Paged, Row
-from model.net.families.table import FAMILIES
-from model.net.kv_cache import KVCache
-from model.net.native.decoder import NativeBackend, NativeDecoder
-from model.net.transformer import Decoder
 
 POSITIONS, BLOCK, FILLING = 2048, 32, 1 << 20
 WORKS = {"W1": 1, "W2": AT_ONCE, "W3": LONG}

@@ -49,7 +49,7 @@ def worktree(revision: str) -> Iterator[Path]:
 def build(tree: Path) -> None:
     """The tree's native kernels, where there is a compiler."""
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    subprocess.run([sys.executable, "-m", "model.net.native"], cwd=tree, env=environment, check=True, stdout=sys.stderr)
+    subprocess.run([sys.executable, "-m", "attend.model.net.native"], cwd=tree, env=environment, check=True, stdout=sys.stderr)
 
 
 def judge(comparisons: Sequence[Comparison], base: str) -> tuple[str, bool]:

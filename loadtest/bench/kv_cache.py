@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
+from attend.model.config import ModelConfig
+from attend.model.net.backends import BatchLayout, Paged, Row
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.decoder import NativeBackend
 from loadtest.bench.family import BLOCK, SIZES, random_decoder
 from loadtest.bench.figures import Comparison, file, table, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, SHAPES
-from model.config import ModelConfig
-from model.net.backends import BatchLayout, Paged, Row
-from model.net.families.table import FAMILIES
-from model.net.kv_cache import KVCache
-from model.net.native.decoder import NativeBackend
 
 CONTEXTS = (128, 8192)
 HELD = {"int8": torch.int8, "bfloat16": torch.bfloat16}

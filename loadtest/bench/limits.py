@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
+from attend.model.config import ModelConfig
+from attend.model.net.checkpoint import read_config
+from attend.model.net.packed import multiplies_bfloat16
+from attend.model.sublayers import DeltaSpec, MixtureSpec
 from loadtest.bench.figures import Figure, file, table
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
-from model.config import ModelConfig
-from model.net.checkpoint import read_config
-from model.net.packed import multiplies_bfloat16
-from model.sublayers import DeltaSpec, MixtureSpec
 
 TURNS = 7
 CONTEXT = PROMPT + OUTPUT // 2

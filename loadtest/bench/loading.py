@@ -72,8 +72,8 @@ def measure(folder: Path, path: str) -> dict[str, float]:
     """What one load takes, in this process."""
     import torch
 
-    from model.engine.choice import choose_backend, serving_form
-    from model.net.checkpoint import load, read_config
+    from attend.model.engine.choice import choose_backend, serving_form
+    from attend.model.net.checkpoint import load, read_config
 
     size, reading = sum(each.stat().st_size for each in folder.glob("*.safetensors")), read(folder, large=path == "native")
     config = read_config(folder)

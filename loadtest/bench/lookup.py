@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.loop import AsyncEngine
+from attend.model.tokenizer import Tokenizer
 from loadtest.bench.figures import Comparison, file, show, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.option import default_model, speed
-from model.config import DEFAULT_MODEL
-from model.engine.loop import AsyncEngine
-from model.tokenizer import Tokenizer
 
 AT_ONCE = (1, 4, 16)
 TOKENS, BEGINNING = 300, 40

@@ -49,10 +49,10 @@ class Case:
 
     def __init__(self, model: Path, adapters: list[Path] | None, backend: str, streams: int, threads: int) -> None:
         """`adapters`: the streams have them in turn; None: the engine has no room for any."""
-        from model.engine.build import build_engine
-        from model.engine.options import EngineOptions
-        from model.engine.request import Request
-        from model.params import SamplingParams
+        from attend.model.engine.build import build_engine
+        from attend.model.engine.options import EngineOptions
+        from attend.model.engine.request import Request
+        from attend.model.params import SamplingParams
 
         options = EngineOptions(
             device="cpu",

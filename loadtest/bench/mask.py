@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from attend.model.engine.request import Request
+from attend.model.grammar import GrammarSpec
+from attend.model.mask import CompiledGrammar
+from attend.model.params import SamplingParams
+from attend.service.chat.forms import CALLS, AnswerForm
+from attend.service.chat.grammars import CallGrammar
+from attend.service.chat.parts import Tool
+from attend.service.generation.generation import GenerationService
 from loadtest.bench.busy import served_model
 from loadtest.bench.figures import Comparison, Figure, take_turns
-from model.engine.request import Request
-from model.grammar import GrammarSpec
-from model.mask import CompiledGrammar
-from model.params import SamplingParams
-from service.chat.forms import CALLS, AnswerForm
-from service.chat.grammars import CallGrammar
-from service.chat.parts import Tool
-from service.generation.generation import GenerationService
 
 STREAMS = 16
 MOST_RATIO = 1.1

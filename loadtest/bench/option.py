@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.build import build_engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import Request
+from attend.model.params import SamplingParams
 from loadtest.bench.figures import Comparison, file, show, take_turns
 from loadtest.bench.machine import threads
-from model.config import DEFAULT_MODEL
-from model.engine.build import build_engine
-from model.engine.loop import AsyncEngine
-from model.engine.options import EngineOptions
-from model.engine.request import Request
-from model.params import SamplingParams
 
 AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
 PROMPTS = [[100 + at] * PROMPT for at in range(AT_ONCE)]

@@ -8,6 +8,9 @@ import itertools
 from functools import partial
 from pathlib import Path
 
+from attend.model.engine.request import Request
+from attend.model.params import SamplingParams
+from attend.service.generation.generation import GenerationService
 from loadtest.bench.busy import served_model
 from loadtest.bench.client import Caller, Prompt, closed_loop, http_caller, ids
 from loadtest.bench.figures import Comparison, Figure, take_turns
@@ -15,9 +18,6 @@ from loadtest.bench.shapes import PROMPT
 from loadtest.measures import total
 from loadtest.server import served
 from loadtest.stream import TOTAL, Stream
-from model.engine.request import Request
-from model.params import SamplingParams
-from service.generation.generation import GenerationService
 
 STREAMS = 16
 

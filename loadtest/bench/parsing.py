@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from attend.service.grpc_api import convert
+from attend.service.http_api.body import MAX_BYTES, read_json
+from attend.service.http_api.openai import to_command
+from attend.service.http_api.schemas import read_completion
+from attend.service.records import Command
+from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
-from protos.attend.v1 import generation_pb2 as pb
-from service.grpc_api import convert
-from service.http_api.body import MAX_BYTES, read_json
-from service.http_api.openai import to_command
-from service.http_api.schemas import read_completion
-from service.records import Command
 
 LONG, ORDINARY = 100_000, 60
 """Characters of the prompts; with its other fields the ordinary body has 200 bytes."""

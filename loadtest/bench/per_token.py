@@ -15,20 +15,20 @@ from typing import Any
 
 import orjson
 
+from attend.model.chat import ChatTemplate
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
+from attend.model.params import SamplingParams
+from attend.model.tokenizer import Tokenizer
+from attend.service.chat.forms import form_of
+from attend.service.generation.generation import GenerationService
+from attend.service.grpc_api.servicer import GrpcMethods
+from attend.service.http_api.app import build_app
+from attend.service.http_api.routes import Site
+from attend.service.observe.metrics import Metrics
+from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
 from loadtest.bench.parsing import source_text
-from model.chat import ChatTemplate
-from model.config import DEFAULT_MODEL
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
-from model.params import SamplingParams
-from model.tokenizer import Tokenizer
-from protos.attend.v1 import generation_pb2 as pb
-from service.chat.forms import form_of
-from service.generation.generation import GenerationService
-from service.grpc_api.servicer import GrpcMethods
-from service.http_api.app import build_app
-from service.http_api.routes import Site
-from service.observe.metrics import Metrics
 
 STREAMS, CONTEXT, TOP, SHOWN = 16, 4096, 5, 15
 PROMPT = {"prompt": "def "}

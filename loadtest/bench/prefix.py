@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
+from attend.model.engine.build import build_engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.options import EngineOptions
 from loadtest.bench.arrivals import moments
 from loadtest.bench.figures import Comparison, file, show, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import SHAPES, write_shape
-from model.engine.build import build_engine
-from model.engine.loop import AsyncEngine
-from model.engine.options import EngineOptions
 
 OWN = 16
 """Tokens that a prompt has for itself, after the shared beginning."""

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attend.model.config import DEFAULT_MODEL
+from attend.model.net.checkpoint import read_config
+from attend.model.net.outliers import write_with_outliers
+from attend.service.commands.quality import CONTEXT, FORMS, measure, open_forms, read_text, table
+from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.settings import Settings
 from loadtest.bench.contestant import PACKAGES, TREE, PeerError, installed
 from loadtest.bench.machine import machine, threads
-from model.config import DEFAULT_MODEL
-from model.net.checkpoint import read_config
-from model.net.outliers import write_with_outliers
-from service.commands.quality import CONTEXT, FORMS, measure, open_forms, read_text, table
-from service.runtime.checkpoint import read_tokenizer
-from service.settings import Settings
 
 PEERS = {
     "llamacpp": ("llama.cpp", ("bfloat16", "Q8_0", "Q4_0", "Q4_K_M")),

@@ -8,12 +8,12 @@ import statistics
 import time
 from pathlib import Path
 
+from attend.model.config import EngineConfig
+from attend.model.engine.plan import StepResult
+from attend.model.engine.request import Request
+from attend.model.engine.scheduler import Scheduler
+from attend.model.params import SamplingParams
 from loadtest.bench.figures import Figure, file, show
-from model.config import EngineConfig
-from model.engine.plan import StepResult
-from model.engine.request import Request
-from model.engine.scheduler import Scheduler
-from model.params import SamplingParams
 
 STEPS = 200
 

@@ -10,10 +10,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from attend.model.config import DEFAULT_MODEL
 from loadtest.bench import busy, mask, over_http, parsing, per_token
 from loadtest.bench.figures import Figure, file, show
 from loadtest.bench.shapes import SHAPES, write_shape
-from model.config import DEFAULT_MODEL
 
 ALONE = ("parse", "busy", "per-token", "mask")
 WHAT = (*ALONE, "over-http")

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from model.config import DEFAULT_MODEL
+from attend.model.config import DEFAULT_MODEL
 
 FOLDER = Path(tempfile.gettempdir()) / "attend-shapes"
 PROMPT, OUTPUT, AT_ONCE, LONG = 128, 128, 16, 1024

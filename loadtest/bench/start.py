@@ -54,7 +54,7 @@ def start_and_stop(
     """
     port, mark = free_port(), secrets.token_hex(8)
     ports = ["--port", str(port), "--grpc-port", str(port + 100)]
-    command = [sys.executable, "-m", "service.commands.cli", "serve", *flags, *ports]
+    command = [sys.executable, "-m", "attend.service.commands.cli", "serve", *flags, *ports]
     started = time.perf_counter()
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=errors, env=os.environ | {MARK: mark}, start_new_session=True)

@@ -11,8 +11,8 @@ import aiohttp
 import grpc
 import orjson
 
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.faults.target import Target
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 
 CALL_SECONDS = 30.0
 PAUSE = 0.01

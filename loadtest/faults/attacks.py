@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attend.v1 import generation_pb2 as pb
 from loadtest.faults.attacker import PAUSE, Attacker
-from protos.attend.v1 import generation_pb2 as pb
 
 Attack = Callable[[Attacker], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}

@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.bench.client import ids
 from loadtest.bench.shapes import FOLDER, write_shape
 from loadtest.faults.attacker import Attacker, attacker
 from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, started, wait_for
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
 
 Death = Callable[[], list[Measure]]
 DEATHS: dict[str, Death] = {}
@@ -224,7 +224,7 @@ def left_behind(target: Target, seconds: float) -> list[Measure]:
 def driver_killed() -> list[Measure]:
     """SIGKILL of the driver"""
     with running(FAST) as target:
-        target.send("service.runtime.driver", signal.SIGKILL)
+        target.send("attend.service.runtime.driver", signal.SIGKILL)
         return left_behind(target, 10.0)
 
 

@@ -122,7 +122,7 @@ def make_keys(folder: Path) -> tuple[Path, dict[str, str]]:
     path, secrets_of = folder / "keys.json", {}
     limits = {"neighbour": (), "open": (), "limited": ("--requests-per-minute", "1", "--concurrent", "1")}
     for name, flags in limits.items():
-        command = [sys.executable, "-m", "service.commands.cli", "keys", "add", name, "--file", str(path), *flags]
+        command = [sys.executable, "-m", "attend.service.commands.cli", "keys", "add", name, "--file", str(path), *flags]
         secrets_of[name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
     return path, secrets_of
 
@@ -139,7 +139,17 @@ def started(
     while grpc == http:
         grpc = free_port()
     mark, (read, write) = secrets.token_hex(8), os.pipe()
-    command = [sys.executable, "-m", "service.commands.cli", "serve", *flags, "--port", str(http), "--grpc-port", str(grpc)]
+    command = [
+        sys.executable,
+        "-m",
+        "attend.service.commands.cli",
+        "serve",
+        *flags,
+        "--port",
+        str(http),
+        "--grpc-port",
+        str(grpc),
+    ]
     variables = {**os.environ, **(environment or {}), MARK: mark}
     process = subprocess.Popen(command, stdout=write, stderr=write, env=variables, start_new_session=True)
     os.close(write)

@@ -37,7 +37,7 @@ def poison(runner) -> None:
 
 def watch(folder: Path) -> None:
     """Wait for the engine; poison its steps; count tasks for ever. A process without an engine waits for ever."""
-    while not hasattr(runner := sys.modules.get("model.engine.runner"), "ModelRunner"):
+    while not hasattr(runner := sys.modules.get("attend.model.engine.runner"), "ModelRunner"):
         time.sleep(EVERY)
     poison(runner.ModelRunner)
     tasks = getattr(asyncio.tasks, "_scheduled_tasks", None)  # Python 3.12's name; of all loops of the process

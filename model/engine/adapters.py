@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from model.engine.plan import StepInput
-from model.errors import CheckpointError
-from model.net.adapters import Adapted, Adapter, Group, Targets
+from attend.model.engine.plan import StepInput
+from attend.model.errors import CheckpointError
+from attend.model.net.adapters import Adapted, Adapter, Group, Targets
 
 
 class Adapters:

@@ -9,36 +9,44 @@ from pathlib import Path
 
 import torch
 
-from model.config import EngineConfig, ModelConfig
-from model.engine.adapters import Adapters
-from model.engine.cache import check_free, free_device_memory, free_memory, give_back, most_requests, size_groups, usual_memory
-from model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
-from model.engine.engine import Engine
-from model.engine.exact import check_exact
-from model.engine.fingerprint import fingerprint, processor
-from model.engine.loop import AsyncEngine
-from model.engine.memory import memory_left
-from model.engine.options import EngineOptions
-from model.engine.ranks import Leader, ShardRunner
-from model.engine.request import EngineInfo, Request, SlowerPath
-from model.engine.runner import ModelRunner
-from model.engine.scheduler import Scheduler
-from model.engine.slower import slower_path
-from model.errors import EngineFailed, SettingError
-from model.explain.explainer import Explainer
-from model.net.backends import AttentionBackend
-from model.net.checkpoint import lacks_head, load, read_config
-from model.net.formats.codes import KINDS, Kind
-from model.net.kv_cache import KVCache
-from model.net.native import decoder as native
-from model.net.native.library import variant as native_variant
-from model.net.packed import multiplies_bfloat16
-from model.net.pulse import Pulse
-from model.net.quantised import names_of_kinds
-from model.net.transformer import Decoder
-from model.parallel.group import Group
-from model.parallel.shards import check, config_of, load_shard
-from model.params import SamplingParams
+from attend.model.config import EngineConfig, ModelConfig
+from attend.model.engine.adapters import Adapters
+from attend.model.engine.cache import (
+    check_free,
+    free_device_memory,
+    free_memory,
+    give_back,
+    most_requests,
+    size_groups,
+    usual_memory,
+)
+from attend.model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
+from attend.model.engine.engine import Engine
+from attend.model.engine.exact import check_exact
+from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.memory import memory_left
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.ranks import Leader, ShardRunner
+from attend.model.engine.request import EngineInfo, Request, SlowerPath
+from attend.model.engine.runner import ModelRunner
+from attend.model.engine.scheduler import Scheduler
+from attend.model.engine.slower import slower_path
+from attend.model.errors import EngineFailed, SettingError
+from attend.model.explain.explainer import Explainer
+from attend.model.net.backends import AttentionBackend
+from attend.model.net.checkpoint import lacks_head, load, read_config
+from attend.model.net.formats.codes import KINDS, Kind
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.native import decoder as native
+from attend.model.net.native.library import variant as native_variant
+from attend.model.net.packed import multiplies_bfloat16
+from attend.model.net.pulse import Pulse
+from attend.model.net.quantised import names_of_kinds
+from attend.model.net.transformer import Decoder
+from attend.model.parallel.group import Group
+from attend.model.parallel.shards import check, config_of, load_shard
+from attend.model.params import SamplingParams
 
 log = logging.getLogger("attend.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

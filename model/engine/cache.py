@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
-from model.config import EngineConfig, GroupSize, MemoryGroup, ModelConfig
-from model.errors import SettingError
-from model.machine import available_memory
+from attend.model.config import EngineConfig, GroupSize, MemoryGroup, ModelConfig
+from attend.model.errors import SettingError
+from attend.model.machine import available_memory
 
 CPU_SHARE = 0.25
 """Of the memory that is available, where nothing is set: other replicas and processes live there too."""

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from model.config import EngineConfig, ModelConfig
-from model.engine.adapters import Adapters
-from model.engine.graphs import DecodeGraphs
-from model.engine.pieces import StepPieces
-from model.engine.recorder import CudaRecorder
-from model.engine.runner import DrawTokens
-from model.errors import SettingError
-from model.net.adapters import AdaptedDecoder, targets_of
-from model.net.backends import BACKENDS, AttentionBackend, BackendKind
-from model.net.features import ALL, NATIVE, TRITON, features
-from model.net.kv_cache import KVCache
-from model.net.native.adapters import NativeAdapters
-from model.net.native.decoder import NativeBackend, NativeDecoder
-from model.net.native.decoder import best_tokens as native_best_tokens
-from model.net.native.library import load as load_native
-from model.net.packed import pack
-from model.net.transformer import Decoder
-from model.sampling import best_tokens, sample, sample_by_row
+from attend.model.config import EngineConfig, ModelConfig
+from attend.model.engine.adapters import Adapters
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.runner import DrawTokens
+from attend.model.errors import SettingError
+from attend.model.net.adapters import AdaptedDecoder, targets_of
+from attend.model.net.backends import BACKENDS, AttentionBackend, BackendKind
+from attend.model.net.features import ALL, NATIVE, TRITON, features
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.adapters import NativeAdapters
+from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.native.decoder import best_tokens as native_best_tokens
+from attend.model.net.native.library import load as load_native
+from attend.model.net.packed import pack
+from attend.model.net.transformer import Decoder
+from attend.model.sampling import best_tokens, sample, sample_by_row
 
 if TYPE_CHECKING:  # triton is not there on every machine
-    from model.net.triton.decoder import TritonDecoder
+    from attend.model.net.triton.decoder import TritonDecoder
 
 FASTEST_FIRST = ("native", "triton", "torch")
 COMPUTED = {"native": NATIVE, "triton": TRITON}
@@ -38,7 +38,7 @@ NEEDS = {
     "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 32 of them to a key/value head",
 }
 OTHER_NEEDS = "this model asks for something that it does not compute"
-ABSENT = {"native": "it was not built: run python -P -m model.net.native", "triton": "triton is not installed"}
+ABSENT = {"native": "it was not built: run python -P -m attend.model.net.native", "triton": "triton is not installed"}
 
 
 def choose_backend(
@@ -82,7 +82,7 @@ def kind_of(name: str) -> BackendKind | None:
     if name == "triton":
         if find_spec("triton") is None:  # it comes with the wheels of torch for CUDA
             return None
-        from model.net.triton.backend import TritonBackend
+        from attend.model.net.triton.backend import TritonBackend
 
         return TritonBackend
     return BACKENDS[name]
@@ -93,7 +93,7 @@ def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDe
     if isinstance(backend, NativeBackend):
         return NativeDecoder(net, spend=True)
     if backend.name == "triton":
-        from model.net.triton.decoder import TritonDecoder
+        from attend.model.net.triton.decoder import TritonDecoder
 
         return TritonDecoder(net)
     pack(net)
@@ -105,7 +105,7 @@ def choose_draw(form: "Decoder | NativeDecoder | TritonDecoder", dtype: torch.dt
     if isinstance(form, (Decoder, NativeDecoder)) or device != "cuda":
         best = native_best_tokens if isinstance(form, NativeDecoder) else best_tokens
         return partial(sample_by_row if exact else sample, best=best)
-    from model.engine.sampler import TokenSampler
+    from attend.model.engine.sampler import TokenSampler
 
     sampler = TokenSampler(form.config.vocab_size, device)
     sampler.warm_up(dtype)

@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from model.engine.grammars import Drawn, keep_to_grammars, unmasked
-from model.engine.inputs import step_input
-from model.engine.plan import Plan, StepInput, StepResult
-from model.engine.repeat import by_halves, failed, released
-from model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
-from model.engine.scheduler import Scheduler
-from model.errors import DeviceFailed, OutOfMemory
-from model.sampling_plan import Draw
+from attend.model.engine.grammars import Drawn, keep_to_grammars, unmasked
+from attend.model.engine.inputs import step_input
+from attend.model.engine.plan import Plan, StepInput, StepResult
+from attend.model.engine.repeat import by_halves, failed, released
+from attend.model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import DeviceFailed, OutOfMemory
+from attend.model.sampling_plan import Draw
 
 log = logging.getLogger("attend.engine")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.engine.ranks import ShardRunner
-from model.engine.runner import ModelRunner
-from model.errors import SettingError
-from model.net.backends import Row
-from model.transfer import integers
+from attend.model.engine.ranks import ShardRunner
+from attend.model.engine.runner import ModelRunner
+from attend.model.errors import SettingError
+from attend.model.net.backends import Row
+from attend.model.transfer import integers
 
 CHUNKS = (1, 7, 33)
 STRANGERS = 5

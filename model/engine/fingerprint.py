@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from model.gguf.places import is_gguf, parts
+from attend.model.gguf.places import is_gguf, parts
 
 SAMPLED = 1 << 20
 """Bytes of a file's head, middle and tail that are read."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.engine.runner import ModelRunner
-from model.net.backends import Row
-from model.transfer import integers
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.runner import ModelRunner
+from attend.model.net.backends import Row
+from attend.model.transfer import integers
 
 
 class ServingForm:

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.engine.lines import TableLines, Tables
-from model.engine.recorder import Recorder
-from model.net.backends import AttentionBackend, BatchLayout, Paged, Row, write_slots
-from model.net.kv_cache import KVCache
-from model.net.transformer import Decoder
-from model.params import SamplingParams
-from model.sampling import sample
-from model.sampling_plan import Draw, SamplingPlan
-from model.transfer import Parcel
+from attend.model.engine.lines import TableLines, Tables
+from attend.model.engine.recorder import Recorder
+from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row, write_slots
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.transformer import Decoder
+from attend.model.params import SamplingParams
+from attend.model.sampling import sample
+from attend.model.sampling_plan import Draw, SamplingPlan
+from attend.model.transfer import Parcel
 
 if TYPE_CHECKING:  # triton is not there on every machine
-    from model.net.triton.decoder import TritonDecoder
+    from attend.model.net.triton.decoder import TritonDecoder
 
 GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256

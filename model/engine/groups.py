@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from model.config import EngineConfig, GroupSize
-from model.engine.blocks import BlockPool
-from model.engine.request import Request
+from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.blocks import BlockPool
+from attend.model.engine.request import Request
 
 
 class Group(Protocol):

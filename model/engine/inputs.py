@@ -1,10 +1,10 @@
 """From a plan to the runner's input: the scheduler's requests as plain numbers, and how each of them draws."""
 
-from model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
-from model.engine.request import Request
-from model.errors import EngineFailed
-from model.pooling import Pooling
-from model.sampling_plan import Draw, History, SamplingPlan, TextCounts, completing
+from attend.model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
+from attend.model.engine.request import Request
+from attend.model.errors import EngineFailed
+from attend.model.pooling import Pooling
+from attend.model.sampling_plan import Draw, History, SamplingPlan, TextCounts, completing
 
 
 def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:

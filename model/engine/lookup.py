@@ -11,8 +11,8 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from model.config import LONGEST_DRAFT
-from model.engine.request import Request
+from attend.model.config import LONGEST_DRAFT
+from attend.model.engine.request import Request
 
 MATCH = 3
 """Tokens that must have occurred before."""

@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from model.engine.adapters import Adapters
-from model.engine.engine import Engine
-from model.engine.pace import Pace
-from model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
-from model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
-from model.explain.explainer import Explainer
-from model.net.pulse import Pulse
+from attend.model.engine.adapters import Adapters
+from attend.model.engine.engine import Engine
+from attend.model.engine.pace import Pace
+from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
+from attend.model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
+from attend.model.explain.explainer import Explainer
+from attend.model.net.pulse import Pulse
 
 log = logging.getLogger("attend.engine")
 

@@ -10,12 +10,12 @@ from itertools import accumulate
 
 import torch
 
-from model.config import EngineConfig, ModelConfig
-from model.engine.plan import StepInput
-from model.engine.runner import ModelRunner
-from model.net.kv_cache import KVCache
-from model.params import SamplingParams
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.config import EngineConfig, ModelConfig
+from attend.model.engine.plan import StepInput
+from attend.model.engine.runner import ModelRunner
+from attend.model.net.kv_cache import KVCache
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan
 
 SHARE = 0.97
 """Of the memory that the largest steps left: others lie in the allocator's pieces in other ways."""

@@ -6,7 +6,7 @@ a delay that no reader notices. First tokens and ends do not wait, and all waiti
 
 from collections.abc import Sequence
 
-from model.engine.request import Output
+from attend.model.engine.request import Output
 
 SECONDS_OF_A_STREAM = 0.6e-3
 """Seconds that tokens may wait for each running stream: five times the CPU time of a message on its way to its client."""

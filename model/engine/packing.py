@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from model.engine.plan import PromptScores, StepInput
-from model.params import SamplingParams
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.engine.plan import PromptScores, StepInput
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan
 
 ALL_SCORES = Draw(SamplingPlan(SamplingParams(top_k=1), seed=0), position=0)
 """Stands for a draw that needs more than the best scores."""

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from model.engine.recorder import Between, PieceRecorder
-from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
-from model.net.kv_cache import KVCache
-from model.net.pulse import Pulse
-from model.net.transformer import Decoder
-from model.transfer import Parcel
+from attend.model.engine.recorder import Between, PieceRecorder
+from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.pulse import Pulse
+from attend.model.net.transformer import Decoder
+from attend.model.transfer import Parcel
 
 if TYPE_CHECKING:  # triton is not there on every machine
-    from model.net.triton.decoder import TritonDecoder
+    from attend.model.net.triton.decoder import TritonDecoder
 
 LARGEST = 512
 """Tokens of the largest step that is recorded."""

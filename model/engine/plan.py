@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from model.engine.request import Request, TokenLogprob
-from model.sampling_plan import Draw
+from attend.model.engine.request import Request, TokenLogprob
+from attend.model.sampling_plan import Draw
 
 
 @dataclass(slots=True)  # freezing it would cost each running request a third of a microsecond a step

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.engine.graphs import Decoded
-from model.engine.packing import needs_best_alone, packed, unpacked
-from model.engine.plan import StepInput
-from model.engine.runner import ModelRunner, PendingStep
-from model.errors import DeviceFailed
-from model.net.backends import Row
-from model.net.transformer import Decoder, final_scores
-from model.parallel.drawing import draw_over_ranks
-from model.parallel.group import Group
-from model.parallel.shards import SplitHead
-from model.sampling_plan import Draw
-from model.transfer import Parcel
+from attend.model.engine.graphs import Decoded
+from attend.model.engine.packing import needs_best_alone, packed, unpacked
+from attend.model.engine.plan import StepInput
+from attend.model.engine.runner import ModelRunner, PendingStep
+from attend.model.errors import DeviceFailed
+from attend.model.net.backends import Row
+from attend.model.net.transformer import Decoder, final_scores
+from attend.model.parallel.drawing import draw_over_ranks
+from attend.model.parallel.group import Group
+from attend.model.parallel.shards import SplitHead
+from attend.model.sampling_plan import Draw
+from attend.model.transfer import Parcel
 
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""

@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
-from model.engine.plan import Plan, Scheduled, StepResult
-from model.errors import DeviceFailed, OutOfMemory
+from attend.model.engine.plan import Plan, Scheduled, StepResult
+from attend.model.errors import DeviceFailed, OutOfMemory
 
 Compute = Callable[[Plan], StepResult]
 

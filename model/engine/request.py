@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from model.errors import ContextTooLong, InvalidRequest
-from model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams
-from model.pooling import Pooling
-from model.sampling_plan import History, SamplingPlan
+from attend.model.errors import ContextTooLong, InvalidRequest
+from attend.model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams
+from attend.model.pooling import Pooling
+from attend.model.sampling_plan import History, SamplingPlan
 
 if TYPE_CHECKING:
-    from model.engine.lookup import Lookup
-    from model.mask import Grammar
-    from model.net.adapters import Adapter
+    from attend.model.engine.lookup import Lookup
+    from attend.model.mask import Grammar
+    from attend.model.net.adapters import Adapter
 
 
 class FinishReason(StrEnum):

@@ -11,24 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.engine.adapters import Adapters
-from model.engine.graphs import Decoded, DecodeGraphs
-from model.engine.lookup import num_right
-from model.engine.pieces import StepPieces
-from model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
-from model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
-from model.errors import DeviceFailed, OutOfMemory
-from model.net.backends import AttentionBackend, BatchLayout, Paged, Row
-from model.net.kv_cache import KVCache
-from model.net.native.decoder import NativeDecoder
-from model.net.pulse import Pulse
-from model.net.transformer import Decoder
-from model.sampling import EXCLUDED, UNSCORED, logprobs, sample
-from model.sampling_plan import Draw
-from model.transfer import Parcel, integers
+from attend.model.engine.adapters import Adapters
+from attend.model.engine.graphs import Decoded, DecodeGraphs
+from attend.model.engine.lookup import num_right
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
+from attend.model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
+from attend.model.errors import DeviceFailed, OutOfMemory
+from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.pulse import Pulse
+from attend.model.net.transformer import Decoder
+from attend.model.sampling import EXCLUDED, UNSCORED, logprobs, sample
+from attend.model.sampling_plan import Draw
+from attend.model.transfer import Parcel, integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
-    from model.net.triton.decoder import TritonDecoder
+    from attend.model.net.triton.decoder import TritonDecoder
 
 FAULTS = {UNSCORED: NO_SCORE, EXCLUDED: NO_TOKEN_LEFT}
 DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error")

@@ -1,4 +1,4 @@
-"""`model.sampling.sample` on a GPU: a step's parameters go to it with the step's other numbers, and Triton draws.
+"""`attend.model.sampling.sample` on a GPU: a step's parameters go to it with the step's other numbers, and Triton draws.
 
 What a step copies is a record for each row, its biases and bans, a bit for each token of a mask, and what is new in the texts
 that penalties look at: their counts stay on the device.
@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.net.triton import sampling as kernels
-from model.params import SamplingParams
-from model.sampling_plan import LEAST_TEMPERATURE, Draw, SamplingPlan, TextCounts, reach
-from model.transfer import Parcel
+from attend.model.net.triton import sampling as kernels
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, SamplingPlan, TextCounts, reach
+from attend.model.transfer import Parcel
 
 CHUNK = 4096
 """Scores that one program takes."""
@@ -126,7 +126,7 @@ class _Told(NamedTuple):
 
 
 class TokenSampler:
-    """The same call as `model.sampling.sample`, and the same tokens: see `model/net/triton/sampling.py` for how far."""
+    """The same call as `attend.model.sampling.sample`, and the same tokens: see `model/net/triton/sampling.py` for how far."""
 
     def __init__(self, vocab_size: int, device: str | torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
@@ -237,7 +237,7 @@ class TokenSampler:
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`model.sampling_plan.mix` of each."""
+    """`attend.model.sampling_plan.mix` of each."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

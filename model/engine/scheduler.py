@@ -29,13 +29,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from model.config import EngineConfig
-from model.engine.budget import StepCost
-from model.engine.lookup import Lookup
-from model.engine.plan import Plan, Scheduled, StepResult
-from model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
-from model.engine.tables import BlockTables
-from model.errors import EngineFailed
+from attend.model.config import EngineConfig
+from attend.model.engine.budget import StepCost
+from attend.model.engine.lookup import Lookup
+from attend.model.engine.plan import Plan, Scheduled, StepResult
+from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
+from attend.model.engine.tables import BlockTables
+from attend.model.errors import EngineFailed
 
 log = logging.getLogger("attend.engine")
 

@@ -2,13 +2,13 @@
 
 import torch
 
-from model.config import ModelConfig
-from model.engine.choice import ABSENT, COMPUTED, OTHER_NEEDS, computes_parts, kind_of
-from model.engine.request import SlowerPath
-from model.net.features import features
-from model.net.native import decoder as native
-from model.net.native.library import find_compiler
-from model.net.native.library import variant as native_variant
+from attend.model.config import ModelConfig
+from attend.model.engine.choice import ABSENT, COMPUTED, OTHER_NEEDS, computes_parts, kind_of
+from attend.model.engine.request import SlowerPath
+from attend.model.net.features import features
+from attend.model.net.native import decoder as native
+from attend.model.net.native.library import find_compiler
+from attend.model.net.native.library import variant as native_variant
 
 LOSS = {"native": "several times slower than the native decoder", "triton": "slower than Triton's kernels"}
 
@@ -31,7 +31,7 @@ def _absence(best: str) -> tuple[str, str] | None:
     if kind_of(best) is not None:
         return None
     if best == "native" and find_compiler() is None:
-        return "no_compiler", "it was not built; install g++, then run python -P -m model.net.native"
+        return "no_compiler", "it was not built; install g++, then run python -P -m attend.model.net.native"
     return "not_built", ABSENT[best]
 
 
@@ -56,6 +56,6 @@ def _refusal(best: str, config: ModelConfig, dtype: torch.dtype, block_size: int
 def _most_group(best: str) -> int:
     if best == "native":
         return native.MAX_GROUP
-    from model.net.triton.backend import MAX_GROUP
+    from attend.model.net.triton.backend import MAX_GROUP
 
     return MAX_GROUP

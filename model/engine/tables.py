@@ -9,11 +9,11 @@ from array import array
 from collections.abc import Sequence
 from itertools import count
 
-from model.config import EngineConfig
-from model.engine.blocks import BlockPool, Parent, Texts
-from model.engine.groups import FullGroup, Group, group_of
-from model.engine.request import Lack, Request
-from model.pooling import Pooling
+from attend.model.config import EngineConfig
+from attend.model.engine.blocks import BlockPool, Parent, Texts
+from attend.model.engine.groups import FullGroup, Group, group_of
+from attend.model.engine.request import Lack, Request
+from attend.model.pooling import Pooling
 
 TEXTS_OF_BLOCK = 4
 """Texts that are known for each block, where all layers have windows."""

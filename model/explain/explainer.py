@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.errors import EngineFailed
-from model.explain.guesses import Guesses, guesses
-from model.explain.reference import reference
-from model.explain.watched import Seen, Watched
-from model.net.transformer import Decoder
+from attend.model.config import ModelConfig
+from attend.model.errors import EngineFailed
+from attend.model.explain.guesses import Guesses, guesses
+from attend.model.explain.reference import reference
+from attend.model.explain.watched import Seen, Watched
+from attend.model.net.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)

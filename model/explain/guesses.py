@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.explain.reference import NUMBERS, SlicedLinear
-from model.net.transformer import Decoder, final_scores
+from attend.model.explain.reference import NUMBERS, SlicedLinear
+from attend.model.net.transformer import Decoder, final_scores
 
 FLOOR = -1e30
 """Below every score, and finite."""

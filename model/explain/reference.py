@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.net.linear import Linear, reform
-from model.net.transformer import Decoder
+from attend.model.net.linear import Linear, reform
+from attend.model.net.transformer import Decoder
 
 NUMBERS = 1 << 18
 """Of a matrix that are unpacked at a time: 1 MiB in float32, about a millisecond of one core."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.net.attention import attention_scores, causal_mask, softmax_beside
-from model.net.states import Recurrence
+from attend.model.config import ModelConfig
+from attend.model.net.attention import attention_scores, causal_mask, softmax_beside
+from attend.model.net.states import Recurrence
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy
 
-from model.errors import CheckpointError
-from model.gguf.container import Container
+from attend.model.errors import CheckpointError
+from attend.model.gguf.container import Container
 
 Raw = dict[str, Any]
 HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from model.errors import CheckpointError
-from model.gguf.places import parts
+from attend.model.errors import CheckpointError
+from attend.model.gguf.places import parts
 
 MOST_ITEMS = 1 << 22
 """Metadata, elements of their arrays, and tensors of a file: a vocabulary of 262,144 tokens with its merges has 1.4 million."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.gguf import config, vocabulary
-from model.gguf.container import Container, read_container
-from model.gguf.places import is_gguf, parts
+from attend.model.gguf import config, vocabulary
+from attend.model.gguf.container import Container, read_container
+from attend.model.gguf.places import is_gguf, parts
 
 Document = dict[str, Any]
 Stamps = tuple[tuple[int, int], ...]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from model.errors import CheckpointError
+from attend.model.errors import CheckpointError
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

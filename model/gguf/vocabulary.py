@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from model.errors import CheckpointError
-from model.gguf.container import Container
-from model.gguf.splits import SPLITS
+from attend.model.errors import CheckpointError
+from attend.model.gguf.container import Container
+from attend.model.gguf.splits import SPLITS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """The kinds of tokens, as `tokenizer.ggml.token_type` counts them."""

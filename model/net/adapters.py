@@ -20,15 +20,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.checkpoint import read_config as read_model_config
-from model.net.families.reading import Family
-from model.net.families.table import family_of, part_shapes, respelled, spelling_of, their_names
-from model.net.linear import ExpertLinear, Linear, reform
-from model.net.peft import CONFIG, LoraConfig, read_config
-from model.net.transformer import Decoder
-from model.weights import MOST_JSON, check_header, check_links, read_json
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import read_config as read_model_config
+from attend.model.net.families.reading import Family
+from attend.model.net.families.table import family_of, part_shapes, respelled, spelling_of, their_names
+from attend.model.net.linear import ExpertLinear, Linear, reform
+from attend.model.net.peft import CONFIG, LoraConfig, read_config
+from attend.model.net.transformer import Decoder
+from attend.model.weights import MOST_JSON, check_header, check_links, read_json
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."

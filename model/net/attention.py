@@ -18,11 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from model.config import AttentionVariant, ModelConfig
-from model.net.layers import make_norm
-from model.net.linear import Linear
-from model.net.rope import Rotation, apply_rotary
-from model.net.states import Recurrence
+from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.net.layers import make_norm
+from attend.model.net.linear import Linear
+from attend.model.net.rope import Rotation, apply_rotary
+from attend.model.net.states import Recurrence
 
 
 class Attention(Protocol):

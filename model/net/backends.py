@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import AttentionVariant, ModelConfig
-from model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
-from model.net.features import ALL, features
-from model.net.kv_cache import KVCache
-from model.net.pulse import Pulse
-from model.net.states import Recurrence, Turns, advance
-from model.transfer import Parcel, integers
+from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
+from attend.model.net.features import ALL, features
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.pulse import Pulse
+from attend.model.net.states import Recurrence, Turns, advance
+from attend.model.transfer import Parcel, integers
 
 LEAST_KEYS = 64
 """Rows with fewer keys are computed together, whatever their lengths are."""

@@ -16,21 +16,21 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from model import generation_config
-from model.config import ModelConfig
-from model.errors import CheckpointError, SettingError
-from model.gguf.places import is_gguf
-from model.net.families.reading import Family
-from model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from model.net.formats.codes import FP8, Codes, Form, Kind
-from model.net.formats.safetensors_files import Safetensors
-from model.net.formats.table import format_of
-from model.net.formats.weights import Weights
-from model.net.linear import Linear, reform
-from model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
-from model.net.transformer import Decoder
-from model.pooling import read_rules
-from model.weights import check_links, read_json
+from attend.model import generation_config
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.gguf.places import is_gguf
+from attend.model.net.families.reading import Family
+from attend.model.net.families.table import FAMILIES, family_of, part_shapes, their_names
+from attend.model.net.formats.codes import FP8, Codes, Form, Kind
+from attend.model.net.formats.safetensors_files import Safetensors
+from attend.model.net.formats.table import format_of
+from attend.model.net.formats.weights import Weights
+from attend.model.net.linear import Linear, reform
+from attend.model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
+from attend.model.net.transformer import Decoder
+from attend.model.pooling import read_rules
+from attend.model.weights import check_links, read_json
 
 log = logging.getLogger("attend.model")
 
@@ -38,7 +38,7 @@ log = logging.getLogger("attend.model")
 def open_weights(folder: Path) -> Weights:
     """The tensors of a checkpoint. Raises CheckpointError."""
     if is_gguf(folder):
-        from model.net.formats.gguf import Gguf  # it needs the package gguf, and a folder does not
+        from attend.model.net.formats.gguf import Gguf  # it needs the package gguf, and a folder does not
 
         return Gguf(folder)
     return Safetensors(folder)

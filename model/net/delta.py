@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.net.attention import Attention
-from model.net.layers import ACTIVATIONS
-from model.net.linear import Linear
-from model.net.rope import Rotation
-from model.net.states import State
-from model.sublayers import DeltaSpec
+from attend.model.config import ModelConfig
+from attend.model.net.attention import Attention
+from attend.model.net.layers import ACTIVATIONS
+from attend.model.net.linear import Linear
+from attend.model.net.rope import Rotation
+from attend.model.net.states import State
+from attend.model.sublayers import DeltaSpec
 
 CHUNK = 64
 """Tokens whose corrections are solved for at once."""

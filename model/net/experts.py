@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.net.layers import GatedMLP, make_gated
-from model.net.linear import ExpertLinear, Linear
-from model.sublayers import MixtureSpec
+from attend.model.config import ModelConfig
+from attend.model.net.layers import GatedMLP, make_gated
+from attend.model.net.linear import ExpertLinear, Linear
+from attend.model.sublayers import MixtureSpec
 
 
 def route(scores_TX: Tensor, mixture: MixtureSpec) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Every field of ModelConfig stands in one of the three tables.
 
 from dataclasses import fields
 
-from model.config import ModelConfig
+from attend.model.config import ModelConfig
 
 SIZES = frozenset(
     {

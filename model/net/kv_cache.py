@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import KV_GROUP, ModelConfig
-from model.net.mapped import large_pages
-from model.net.states import State, allocate
+from attend.model.config import KV_GROUP, ModelConfig
+from attend.model.net.mapped import large_pages
+from attend.model.net.states import State, allocate
 
 LARGEST = 127
 """Codes are -127 to 127."""

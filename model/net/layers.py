@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.net.linear import Linear
+from attend.model.config import ModelConfig
+from attend.model.net.linear import Linear
 
 
 class RMSNorm(nn.RMSNorm):

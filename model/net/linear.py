@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.net.formats.codes import Codes
+from attend.model.net.formats.codes import Codes
 
 Cut = Literal["rows", "columns"]
 """How shards share a matrix: each has some rows of every part, or some columns. The products of the latter are summed."""

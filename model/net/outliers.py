@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from model.errors import SettingError
-from model.net.checkpoint import load, save
-from model.net.families.table import FAMILIES
-from model.net.linear import Linear
-from model.net.transformer import Block, Decoder
+from attend.model.errors import SettingError
+from attend.model.net.checkpoint import load, save
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.linear import Linear
+from attend.model.net.transformer import Block, Decoder
 
 CHANNELS = 4
 """Of each norm: evenly spread, so that no two of them share a group of a wide matrix."""

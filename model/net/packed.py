@@ -7,7 +7,7 @@ a fifth less time on a CPU with AMX, and far less where a step has a few rows.
 import torch
 from torch import Tensor, nn
 
-from model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, reform
 
 
 class PackedLinear(Linear):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.errors import CheckpointError
-from model.weights import read_json
+from attend.model.errors import CheckpointError
+from attend.model.weights import read_json
 
 CONFIG = "adapter_config.json"
 MOST_RANK = 512

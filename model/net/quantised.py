@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.net.formats.codes import GROUP, INT8, Codes, Form, Kind, quantise, values_of
-from model.net.linear import SHAPE, ExpertLinear, Linear, reform
-from model.net.transformer import Decoder
+from attend.model.config import ModelConfig
+from attend.model.net.formats.codes import GROUP, INT8, Codes, Form, Kind, quantise, values_of
+from attend.model.net.linear import SHAPE, ExpertLinear, Linear, reform
+from attend.model.net.transformer import Decoder
 
 LARGEST = 15
 """Scales and minima of a row are below 2^15 in float16, after the row's power of two is taken out."""

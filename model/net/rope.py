@@ -11,7 +11,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, RopeScaling, YarnScaling
+from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, RopeScaling, YarnScaling
 
 Rotation = tuple[Tensor, Tensor]
 """(cos, sin) of each token's angles, each [T, 1, R]."""

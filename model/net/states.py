@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.transfer import integers
+from attend.model.config import ModelConfig
+from attend.model.transfer import integers
 
 State = tuple[Tensor, ...]
 """What a layer keeps of R sequences: tensors [R, ...], float32."""

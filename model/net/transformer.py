@@ -12,13 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from model.config import LayerSpec, ModelConfig
-from model.net.attention import Attention, MultiHeadAttention
-from model.net.delta import GatedDelta
-from model.net.experts import Mixture
-from model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
-from model.net.linear import Linear
-from model.net.rope import Rotation, rotary_table
+from attend.model.config import LayerSpec, ModelConfig
+from attend.model.net.attention import Attention, MultiHeadAttention
+from attend.model.net.delta import GatedDelta
+from attend.model.net.experts import Mixture
+from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
+from attend.model.net.linear import Linear
+from attend.model.net.rope import Rotation, rotary_table
 
 
 class Block(nn.Module):

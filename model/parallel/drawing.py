@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.parallel.group import Group
-from model.sampling import UNSCORED, add_noise, temperatures_and_keys
-from model.sampling_plan import Draw
+from attend.model.parallel.group import Group
+from attend.model.sampling import UNSCORED, add_noise, temperatures_and_keys
+from attend.model.sampling_plan import Draw
 
 
 def draw_over_ranks(scores_RM: Tensor, first: int, draws: Sequence[Draw], group: Group) -> Tensor:
-    """Token ids int64 [R], the same on every rank as `model.sampling.sample` draws from the scores of the whole vocabulary;
+    """Token ids int64 [R], the same on every rank as `attend.model.sampling.sample` draws from the whole vocabulary's scores;
     UNSCORED where a row has no finite score. `first` is the first token of this rank's part.
     """
     scores_RM = scores_RM.float()

@@ -15,7 +15,7 @@ import torch._C._distributed_c10d as options
 import torch.distributed
 from torch import Tensor
 
-from model.errors import DeviceFailed
+from attend.model.errors import DeviceFailed
 
 c10d: Any = torch.distributed
 """Its stubs leave out what is used here."""

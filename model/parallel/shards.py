@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.errors import SettingError
-from model.net.attention import MultiHeadAttention
-from model.net.checkpoint import fill, forms_of
-from model.net.experts import Mixture
-from model.net.linear import Linear, reform
-from model.net.transformer import Decoder
-from model.parallel.group import Group
+from attend.model.config import ModelConfig
+from attend.model.errors import SettingError
+from attend.model.net.attention import MultiHeadAttention
+from attend.model.net.checkpoint import fill, forms_of
+from attend.model.net.experts import Mixture
+from attend.model.net.linear import Linear, reform
+from attend.model.net.transformer import Decoder
+from attend.model.parallel.group import Group
 
 
 class SummedLinear(Linear):

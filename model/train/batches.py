@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.tokenizer import Tokenizer
-from model.train import corpus
-from model.train.loss import IGNORED, unlearned
+from attend.model.tokenizer import Tokenizer
+from attend.model.train import corpus
+from attend.model.train.loss import IGNORED, unlearned
 
 if TYPE_CHECKING:
-    from model.train.trainer import Recipe
+    from attend.model.train.trainer import Recipe
 
 FUNCTIONS_EVERY = 2
 """One step in this many reads functions."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from model.train.command import QUICK_TOKENS
-from model.train.headers import MAX_TOKENS, Header, Verdict, count_verdicts
+from attend.model.train.command import QUICK_TOKENS
+from attend.model.train.headers import MAX_TOKENS, Header, Verdict, count_verdicts
 
 NUM_SAMPLES = 10
 SAMPLE_TOKENS = 64

@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer as RawTokenizer
 
-from model.config import ModelConfig
-from model.errors import SettingError
-from model.machine import usable_cores
-from model.net.checkpoint import save
-from model.tokenizer import Tokenizer
-from model.train import batches, corpus
-from model.train.evaluate import count_bytes, xz_bits_per_byte
-from model.train.plot import plot_losses
-from model.train.trainer import Progress as Run
-from model.train.trainer import Recipe, Trainer, keep_large_blocks
+from attend.model.config import ModelConfig
+from attend.model.errors import SettingError
+from attend.model.machine import usable_cores
+from attend.model.net.checkpoint import save
+from attend.model.tokenizer import Tokenizer
+from attend.model.train import batches, corpus
+from attend.model.train.evaluate import count_bytes, xz_bits_per_byte
+from attend.model.train.plot import plot_losses
+from attend.model.train.trainer import Progress as Run
+from attend.model.train.trainer import Recipe, Trainer, keep_large_blocks
 
 VOCAB_SIZE = 8192
 QUICK_TOKENS = 40_000

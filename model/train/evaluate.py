@@ -1,4 +1,4 @@
-"""Bits per byte of a checkpoint on the held-out files: python -m model.train.evaluate [FOLDER]"""
+"""Bits per byte of a checkpoint on the held-out files: python -m attend.model.train.evaluate [FOLDER]"""
 
 import argparse
 import bz2
@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.config import DEFAULT_MODEL
-from model.net.backends import BatchLayout, Paged, Row, TorchBackend
-from model.net.checkpoint import load
-from model.net.kv_cache import KVCache
-from model.net.transformer import Decoder
-from model.tokenizer import Tokenizer
-from model.train import corpus
-from model.train.loss import Hidden, bits_per_byte, hidden_states
+from attend.model.config import DEFAULT_MODEL
+from attend.model.net.backends import BatchLayout, Paged, Row, TorchBackend
+from attend.model.net.checkpoint import load
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.transformer import Decoder
+from attend.model.tokenizer import Tokenizer
+from attend.model.train import corpus
+from attend.model.train.loss import Hidden, bits_per_byte, hidden_states
 
 BLOCK = 32
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from model.train import corpus
+from attend.model.train import corpus
 
 NUM_HEADERS = 100
 MAX_TOKENS = 256

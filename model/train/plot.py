@@ -1,12 +1,12 @@
-"""The loss curves of a run, and of a second one beside it, as a PNG: python -m model.train.plot RUN [--original RUN]"""
+"""The loss curves of a run, and of a second one beside it, as a PNG: python -m attend.model.train.plot RUN [--original RUN]"""
 
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from model.train import corpus
-from model.train.evaluate import xz_bits_per_byte
-from model.train.trainer import Progress, read_run
+from attend.model.train import corpus
+from attend.model.train.evaluate import xz_bits_per_byte
+from attend.model.train.trainer import Progress, read_run
 
 
 def plot_losses(runs: Mapping[str, Progress], xz_bits: float, path: Path) -> None:

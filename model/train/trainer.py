@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.errors import SettingError
-from model.net.transformer import Decoder
-from model.train.batches import TrainingText, batch_at
-from model.train.loss import backward, bits_per_byte
+from attend.model.config import ModelConfig
+from attend.model.errors import SettingError
+from attend.model.net.transformer import Decoder
+from attend.model.train.batches import TrainingText, batch_at
+from attend.model.train.loss import backward, bits_per_byte
 
 
 @dataclass(frozen=True, slots=True)

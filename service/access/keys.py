@@ -24,9 +24,9 @@ from stat import S_IMODE
 from threading import Lock
 from typing import Any
 
-from model.errors import SettingError, Unauthenticated
-from model.params import describe
-from service.access.quota import LIMITS, Clock, Key, Limits
+from attend.model.errors import SettingError, Unauthenticated
+from attend.model.params import describe
+from attend.service.access.quota import LIMITS, Clock, Key, Limits
 
 log = logging.getLogger("attend.keys")
 

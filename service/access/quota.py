@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from threading import Lock
 
-from model.errors import InvalidRequest, RateLimited
+from attend.model.errors import InvalidRequest, RateLimited
 
 WINDOW_SECONDS = 60.0
 Clock = Callable[[], float]

@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
-from service.chat.admitted import TEXT, Values
-from service.chat.forms import CallForm, Tags
-from service.chat.json_text import JsonText
-from service.chat.reader import NotACall, Reader, held
-from service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, written
+from attend.service.chat.admitted import TEXT, Values
+from attend.service.chat.forms import CallForm, Tags
+from attend.service.chat.json_text import JsonText
+from attend.service.chat.reader import NotACall, Reader, held
+from attend.service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, written
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MAX_NAME = 64

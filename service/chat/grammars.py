@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.errors import InvalidRequest, NotSupported
-from model.grammar import GrammarSpec, choices, read_schema
-from model.params import describe
-from model.schema import JSON_OPTIONS
-from service.chat.calls import KEY, MAX_KEY
-from service.chat.forms import HARMONY, AnswerForm, CallForm
-from service.chat.parts import Tool
-from service.chat.tools import Calling
-from service.chat.values import WORD
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.grammar import GrammarSpec, choices, read_schema
+from attend.model.params import describe
+from attend.model.schema import JSON_OPTIONS
+from attend.service.chat.calls import KEY, MAX_KEY
+from attend.service.chat.forms import HARMONY, AnswerForm, CallForm
+from attend.service.chat.parts import Tool
+from attend.service.chat.tools import Calling
+from attend.service.chat.values import WORD
 
 MAX_KEYS = 64
 """Arguments of a tool that are not written as JSON."""

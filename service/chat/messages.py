@@ -4,8 +4,8 @@ import json
 from collections.abc import Sized
 from typing import Any
 
-from model.errors import InvalidRequest, NotSupported
-from model.params import describe
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.params import describe
 
 MAX_MESSAGES = 2048
 MAX_CALLS = 128

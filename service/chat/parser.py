@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
 from functools import lru_cache, partial
 
-from service.chat.calls import read_calls, stream_arguments
-from service.chat.forms import HARMONY, AnswerForm
-from service.chat.parts import Content, Part, Reasoning, Tool
-from service.chat.reader import NotACall, Reader, held, starts_of
+from attend.service.chat.calls import read_calls, stream_arguments
+from attend.service.chat.forms import HARMONY, AnswerForm
+from attend.service.chat.parts import Content, Part, Reasoning, Tool
+from attend.service.chat.reader import NotACall, Reader, held, starts_of
 
 MAX_SPACE = 1024
 """White space that is held back, since a marker may follow."""

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from model.chat import ChatTemplate
-from model.errors import InvalidRequest, NotSupported
-from model.params import describe
-from service.chat.messages import messages_of
-from service.chat.tools import Calling
+from attend.model.chat import ChatTemplate
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.params import describe
+from attend.service.chat.messages import messages_of
+from attend.service.chat.tools import Calling
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 

@@ -6,8 +6,8 @@ Each function that may need more text is a generator: it yields where it does, a
 from collections.abc import Collection, Generator, Mapping
 from functools import lru_cache
 
-from service.chat.admitted import ANY, TEXT, Admitted, Values
-from service.chat.parts import CallArguments, CallStart, Part, Tool
+from attend.service.chat.admitted import ANY, TEXT, Admitted, Values
+from attend.service.chat.parts import CallArguments, CallStart, Part, Tool
 
 
 class NotACall(Exception):

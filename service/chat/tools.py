@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from jsonschema_rs import Draft202012Validator, ValidationError
 
-from model.errors import InvalidRequest, NotSupported
-from model.params import describe
-from service.chat.forms import AnswerForm
-from service.chat.messages import wrong
-from service.chat.parts import Tool
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.params import describe
+from attend.service.chat.forms import AnswerForm
+from attend.service.chat.messages import wrong
+from attend.service.chat.parts import Tool
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 256 << 10

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import Any
 
-from service.chat.admitted import ANY, Values, fits
+from attend.service.chat.admitted import ANY, Values, fits
 
 MAX_LITERAL = 1 << 14
 """Characters outside strings of a Python literal that is no JSON: each takes Python's parser 5 us."""

@@ -10,7 +10,7 @@ CallFailed
 
 from dataclasses import dataclass
 
-from model.errors import AttendError
+from attend.model.errors import AttendError
 
 
 @dataclass(frozen=True, slots=True)

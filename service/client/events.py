@@ -6,8 +6,8 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any, Required, TypedDict
 
-from model.errors import InvalidRequest
-from service.client.retry import Call, Delta, Failed
+from attend.model.errors import InvalidRequest
+from attend.service.client.retry import Call, Delta, Failed
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SILENT_SECONDS = 45.0

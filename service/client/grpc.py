@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 
-from model.errors import InvalidRequest
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.client.errors import Answer
-from service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
+from attend.model.errors import InvalidRequest
+from attend.service.client.errors import Answer
+from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),

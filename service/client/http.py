@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
-from model.errors import InvalidRequest
-from service.client import events
-from service.client.errors import Answer
-from service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Chat, Completion, Events
-from service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
+from attend.model.errors import InvalidRequest
+from attend.service.client import events
+from attend.service.client.errors import Answer
+from attend.service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Chat, Completion, Events
+from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
 
 PIECE = 64 << 10
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
-from service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
+from attend.service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
 
 SEED_BITS = 48
 """A seed of so many bits survives a JSON reader that keeps numbers as doubles."""

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import SettingError
+from attend.model.errors import SettingError
 
-SOURCE_TREE = Path(__file__).parents[2]
+SOURCE_TREE = Path(__file__).parents[3]
 FOLDER = SOURCE_TREE / "loadtest" / "bench"
 COMMAND = re.compile(r":? (\w+=\w+ )*attend bench ")
 """Where the first line of a benchmark's docstring goes over from what it measures to how it is called."""

@@ -15,9 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.commands.probe import (
+from attend.service.commands.probe import (
     MAX_TOKENS,
     OPENAI_ERROR,
     PROMPT,
@@ -30,6 +28,8 @@ from service.commands.probe import (
     require,
     shown,
 )
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 
 SETTLE_SECONDS = 5.0
 """How long the metrics may take to show a call that is over."""

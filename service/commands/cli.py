@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from model.errors import AttendError, SettingError
-from service.commands.flags import with_settings, without_values
-from service.commands.keys import app as keys_app
-from service.commands.start import given_text, interrupt_unwinds, start_settings
-from service.settings import Settings
+from attend.model.errors import AttendError, SettingError
+from attend.service.commands.flags import with_settings, without_values
+from attend.service.commands.keys import app as keys_app
+from attend.service.commands.start import given_text, interrupt_unwinds, start_settings
+from attend.service.settings import Settings
 
 PYTHON = sys.version.partition(" ")[0]
 HELP = ("-h", "--help")
@@ -47,7 +47,7 @@ def attend(
 ) -> None:
     """Serve, try, check and train decoder-only transformers."""
     if version:
-        print(f"attend {version_of('attend')}, torch {version_of('torch')}, ray {version_of('ray')}, Python {PYTHON}")
+        print(f"attend {version_of('attend-server')}, torch {version_of('torch')}, ray {version_of('ray')}, Python {PYTHON}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -57,13 +57,13 @@ def attend(
 @with_settings
 def serve(settings: Settings) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
-    from service.observe import tracing
+    from attend.service.observe import tracing
 
     tracing.check(settings.otel_endpoint)
     if settings.single:  # the other imports grpc, which reads its variables then
-        from service.runtime.single import run
+        from attend.service.runtime.single import run
     else:
-        from service.runtime.supervisor import run
+        from attend.service.runtime.supervisor import run
     raise typer.Exit(run(settings))
 
 
@@ -103,7 +103,7 @@ def generate(
     given = adapter if adapter and "=" in adapter else None
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
     prompt = prompt if prompt_token_ids else given_text(prompt, "prompt")
-    from service.commands import generate as offline
+    from attend.service.commands import generate as offline
 
     fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
         prompt=offline.numbers("prompt-token-ids", prompt_token_ids) or prompt,
@@ -146,7 +146,7 @@ def explain(
     """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     looked_at = given_text(text, "text")
-    from service.commands.explain import show
+    from attend.service.commands.explain import show
 
     show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
 
@@ -164,8 +164,8 @@ def train(
 ) -> None:
     """Train a model on this interpreter's standard library; goes on where it stopped."""
     interrupt_unwinds()
-    from model.train.command import run
-    from model.train.trainer import Recipe
+    from attend.model.train.command import run
+    from attend.model.train.trainer import Recipe
 
     recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
     run(recipe, out, root, original=original, threads=threads)
@@ -177,7 +177,7 @@ def bench(
     what: Annotated[str | None, typer.Argument(help="A benchmark, then its flags; without it, they are listed.")] = None,
 ) -> None:
     """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
-    from service.commands.bench import listed, run
+    from attend.service.commands.bench import listed, run
 
     if what in (None, *HELP):
         print("\n".join(listed()))
@@ -203,8 +203,8 @@ def inspect_(
     Ends with status 2, and a sentence that says why, where it cannot be served.
     """
     settings = start_settings({"model": folder}, locate=not json)  # with it, `show` says in JSON what is wrong
-    from service.commands.inspect import show
-    from service.observe import tracing
+    from attend.service.commands.inspect import show
+    from attend.service.observe import tracing
 
     tracing.check(settings.otel_endpoint)
     raise typer.Exit(show(settings, as_json=json))
@@ -245,7 +245,7 @@ def quality(
     """
     settings = start_settings({"model": folder})
     interrupt_unwinds()
-    from service.commands.quality import show
+    from attend.service.commands.quality import show
 
     show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
 
@@ -272,8 +272,8 @@ def check(
     Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0. SSL_CERT_FILE names the
     authorities to trust for https, where they are not this machine's.
     """
-    from service.commands.check import run
-    from service.commands.probe import Unreachable, target
+    from attend.service.commands.check import run
+    from attend.service.commands.probe import Unreachable, target
 
     probe, results, reason = target(url, grpc, key), [], None
     show = (lambda *_: None) if json else printer()
@@ -325,7 +325,7 @@ def replay(
     Ends with status 0 if they are, 1 if they differ, and 3, with the reason, if they need not be the same: other weights or
     set-up, an answer without a seed, or one that time has cut.
     """
-    from service.commands import replay as again
+    from attend.service.commands import replay as again
 
     if url is not None and (model, dtype, quantize) != (None, None, None):
         raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")

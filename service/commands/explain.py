@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from model.errors import SettingError
-from service.commands.generate import serving
-from service.generation.explain import ExplainCommand, Explaining
-from service.http_api.attention import AttentionWriter
-from service.http_api.pieces import pieces
-from service.observe.metrics import Metrics
-from service.settings import Settings
+from attend.model.errors import SettingError
+from attend.service.commands.generate import serving
+from attend.service.generation.explain import ExplainCommand, Explaining
+from attend.service.http_api.attention import AttentionWriter
+from attend.service.http_api.pieces import pieces
+from attend.service.observe.metrics import Metrics
+from attend.service.settings import Settings
 
 NUMBERED = 14
 """Weights of at most so many tokens are shown as numbers, of more as shades."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import PydanticUndefined
 
-from service.commands.start import start_settings
-from service.settings import PREFIX, Settings, allowed
+from attend.service.commands.start import start_settings
+from attend.service.settings import PREFIX, Settings, allowed
 
 REPEATED = ("adapter",)
 """Settings whose flag may stand several times; their values are joined by commas."""

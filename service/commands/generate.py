@@ -11,22 +11,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from model.engine.build import build_engine
-from model.engine.loop import AsyncEngine
-from model.engine.options import EngineOptions
-from model.errors import SettingError
-from model.generation_config import read_defaults
-from service.generation.adapters import Shelf
-from service.generation.generation import GenerationService
-from service.http_api.body import parse
-from service.http_api.openai import CompletionWriter, to_command
-from service.http_api.pieces import pieces
-from service.http_api.schemas import read_completion
-from service.observe.metrics import Metrics
-from service.records import Chunk, Usage, whole
-from service.runtime import hub, loading
-from service.runtime.checkpoint import read_tokenizer
-from service.settings import Settings
+from attend.model.engine.build import build_engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import SettingError
+from attend.model.generation_config import read_defaults
+from attend.service.generation.adapters import Shelf
+from attend.service.generation.generation import GenerationService
+from attend.service.http_api.body import parse
+from attend.service.http_api.openai import CompletionWriter, to_command
+from attend.service.http_api.pieces import pieces
+from attend.service.http_api.schemas import read_completion
+from attend.service.observe.metrics import Metrics
+from attend.service.records import Chunk, Usage, whole
+from attend.service.runtime import hub, loading
+from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.settings import Settings
 
 MEMORY = 1 << 30
 """Bytes of KV cache: enough for one call."""

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from model.chat import ChatTemplate
-from model.config import MemoryGroup, ModelConfig
-from model.engine.build import DTYPES, size_engine
-from model.engine.options import EngineOptions
-from model.errors import CheckpointError
-from model.net.checkpoint import formed, inspect, lacks_head, open_weights
-from model.net.quantised import count_bytes
-from model.parallel.shards import check
-from service.runtime import hub
-from service.runtime.checkpoint import read_tokenizer
-from service.settings import HUB, Settings
+from attend.model.chat import ChatTemplate
+from attend.model.config import MemoryGroup, ModelConfig
+from attend.model.engine.build import DTYPES, size_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import formed, inspect, lacks_head, open_weights
+from attend.model.net.quantised import count_bytes
+from attend.model.parallel.shards import check
+from attend.service.runtime import hub
+from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.settings import HUB, Settings
 
 GIB = 1 << 30
 

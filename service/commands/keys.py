@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from model.errors import SettingError
-from service.access.keys import MAX_LIMIT, Entry, digest_of, editing, load_keys, new_secret, read_limit, read_name
-from service.access.quota import LIMITS, Limits
+from attend.model.errors import SettingError
+from attend.service.access.keys import MAX_LIMIT, Entry, digest_of, editing, load_keys, new_secret, read_limit, read_name
+from attend.service.access.quota import LIMITS, Limits
 
 app = typer.Typer(
     invoke_without_command=True,

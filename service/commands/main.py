@@ -11,7 +11,7 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell leaves it to its background jobs
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
-    from service.commands.cli import main
+    from attend.service.commands.cli import main
 
     main()
 

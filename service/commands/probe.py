@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from model.errors import SettingError
+from attend.model.errors import SettingError
 
 SECONDS = 60.0
 """How long one call may take."""

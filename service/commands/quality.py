@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from model.engine.form import ServingForm
-from model.engine.options import EngineOptions
-from model.errors import CheckpointError, SettingError
-from model.net.checkpoint import lacks_head, read_config
-from model.net.outliers import write_with_outliers
-from model.quality import Form, Quality, compare
-from model.tokenizer import Tokenizer
-from model.train import corpus
-from service.runtime import hub
-from service.runtime.checkpoint import read_tokenizer
-from service.settings import Settings
+from attend.model.engine.form import ServingForm
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.net.checkpoint import lacks_head, read_config
+from attend.model.net.outliers import write_with_outliers
+from attend.model.quality import Form, Quality, compare
+from attend.model.tokenizer import Tokenizer
+from attend.model.train import corpus
+from attend.service.runtime import hub
+from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.settings import Settings
 
 FORMS: dict[str, dict[str, Any]] = {"int8": {"quantize": "int8"}, "int4": {"quantize": "int4"}, "kv-int8": {"kv_dtype": "int8"}}
 """Forms beside the model as it is, of its weights or of its KV cache, and what sets them."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from model.errors import SettingError
+from attend.model.errors import SettingError
 
 MOST_BYTES = 64 << 20
 """Of a file: more than any answer has."""
@@ -133,7 +133,7 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
     """Asks a running server. Raises SettingError for what is no URL."""
     import http.client
 
-    from service.commands.probe import Failed, target
+    from attend.service.commands.probe import Failed, target
 
     probe = target(url, "none", key)
 
@@ -151,7 +151,7 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
 
 def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
     """Asks a model in this process, loaded for it."""
-    from service.commands import generate
+    from attend.service.commands import generate
 
     facts: dict[str, str] = {}
 

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from model.errors import SettingError
-from service.runtime.hub import tell
-from service.runtime.model_path import located
-from service.settings import Settings, read_settings, unknown_variables
+from attend.model.errors import SettingError
+from attend.service.runtime.hub import tell
+from attend.service.runtime.model_path import located
+from attend.service.settings import Settings, read_settings, unknown_variables
 
 MOST_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""

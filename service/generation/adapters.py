@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from model.errors import AttendError, SettingError
-from model.net.adapters import Adapter
-from service.access.keys import COMPLAIN_SECONDS
+from attend.model.errors import AttendError, SettingError
+from attend.model.net.adapters import Adapter
+from attend.service.access.keys import COMPLAIN_SECONDS
 
 log = logging.getLogger("attend.adapters")
 
@@ -23,7 +23,7 @@ Seen = tuple[tuple[str, int, int, int], ...]
 
 
 class Reader(Protocol):
-    """Reads an adapter from a folder: `model.engine.adapters.Adapters`."""
+    """Reads an adapter from a folder: `attend.model.engine.adapters.Adapters`."""
 
     def read(self, folder: Path) -> Adapter:
         """Raises CheckpointError."""

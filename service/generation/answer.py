@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from model.engine.request import FinishReason, Output, Request
-from model.errors import InvalidRequest
-from model.params import StopRules
-from service.chat.parser import AnswerParser
-from service.chat.parts import CallStart, Content, Part, joined
-from service.errors import AnswerChanged
-from service.generation.text import TextStream
-from service.records import Chunk, PromptPart, Shown, digest_of
+from attend.model.engine.request import FinishReason, Output, Request
+from attend.model.errors import InvalidRequest
+from attend.model.params import StopRules
+from attend.service.chat.parser import AnswerParser
+from attend.service.chat.parts import CallStart, Content, Part, joined
+from attend.service.errors import AnswerChanged
+from attend.service.generation.text import TextStream
+from attend.service.records import Chunk, PromptPart, Shown, digest_of
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from model.errors import Overloaded
+from attend.model.errors import Overloaded
 
 T = TypeVar("T")
 

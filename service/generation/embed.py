@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from model.errors import InvalidRequest
-from model.net.adapters import Adapter
-from model.params import MAX_CHOICES_TIMES_PROMPTS, StopRules, integer
-from service.generation.generation import GenerationService
-from service.observe.metrics import RequestRecord
-from service.records import Command
+from attend.model.errors import InvalidRequest
+from attend.model.net.adapters import Adapter
+from attend.model.params import MAX_CHOICES_TIMES_PROMPTS, StopRules, integer
+from attend.service.generation.generation import GenerationService
+from attend.service.observe.metrics import RequestRecord
+from attend.service.records import Command
 
 MOST_INPUTS = MAX_CHOICES_TIMES_PROMPTS
 SMALLEST = 1e-12

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
-from model.params import MAX_LOGPROBS, describe, integer
-from service.access.quota import Key, name_of
-from service.generation.aside import Places, TurnPool, aside, stand_back
-from service.generation.generation import GenerationService, admitted
-from service.generation.prepare import SLACK
-from service.observe.metrics import RequestRecord
-from service.records import MAX_DEADLINE_MS, check_request_id
+from attend.model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
+from attend.model.params import MAX_LOGPROBS, describe, integer
+from attend.service.access.quota import Key, name_of
+from attend.service.generation.aside import Places, TurnPool, aside, stand_back
+from attend.service.generation.generation import GenerationService, admitted
+from attend.service.generation.prepare import SLACK
+from attend.service.observe.metrics import RequestRecord
+from attend.service.records import MAX_DEADLINE_MS, check_request_id
 
 if TYPE_CHECKING:  # it imports torch, which no test of the wire needs
-    from model.explain.explainer import Explanation, Question
+    from attend.model.explain.explainer import Explanation, Question
 
 MOST_TOKENS = 512
 """Tokens of a text. The cost, and the size of each head's answer, grow with their square."""
@@ -36,7 +36,7 @@ _beside = TurnPool(1, "attend-explain", stand_back)
 
 
 class Explainer(Protocol):
-    """What computes explanations. See `model.explain.explainer`."""
+    """What computes explanations. See `attend.model.explain.explainer`."""
 
     num_layers: int
     num_heads: int
@@ -44,7 +44,7 @@ class Explainer(Protocol):
     """Query heads that share a key/value head."""
 
     def explain(self, question: "Question", between: Callable[[], None]) -> "Explanation":
-        """See `model.explain.explainer.Explainer.explain`."""
+        """See `attend.model.explain.explainer.Explainer.explain`."""
         ...
 
 
@@ -170,7 +170,7 @@ class Explaining:
         self, command: ExplainCommand, tokens: tuple[int, ...], layers: tuple[int, ...], heads: tuple[int, ...]
     ) -> "Explanation":
         """Computed beside the event loop; stops at its next slice when the caller disconnects or the deadline passes."""
-        from model.explain.explainer import Question
+        from attend.model.explain.explainer import Question
 
         question = Question(tokens, layers, heads, command.scores, command.top_logprobs, command.logit_lens)
         left, pauses = threading.Event(), _Pauses()

@@ -8,21 +8,21 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
-from model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
-from model.generation_config import NO_DEFAULTS, Defaults
-from model.mask import FAULT
-from model.net.adapters import Adapter
-from model.params import MAX_PROMPT_SCORES, token_ids
-from model.pooling import NO_EMBEDDINGS, EmbeddingRules
-from model.tokenizer import Tokenizer
-from service.access.quota import Key, Lease, name_of
-from service.generation.adapters import Shelf
-from service.generation.answer import Answer, Remade
-from service.generation.aside import Places, aside
-from service.generation.prepare import Preparation
-from service.observe.metrics import RequestRecord
-from service.records import Chunk, Command
+from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
+from attend.model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
+from attend.model.generation_config import NO_DEFAULTS, Defaults
+from attend.model.mask import FAULT
+from attend.model.net.adapters import Adapter
+from attend.model.params import MAX_PROMPT_SCORES, token_ids
+from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules
+from attend.model.tokenizer import Tokenizer
+from attend.service.access.quota import Key, Lease, name_of
+from attend.service.generation.adapters import Shelf
+from attend.service.generation.answer import Answer, Remade
+from attend.service.generation.aside import Places, aside
+from attend.service.generation.prepare import Preparation
+from attend.service.observe.metrics import RequestRecord
+from attend.service.records import Chunk, Command
 
 log = logging.getLogger("attend.service")
 

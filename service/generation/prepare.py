@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from model.engine.request import EngineInfo, Request, check_fits
-from model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
-from model.grammar import GrammarCompiler, GrammarSpec
-from model.mask import CompiledGrammar, Grammar
-from model.params import MAX_PROMPT_SCORES, at_most, token_ids
-from model.pooling import EmbeddingRules
-from model.tokenizer import Tokenizer
-from service.chat.forms import ends_in_reasoning
-from service.chat.grammars import enforced
-from service.chat.parser import AnswerParser
-from service.generation.answer import Answer
-from service.generation.aside import TurnPool, alone, aside
-from service.generation.text import TextStream
-from service.records import ChatPrompt, ChatRules, Command, Prompt
+from attend.model.engine.request import EngineInfo, Request, check_fits
+from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
+from attend.model.grammar import GrammarCompiler, GrammarSpec
+from attend.model.mask import CompiledGrammar, Grammar
+from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
+from attend.model.pooling import EmbeddingRules
+from attend.model.tokenizer import Tokenizer
+from attend.service.chat.forms import ends_in_reasoning
+from attend.service.chat.grammars import enforced
+from attend.service.chat.parser import AnswerParser
+from attend.service.generation.answer import Answer
+from attend.service.generation.aside import TurnPool, alone, aside
+from attend.service.generation.text import TextStream
+from attend.service.records import ChatPrompt, ChatRules, Command, Prompt
 
 T = TypeVar("T")
 

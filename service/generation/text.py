@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from model.params import StopRules
-from model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.params import StopRules
+from attend.model.tokenizer import StreamDecoder, Tokenizer
 
 
 class TextStream:

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from model.errors import Overloaded
-from service.errors import SlowBody
+from attend.model.errors import Overloaded
+from attend.service.errors import SlowBody
 
 CALL_BYTES = 64 << 10
 """What a call counts for beside its body: a connection or a stream, and a task."""

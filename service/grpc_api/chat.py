@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from model.chat import ChatTemplate
-from model.errors import InvalidRequest, NotSupported
-from model.generation_config import NO_DEFAULTS, Defaults
-from model.params import integer
-from protos.attend.v1 import generation_pb2 as pb
-from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.chat.messages import check_count, json_object
-from service.chat.prompt import prompt_of
-from service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
-from service.grpc_api.convert import arguments_of, stops_of
-from service.records import ChatPrompt, ChatRules, Command
+from attend.model.chat import ChatTemplate
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.generation_config import NO_DEFAULTS, Defaults
+from attend.model.params import integer
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.messages import check_count, json_object
+from attend.service.chat.prompt import prompt_of
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
+from attend.service.grpc_api.convert import arguments_of, stops_of
+from attend.service.records import ChatPrompt, ChatRules, Command
+from attend.v1 import generation_pb2 as pb
 
 
 def to_command(

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from model.engine.request import EngineInfo, FinishReason, TokenLogprob
-from model.errors import ContextTooLong, InvalidRequest
-from model.generation_config import NO_DEFAULTS, Defaults
-from model.grammar import MAX_CHOICES, MAX_TEXT_BYTES, GrammarSpec
-from model.params import (
+from attend.model.engine.request import EngineInfo, FinishReason, TokenLogprob
+from attend.model.errors import ContextTooLong, InvalidRequest
+from attend.model.generation_config import NO_DEFAULTS, Defaults
+from attend.model.grammar import MAX_CHOICES, MAX_TEXT_BYTES, GrammarSpec
+from attend.model.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -22,10 +22,10 @@ from model.params import (
     at_most,
     integer,
 )
-from protos.attend.v1 import generation_pb2 as pb
-from service.chat.parts import CallArguments, CallStart, Reasoning
-from service.generation.turns import turn
-from service.records import Chunk, Command, Prompt, PromptPart, whole
+from attend.service.chat.parts import CallArguments, CallStart, Reasoning
+from attend.service.generation.turns import turn
+from attend.service.records import Chunk, Command, Prompt, PromptPart, whole
+from attend.v1 import generation_pb2 as pb
 
 SCORES = 64
 """Tokens whose log probabilities are written together, up to 21 each: less than a millisecond of work."""

@@ -1,12 +1,12 @@
 """Embed over gRPC: protobuf to a Command, and vectors to protobuf, part by part."""
 
-from model.errors import ContextTooLong, InvalidRequest
-from model.params import at_most
-from protos.attend.v1 import generation_pb2 as pb
-from service.generation.embed import MOST_INPUTS, Embedded, command_of
-from service.generation.generation import GenerationService
-from service.generation.turns import turn
-from service.records import Command
+from attend.model.errors import ContextTooLong, InvalidRequest
+from attend.model.params import at_most
+from attend.service.generation.embed import MOST_INPUTS, Embedded, command_of
+from attend.service.generation.generation import GenerationService
+from attend.service.generation.turns import turn
+from attend.service.records import Command
+from attend.v1 import generation_pb2 as pb
 
 AT_ONCE = 8
 """Vectors that are written before the event loop has its next turn: about a millisecond of work."""

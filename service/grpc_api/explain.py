@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from model.errors import ContextTooLong, InvalidRequest
-from protos.attend.v1 import generation_pb2 as pb
-from service.generation.explain import MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
-from service.generation.turns import turn
+from attend.model.errors import ContextTooLong, InvalidRequest
+from attend.service.generation.explain import MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
+from attend.service.generation.turns import turn
+from attend.v1 import generation_pb2 as pb
 
 DEFAULT_TOP = 5
 AT_ONCE = 32

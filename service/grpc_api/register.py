@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.attend.v1 import generation_pb2 as pb
-from service.errors import FULL
+from attend.service.errors import FULL
+from attend.v1 import generation_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 

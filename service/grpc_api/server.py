@@ -16,13 +16,13 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from model.errors import AttendError, InvalidRequest
-from service.generation.aside import Places
-from service.generation.unread import Unread
-from service.grpc_api.reflection import add_reflection
-from service.grpc_api.register import SERVICE
-from service.grpc_api.servicer import GrpcMethods, address_of, read, refuse
-from service.records import bytes_for
+from attend.model.errors import AttendError, InvalidRequest
+from attend.service.generation.aside import Places
+from attend.service.generation.unread import Unread
+from attend.service.grpc_api.reflection import add_reflection
+from attend.service.grpc_api.register import SERVICE
+from attend.service.grpc_api.servicer import GrpcMethods, address_of, read, refuse
+from attend.service.records import bytes_for
 
 MAX_MESSAGE = 4 << 20
 """Bytes of a caller's message, where the model's context is not so long that it needs more: see `most_bytes`."""

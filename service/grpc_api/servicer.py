@@ -15,24 +15,24 @@ from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from model.chat import ChatTemplate
-from model.errors import InvalidRequest, NoChatTemplate
-from model.params import at_most, describe
-from protos.attend.v1 import generation_pb2 as pb
-from service.access.keys import KeyRing
-from service.access.quota import Key, name_of
-from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.errors import INTERNAL, advice, sentence, wire
-from service.generation.aside import alone
-from service.generation.embed import embed as embed_texts
-from service.generation.explain import Explaining, explainable
-from service.generation.generation import GenerationService
-from service.generation.stall import Stall
-from service.generation.turns import turn
-from service.grpc_api import chat, embed, explain
-from service.grpc_api.convert import Request, Responses, check_sizes, to_command
-from service.observe.metrics import Metrics, RequestRecord
-from service.records import REQUEST_ID, Command, Gathered, bytes_for
+from attend.model.chat import ChatTemplate
+from attend.model.errors import InvalidRequest, NoChatTemplate
+from attend.model.params import at_most, describe
+from attend.service.access.keys import KeyRing
+from attend.service.access.quota import Key, name_of
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.errors import INTERNAL, advice, sentence, wire
+from attend.service.generation.aside import alone
+from attend.service.generation.embed import embed as embed_texts
+from attend.service.generation.explain import Explaining, explainable
+from attend.service.generation.generation import GenerationService
+from attend.service.generation.stall import Stall
+from attend.service.generation.turns import turn
+from attend.service.grpc_api import chat, embed, explain
+from attend.service.grpc_api.convert import Request, Responses, check_sizes, to_command
+from attend.service.observe.metrics import Metrics, RequestRecord
+from attend.service.records import REQUEST_ID, Command, Gathered, bytes_for
+from attend.v1 import generation_pb2 as pb
 
 log = logging.getLogger("attend.grpc")
 
@@ -53,7 +53,7 @@ WATCH_SECONDS = 0.5
 
 
 Incoming = bytes | Callable[[], Awaitable[bytes]]
-"""A caller's message; where the server has not read it, what reads it, by the errors of `service.errors`."""
+"""A caller's message; where the server has not read it, what reads it, by the errors of `attend.service.errors`."""
 
 
 class Context(Protocol):
@@ -226,7 +226,7 @@ class GrpcMethods:
             return pb.GetServerInfoResponse()
         info, stats = self.service.engine.info, self.service.engine.stats()
         return pb.GetServerInfoResponse(
-            version=version("attend"),
+            version=version("attend-server"),
             model=self.service.model_name,
             system_fingerprint=info.fingerprint,
             max_model_len=info.max_model_len,

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.generation.stall import Stall
-from service.generation.turns import turn
-from service.http_api import documents, problems
-from service.http_api.cors import opened
-from service.http_api.limits import HeaderLimit
-from service.http_api.page import add_pages
-from service.http_api.routes import Site, build_router, guard
-from service.records import REQUEST_ID
+from attend.service.generation.stall import Stall
+from attend.service.generation.turns import turn
+from attend.service.http_api import documents, problems
+from attend.service.http_api.cors import opened
+from attend.service.http_api.limits import HeaderLimit
+from attend.service.http_api.page import add_pages
+from attend.service.http_api.routes import Site, build_router, guard
+from attend.service.records import REQUEST_ID
 
 
 def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = (), behind_serve: bool = True) -> ASGIApp:

@@ -6,14 +6,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
-from model.errors import InvalidRequest
-from model.params import MAX_LOGPROBS
-from model.tokenizer import Tokenizer
-from service.generation.explain import MOST_LENS, MOST_NUMBERS, MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
-from service.http_api.logprobs import finite
-from service.http_api.responses import Count, Made, ObjectKind, PromptUsage
-from service.http_api.schemas import SOME_TOKENS, TOKENS, DeadlineMs, List, RequestId, TokenId, TokenIds, User
-from service.http_api.shapes import MAYBE, TEXT, Shape, between, body, one_of, told
+from attend.model.errors import InvalidRequest
+from attend.model.params import MAX_LOGPROBS
+from attend.model.tokenizer import Tokenizer
+from attend.service.generation.explain import (
+    MOST_LENS,
+    MOST_NUMBERS,
+    MOST_TOKENS,
+    ExplainCommand,
+    Explained,
+    Explaining,
+    pairs,
+    rows,
+)
+from attend.service.http_api.logprobs import finite
+from attend.service.http_api.responses import Count, Made, ObjectKind, PromptUsage
+from attend.service.http_api.schemas import SOME_TOKENS, TOKENS, DeadlineMs, List, RequestId, TokenId, TokenIds, User
+from attend.service.http_api.shapes import MAYBE, TEXT, Shape, between, body, one_of, told
 
 DEFAULT_TOP = 5
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from model.errors import InvalidRequest
-from service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
-from service.generation.aside import alone
-from service.records import bytes_for
+from attend.model.errors import InvalidRequest
+from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
+from attend.service.generation.aside import alone
+from attend.service.records import bytes_for
 
 T = TypeVar("T")
 

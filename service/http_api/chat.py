@@ -5,20 +5,20 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
-from model.chat import ChatTemplate
-from model.errors import InvalidRequest, NotSupported
-from model.generation_config import NO_DEFAULTS, Defaults
-from model.params import DEFAULT_PRIORITY, MAX_INT32, describe, integer
-from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.chat.messages import MAX_MESSAGES
-from service.chat.prompt import EFFORTS, prompt_of
-from service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
-from service.http_api.chat_fields import MESSAGES, TOOL_CHOICE, TOOLS
-from service.http_api.openai import decoding_of, sampling_of, stops_of
-from service.http_api.schemas import Generation, ModelName, kind_of, validated
-from service.http_api.shapes import between, body, off, told
-from service.http_api.structured import grammar_of
-from service.records import ChatPrompt, ChatRules, Command
+from attend.model.chat import ChatTemplate
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.generation_config import NO_DEFAULTS, Defaults
+from attend.model.params import DEFAULT_PRIORITY, MAX_INT32, describe, integer
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.messages import MAX_MESSAGES
+from attend.service.chat.prompt import EFFORTS, prompt_of
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
+from attend.service.http_api.chat_fields import MESSAGES, TOOL_CHOICE, TOOLS
+from attend.service.http_api.openai import decoding_of, sampling_of, stops_of
+from attend.service.http_api.schemas import Generation, ModelName, kind_of, validated
+from attend.service.http_api.shapes import between, body, off, told
+from attend.service.http_api.structured import grammar_of
+from attend.service.records import ChatPrompt, ChatRules, Command
 
 MAX_TOP_LOGPROBS = 20
 _REPLACED = "give tools and tool_choice in its place"

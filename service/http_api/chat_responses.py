@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model.engine.request import FinishReason
-from service.http_api.responses import Answers, Choice, Chunk, Count, Logprob, ObjectKind, OfLogprobs, Pieces, Whole
-from service.http_api.shapes import MAYBE, Shape
+from attend.model.engine.request import FinishReason
+from attend.service.http_api.responses import Answers, Choice, Chunk, Count, Logprob, ObjectKind, OfLogprobs, Pieces, Whole
+from attend.service.http_api.shapes import MAYBE, Shape
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 Nothing = Annotated[None, Field(description="Always null.")]

@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from model.engine.request import TokenLogprob
-from model.tokenizer import Tokenizer
-from service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
-from service.http_api.chat import ChatRequest
-from service.http_api.logprobs import finite
-from service.http_api.openai import timing_of
-from service.http_api.schemas import StreamOptions
-from service.records import Chunk, Usage
+from attend.model.engine.request import TokenLogprob
+from attend.model.tokenizer import Tokenizer
+from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
+from attend.service.http_api.chat import ChatRequest
+from attend.service.http_api.logprobs import finite
+from attend.service.http_api.openai import timing_of
+from attend.service.http_api.schemas import StreamOptions
+from attend.service.records import Chunk, Usage
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from service.http_api.body import MAX_BYTES, MAX_DEPTH
-from service.http_api.operations import OPERATIONS, TAGS, Operation, Stream
-from service.http_api.problems import error_body, error_response
-from service.http_api.responses import Error
-from service.http_api.shapes import Schema
-from service.records import BYTES_A_TOKEN
+from attend.service.http_api.body import MAX_BYTES, MAX_DEPTH
+from attend.service.http_api.operations import OPERATIONS, TAGS, Operation, Stream
+from attend.service.http_api.problems import error_body, error_response
+from attend.service.http_api.responses import Error
+from attend.service.http_api.shapes import Schema
+from attend.service.records import BYTES_A_TOKEN
 
 OPENAPI_VERSION = "3.1.0"
 REF = "#/components/schemas/{model}"

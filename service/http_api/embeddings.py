@@ -5,13 +5,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from model.errors import InvalidRequest
-from service.generation.embed import Embedded, command_of
-from service.generation.generation import GenerationService
-from service.http_api.responses import Count, ObjectKind, PromptUsage
-from service.http_api.schemas import TEXTS, TOKENS, DeadlineMs, List, ModelName, RequestId, TokenIds, TruncateTokens, User
-from service.http_api.shapes import Shape, body, told
-from service.records import Command
+from attend.model.errors import InvalidRequest
+from attend.service.generation.embed import Embedded, command_of
+from attend.service.generation.generation import GenerationService
+from attend.service.http_api.responses import Count, ObjectKind, PromptUsage
+from attend.service.http_api.schemas import (
+    TEXTS,
+    TOKENS,
+    DeadlineMs,
+    List,
+    ModelName,
+    RequestId,
+    TokenIds,
+    TruncateTokens,
+    User,
+)
+from attend.service.http_api.shapes import Shape, body, told
+from attend.service.records import Command
 
 
 class EmbeddingsRequest(Shape):

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from model.errors import InvalidRequest
-from model.params import SEED_HIGH, SEED_LOW, describe
-from service.records import Chunk, Command, Shown, digest_of
+from attend.model.errors import InvalidRequest
+from attend.model.params import SEED_HIGH, SEED_LOW, describe
+from attend.service.records import Chunk, Command, Shown, digest_of
 
 HEADER = "Last-Event-ID"
 DIGITS = 6

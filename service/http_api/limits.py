@@ -2,8 +2,8 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import TooLarge
-from service.http_api.problems import error_response
+from attend.service.errors import TooLarge
+from attend.service.http_api.problems import error_response
 
 MAX_HEADER_BYTES = 16 << 10
 """Of the target and all header fields; gRPC's limit on metadata is the same."""

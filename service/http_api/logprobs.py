@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import Any
 
-from model.engine.request import TokenLogprob
-from model.tokenizer import StreamDecoder, Tokenizer
-from service.records import Chunk, PromptPart
+from attend.model.engine.request import TokenLogprob
+from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.service.records import Chunk, PromptPart
 
 FLOOR = -9999.0
 """JSON has no -inf."""

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.errors import InvalidRequest
-from model.generation_config import NO_DEFAULTS, Defaults
-from model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
-from model.tokenizer import Tokenizer
-from service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
-from service.http_api.schemas import MAX_COMPLETION_LOGPROBS, CompletionRequest, Generation, StreamOptions
-from service.http_api.structured import grammar_of
-from service.records import Chunk, Command, Prompt, Usage
+from attend.model.errors import InvalidRequest
+from attend.model.generation_config import NO_DEFAULTS, Defaults
+from attend.model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
+from attend.model.tokenizer import Tokenizer
+from attend.service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
+from attend.service.http_api.schemas import MAX_COMPLETION_LOGPROBS, CompletionRequest, Generation, StreamOptions
+from attend.service.http_api.structured import grammar_of
+from attend.service.records import Chunk, Command, Prompt, Usage
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from model.errors import (
+from attend.model.errors import (
     ContextTooLong,
     DeadlineExceeded,
     InvalidRequest,
@@ -17,14 +17,14 @@ from model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from service.errors import AnswerChanged, TooLarge, WrongMediaType
-from service.http_api import chat_responses, event_ids, responses
-from service.http_api.attention import Attention, AttentionRequest
-from service.http_api.chat import ChatRequest
-from service.http_api.embeddings import Embeddings, EmbeddingsRequest
-from service.http_api.schemas import CompletionRequest
-from service.http_api.tokens import DetokenizeRequest, TokenizeRequest
-from service.observe.capacity import MAX_TOKENS, Question
+from attend.service.errors import AnswerChanged, TooLarge, WrongMediaType
+from attend.service.http_api import chat_responses, event_ids, responses
+from attend.service.http_api.attention import Attention, AttentionRequest
+from attend.service.http_api.chat import ChatRequest
+from attend.service.http_api.embeddings import Embeddings, EmbeddingsRequest
+from attend.service.http_api.schemas import CompletionRequest
+from attend.service.http_api.tokens import DetokenizeRequest, TokenizeRequest
+from attend.service.observe.capacity import MAX_TOKENS, Question
 
 BUG = RuntimeError("not one of ours")
 _RANGE = InvalidRequest("temperature must be a number from 0 to 2; got 3 (integer)", "temperature")

@@ -9,7 +9,7 @@ import orjson
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from service.generation.turns import in_turns
+from attend.service.generation.turns import in_turns
 
 PIECE = 32 << 10
 """Bytes after which a piece is handed over: about a millisecond of work."""

@@ -7,8 +7,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from model.errors import AttendError, DeadlineExceeded, Unauthenticated
-from service.errors import INTERNAL, advice, field_of, sentence, wire
+from attend.model.errors import AttendError, DeadlineExceeded, Unauthenticated
+from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
 

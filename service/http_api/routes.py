@@ -9,27 +9,27 @@ import orjson
 from fastapi import APIRouter, Path, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
-from model.chat import ChatTemplate
-from model.errors import NoChatTemplate
-from model.net.adapters import Adapter
-from service.access.keys import KeyRing
-from service.access.quota import Key, name_of
-from service.chat.forms import TEXT_ALONE, AnswerForm
-from service.generation.embed import embed
-from service.generation.explain import ExplainCommand, Explaining, explainable
-from service.generation.generation import GenerationService
-from service.http_api import attention, chat, embeddings, event_ids
-from service.http_api.body import most_bytes, read_json
-from service.http_api.chat_writer import ChatWriter
-from service.http_api.event_ids import Numbering
-from service.http_api.openai import CompletionWriter, to_command
-from service.http_api.pieces import json_response
-from service.http_api.schemas import CompletionRequest, read_completion, validated
-from service.http_api.sse import EventStream, Writer, events
-from service.http_api.tokens import add_tokens
-from service.observe.capacity import Load, estimate, read_question
-from service.observe.metrics import Metrics, RequestRecord
-from service.records import Command, Gathered, Usage
+from attend.model.chat import ChatTemplate
+from attend.model.errors import NoChatTemplate
+from attend.model.net.adapters import Adapter
+from attend.service.access.keys import KeyRing
+from attend.service.access.quota import Key, name_of
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.generation.embed import embed
+from attend.service.generation.explain import ExplainCommand, Explaining, explainable
+from attend.service.generation.generation import GenerationService
+from attend.service.http_api import attention, chat, embeddings, event_ids
+from attend.service.http_api.body import most_bytes, read_json
+from attend.service.http_api.chat_writer import ChatWriter
+from attend.service.http_api.event_ids import Numbering
+from attend.service.http_api.openai import CompletionWriter, to_command
+from attend.service.http_api.pieces import json_response
+from attend.service.http_api.schemas import CompletionRequest, read_completion, validated
+from attend.service.http_api.sse import EventStream, Writer, events
+from attend.service.http_api.tokens import add_tokens
+from attend.service.observe.capacity import Load, estimate, read_question
+from attend.service.observe.metrics import Metrics, RequestRecord
+from attend.service.records import Command, Gathered, Usage
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take

@@ -21,8 +21,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from model.errors import InvalidRequest, NotSupported
-from model.params import (
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.params import (
     DEFAULT_PRIORITY,
     MAX_BAD_WORDS,
     MAX_BIAS,
@@ -45,9 +45,9 @@ from model.params import (
     at_most,
     describe,
 )
-from service.http_api.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
-from service.http_api.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
-from service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
+from attend.service.http_api.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
+from attend.service.http_api.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
 MAX_COMPLETION_LOGPROBS = 5
 Number = StrictInt | StrictFloat

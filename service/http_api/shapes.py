@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from model.params import DecodingParams, SamplingParams, StopRules
+from attend.model.params import DecodingParams, SamplingParams, StopRules
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

@@ -15,14 +15,14 @@ import orjson
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from model.errors import AttendError
-from service.errors import sentence
-from service.generation.turns import in_turns
-from service.http_api.event_ids import Numbering
-from service.http_api.pieces import PIECE, pieces
-from service.http_api.problems import error_body
-from service.http_api.schemas import StreamOptions
-from service.records import Chunk, Usage
+from attend.model.errors import AttendError
+from attend.service.errors import sentence
+from attend.service.generation.turns import in_turns
+from attend.service.http_api.event_ids import Numbering
+from attend.service.http_api.pieces import PIECE, pieces
+from attend.service.http_api.problems import error_body
+from attend.service.http_api.schemas import StreamOptions
+from attend.service.records import Chunk, Usage
 
 log = logging.getLogger("attend.http")
 

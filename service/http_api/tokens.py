@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, StrictBool, StrictStr
 
-from model.chat import ChatTemplate
-from service.access.quota import Key, name_of
-from service.generation.generation import GenerationService
-from service.http_api.body import most_bytes, read_json
-from service.http_api.pieces import json_response
-from service.http_api.schemas import TOKENS, ModelName, TokenIds, validated
-from service.http_api.shapes import Shape, told
+from attend.model.chat import ChatTemplate
+from attend.service.access.quota import Key, name_of
+from attend.service.generation.generation import GenerationService
+from attend.service.http_api.body import most_bytes, read_json
+from attend.service.http_api.pieces import json_response
+from attend.service.http_api.schemas import TOKENS, ModelName, TokenIds, validated
+from attend.service.http_api.shapes import Shape, told
 
 
 class TokenizeRequest(Shape):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from model.engine.request import EngineInfo, EngineStats
+from attend.model.engine.request import EngineInfo, EngineStats
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext

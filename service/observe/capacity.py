@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from model.engine.request import EngineInfo, EngineStats, StepReport
-from model.errors import InvalidRequest
-from model.params import describe, integer
+from attend.model.engine.request import EngineInfo, EngineStats, StepReport
+from attend.model.errors import InvalidRequest
+from attend.model.params import describe, integer
 
 SLOTS, SLOT_SECONDS = 20, 0.5
 """Tokens a second are a mean over the last 20 half seconds, and the one under way."""

@@ -15,8 +15,8 @@ from ray.experimental import internal_kv
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HAPROXY_STATS_PORT, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 
-from service.observe import edge
-from service.observe.exposition import serving
+from attend.service.observe import edge
+from attend.service.observe.exposition import serving
 
 NAMESPACE, PREFIX = b"attend", b"replica/"
 SIGN_OUT_SECONDS = 2.0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from model.engine.request import TokenEngine
-from service.access.keys import KeyRing
+from attend.model.engine.request import TokenEngine
+from attend.service.access.keys import KeyRing
 
 
 class EngineCollector(Collector):

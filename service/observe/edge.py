@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 
-from service.observe.exposition import family
+from attend.service.observe.exposition import family
 
 FRONTENDS = {"http_frontend": "http", "grpc_frontend": "grpc"}
 """Ray's names of HAProxy's sides, and their transports."""

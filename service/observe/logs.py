@@ -14,7 +14,7 @@ import time
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 
-from service.observe.tracing import CallFacts
+from attend.service.observe.tracing import CallFacts
 
 requests = logging.getLogger("attend.requests")
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

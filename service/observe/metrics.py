@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, disable_created_metric
 from prometheus_client import Histogram as SharedHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from model.engine.request import FinishReason, StepReport, Times, TokenEngine
-from model.errors import (
+from attend.model.engine.request import FinishReason, StepReport, Times, TokenEngine
+from attend.model.errors import (
     AttendError,
     DeadlineExceeded,
     EngineFailed,
@@ -23,15 +23,15 @@ from model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from service.access.keys import KeyRing
-from service.errors import AnswerChanged, ClientGone, wire
-from service.observe import logs
-from service.observe.capacity import Load, LoadMeter, retry_seconds
-from service.observe.collectors import EngineCollector, KeysCollector
-from service.observe.compat import VllmNames
-from service.observe.tallies import Count, Histogram, Reading
-from service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
-from service.records import Chunk
+from attend.service.access.keys import KeyRing
+from attend.service.errors import AnswerChanged, ClientGone, wire
+from attend.service.observe import logs
+from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
+from attend.service.observe.collectors import EngineCollector, KeysCollector
+from attend.service.observe.compat import VllmNames
+from attend.service.observe.tallies import Count, Histogram, Reading
+from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
+from attend.service.records import Chunk
 
 Headers = Callable[[], Iterable[tuple[str, str]]]
 """Gives a caller's headers or metadata: (name in lower case, value)."""

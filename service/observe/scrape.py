@@ -12,9 +12,9 @@ from typing import Any
 
 from ray import serve
 
-from service.observe import census
-from service.observe.capacity import Load
-from service.observe.exposition import counted, merge
+from attend.service.observe import census
+from attend.service.observe.capacity import Load
+from attend.service.observe.exposition import counted, merge
 
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""

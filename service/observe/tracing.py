@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from model.engine.request import FinishReason, Times
-from model.errors import SettingError
+from attend.model.engine.request import FinishReason, Times
+from attend.model.errors import SettingError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

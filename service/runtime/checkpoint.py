@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from model.errors import CheckpointError
-from model.tokenizer import Tokenizer
+from attend.model.errors import CheckpointError
+from attend.model.tokenizer import Tokenizer
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:

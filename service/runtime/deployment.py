@@ -10,14 +10,14 @@ import ray
 from ray import serve
 from starlette.types import ASGIApp
 
-from model.errors import SettingError
-from service.observe import autoscaling, census, scrape, tracing
-from service.observe.capacity import Load
-from service.observe.page import Page
-from service.runtime import ranks
-from service.runtime.place import gpus_wanted, most_gpus, place_wanted
-from service.runtime.replica import Replica, most_calls
-from service.settings import Settings, read_settings, unknown_variables
+from attend.model.errors import SettingError
+from attend.service.observe import autoscaling, census, scrape, tracing
+from attend.service.observe.capacity import Load
+from attend.service.observe.page import Page
+from attend.service.runtime import ranks
+from attend.service.runtime.place import gpus_wanted, most_gpus, place_wanted
+from attend.service.runtime.replica import Replica, most_calls
+from attend.service.settings import Settings, read_settings, unknown_variables
 
 log = logging.getLogger("attend.settings")
 

@@ -1,6 +1,6 @@
 """The driver process of a server: starts Ray and Serve, says that it is ready, waits, stops in order.
 
-Run by `service.runtime.supervisor`, which has set the environment that Ray reads when it is imported.
+Run by `attend.service.runtime.supervisor`, which has set the environment that Ray reads when it is imported.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
-from model.engine.build import check_shared
-from model.errors import AttendError, CheckpointError, EngineFailed, SettingError
-from model.net.checkpoint import inspect
-from service.access.keys import load_keys
-from service.grpc_api.server import most_bytes
-from service.observe import census
-from service.runtime import hub
-from service.runtime import reachable as routes
-from service.runtime.checkpoint import read_tokenizer
-from service.runtime.deployment import application
-from service.runtime.files import hold
-from service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
-from service.runtime.place import gpus_wanted
-from service.runtime.replica import engine_options
-from service.settings import Settings
+from attend.model.engine.build import check_shared
+from attend.model.errors import AttendError, CheckpointError, EngineFailed, SettingError
+from attend.model.net.checkpoint import inspect
+from attend.service.access.keys import load_keys
+from attend.service.grpc_api.server import most_bytes
+from attend.service.observe import census
+from attend.service.runtime import hub
+from attend.service.runtime import reachable as routes
+from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.runtime.deployment import application
+from attend.service.runtime.files import hold
+from attend.service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
+from attend.service.runtime.place import gpus_wanted
+from attend.service.runtime.replica import engine_options
+from attend.service.settings import Settings
 
 APP = "default"
 SERVICERS = [
-    "service.grpc_api.register.add_generation_service",
+    "attend.service.grpc_api.register.add_generation_service",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 ]
 OBJECT_STORE = 80 << 20
@@ -152,7 +152,7 @@ def reason_of_failure() -> str:
     """Our own sentence out of the traceback that Serve keeps of a replica's failure, or its last lines."""
     deployments = serve.status().applications[APP].deployments.values()
     lines = [line.strip() for each in deployments for line in each.message.splitlines() if line.strip()]
-    ours = [line.split(": ", 1)[1] for line in lines if line.startswith("model.errors.") and ": " in line]
+    ours = [line.split(": ", 1)[1] for line in lines if line.startswith("attend.model.errors.") and ": " in line]
     return ours[-1] if ours else " ".join(lines[-3:])
 
 

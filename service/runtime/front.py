@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from model.errors import Overloaded
-from service.generation.aside import Places
-from service.generation.unread import Unread
-from service.http_api.app import ABORT, RequestIds
-from service.http_api.body import most_bytes
-from service.http_api.cors import fields_of, opened
-from service.http_api.problems import error_response
+from attend.model.errors import Overloaded
+from attend.service.generation.aside import Places
+from attend.service.generation.unread import Unread
+from attend.service.http_api.app import ABORT, RequestIds
+from attend.service.http_api.body import most_bytes
+from attend.service.http_api.cors import fields_of, opened
+from attend.service.http_api.problems import error_response
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 """Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""

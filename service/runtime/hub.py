@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from model.errors import CheckpointError
-from model.gguf.places import SUFFIX, part_paths
-from model.weights import INDEX, way_out, weight_names
-from service.runtime.model_path import located
-from service.settings import HUB, REFERENCE, Settings
+from attend.model.errors import CheckpointError
+from attend.model.gguf.places import SUFFIX, part_paths
+from attend.model.weights import INDEX, way_out, weight_names
+from attend.service.runtime.model_path import located
+from attend.service.settings import HUB, REFERENCE, Settings
 
 SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
 SMALL += ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json"]

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from model.errors import SettingError
-from service.runtime.renew import BadPair, doubt, pair
-from service.settings import Settings
+from attend.model.errors import SettingError
+from attend.service.runtime.renew import BadPair, doubt, pair
+from attend.service.settings import Settings
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

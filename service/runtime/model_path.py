@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from model.errors import CheckpointError
-from model.gguf.places import SUFFIX, only_gguf
-from model.weights import TAKEN, read_json
-from service.settings import HUB, REFERENCE, Settings
+from attend.model.errors import CheckpointError
+from attend.model.gguf.places import SUFFIX, only_gguf
+from attend.model.weights import TAKEN, read_json
+from attend.service.settings import HUB, REFERENCE, Settings
 
 PAGE = re.compile(
     r"https?://(?:huggingface\.co|hf\.co)/(?P<repository>[^/]+/[^/]+)(?:/(?:tree|blob|resolve)/(?P<rest>[^?#]+))?/?"

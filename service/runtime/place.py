@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from model.errors import SettingError
-from service.settings import Settings
+from attend.model.errors import SettingError
+from attend.service.settings import Settings
 
 
 def gpus_wanted(settings: Settings, available: float) -> int:

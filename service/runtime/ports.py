@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from model.errors import SettingError
+from attend.model.errors import SettingError
 
 SLOTS = 50
 WIDTH = 100

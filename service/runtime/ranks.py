@@ -6,13 +6,13 @@ from typing import Any
 
 import ray
 
-from model.engine.build import build_runner, choose_device, use_threads
-from model.engine.ranks import ShardRunner, follow
-from model.errors import DeviceFailed, EngineFailed
-from model.parallel.group import Group
-from service.observe import logs
-from service.runtime.replica import engine_options
-from service.settings import Settings
+from attend.model.engine.build import build_runner, choose_device, use_threads
+from attend.model.engine.ranks import ShardRunner, follow
+from attend.model.errors import DeviceFailed, EngineFailed
+from attend.model.parallel.group import Group
+from attend.service.observe import logs
+from attend.service.runtime.replica import engine_options
+from attend.service.settings import Settings
 
 log = logging.getLogger("attend.rank")
 

@@ -6,7 +6,7 @@ starts HAProxy again with the replicas' addresses, and the previous process clos
 
 import asyncio
 
-from service.observe.edge import statistics
+from attend.service.observe.edge import statistics
 
 TIMEOUT_SECONDS = 2.0
 RESTART_SECONDS, END_SECONDS = 15.0, 60.0

@@ -16,30 +16,30 @@ from typing import Any, TextIO
 
 from starlette.types import ASGIApp
 
-from model.chat import ChatTemplate
-from model.engine.build import build_engine
-from model.engine.loop import AsyncEngine
-from model.engine.options import EngineOptions
-from model.errors import EngineFailed
-from model.generation_config import read_defaults
-from model.machine import usable_cores
-from model.parallel.group import Group
-from model.pooling import read_rules
-from service.access.keys import KeyRing
-from service.chat.forms import form_of
-from service.generation.adapters import Shelf
-from service.generation.aside import MOST_LARGE
-from service.generation.explain import Explaining
-from service.generation.generation import GenerationService
-from service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
-from service.http_api.app import build_app
-from service.http_api.routes import STALE_SECONDS, Site
-from service.observe import logs, tracing
-from service.observe.capacity import Load
-from service.observe.metrics import Metrics
-from service.runtime import hub, loading
-from service.runtime.checkpoint import read_tokenizer
-from service.settings import Settings
+from attend.model.chat import ChatTemplate
+from attend.model.engine.build import build_engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import EngineFailed
+from attend.model.generation_config import read_defaults
+from attend.model.machine import usable_cores
+from attend.model.parallel.group import Group
+from attend.model.pooling import read_rules
+from attend.service.access.keys import KeyRing
+from attend.service.chat.forms import form_of
+from attend.service.generation.adapters import Shelf
+from attend.service.generation.aside import MOST_LARGE
+from attend.service.generation.explain import Explaining
+from attend.service.generation.generation import GenerationService
+from attend.service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
+from attend.service.http_api.app import build_app
+from attend.service.http_api.routes import STALE_SECONDS, Site
+from attend.service.observe import logs, tracing
+from attend.service.observe.capacity import Load
+from attend.service.observe.metrics import Metrics
+from attend.service.runtime import hub, loading
+from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.settings import Settings
 
 SPARE_CALLS = 64
 """Calls beside those that are bounded here (health, metrics, refusals) that a replica takes. What comes on top waits for one of
@@ -106,7 +106,7 @@ class Replica(GrpcMethods):
         behind_serve: bool,
     ) -> ASGIApp:
         """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `Site` and `build_app`."""
-        facts = (version("attend"), page, self.is_draining, self.template, self.form, self.keys)
+        facts = (version("attend-server"), page, self.is_draining, self.template, self.form, self.keys)
         return build_app(
             Site(self.service, self.metrics, *facts, loads=loads, explaining=self.explaining),
             expose_docs=self.settings.expose_docs,
@@ -163,7 +163,7 @@ def open_tracer(settings: Settings, replica: str) -> tracing.Tracer | None:
     """The tracer of a replica; None where no collector is set."""
     if not settings.otel_endpoint:
         return None
-    return tracing.open_tracer(settings.otel_endpoint, settings.name, version=version("attend"), replica=replica)
+    return tracing.open_tracer(settings.otel_endpoint, settings.name, version=version("attend-server"), replica=replica)
 
 
 @contextmanager

@@ -10,15 +10,15 @@ import resource
 import socket
 from typing import TYPE_CHECKING
 
-from model.errors import EngineFailed, SettingError
-from service.runtime.files import raise_limit
-from service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line, say
-from service.runtime.ports import is_free
-from service.settings import Settings
+from attend.model.errors import EngineFailed, SettingError
+from attend.service.runtime.files import raise_limit
+from attend.service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line, say
+from attend.service.runtime.ports import is_free
+from attend.service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.runtime.replica import Replica
-    from service.runtime.tls import Certificate
+    from attend.service.runtime.replica import Replica
+    from attend.service.runtime.tls import Certificate
 
 REPLICA = "single"
 """The replica's label on the metrics page."""
@@ -41,7 +41,7 @@ def run(settings: Settings) -> int:
     raise_limit()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from service.runtime.front import Loop
+    from attend.service.runtime.front import Loop
 
     with claimed(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main(settings, http))
@@ -49,7 +49,7 @@ def run(settings: Settings) -> int:
 
 def claimed(settings: Settings) -> socket.socket:
     """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that is taken."""
-    from service.runtime.front import bound
+    from attend.service.runtime.front import bound
 
     if settings.port == settings.grpc_port:
         raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
@@ -64,8 +64,8 @@ def claimed(settings: Settings) -> socket.socket:
 
 def connections() -> tuple[int, int]:
     """How many connections HTTP and gRPC may take, with RESERVE files left for others. Says where that is fewer than usual."""
-    from service.grpc_api.server import MOST_CONNECTIONS as MOST_GRPC
-    from service.runtime.front import MOST_CONNECTIONS as MOST_HTTP
+    from attend.service.grpc_api.server import MOST_CONNECTIONS as MOST_GRPC
+    from attend.service.runtime.front import MOST_CONNECTIONS as MOST_HTTP
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_HTTP + MOST_GRPC
@@ -86,7 +86,7 @@ def connections() -> tuple[int, int]:
 
 async def main(settings: Settings, http: socket.socket) -> int:
     """Load, serve, drain. A second signal ends the process at once."""
-    from service.runtime.replica import Replica
+    from attend.service.runtime.replica import Replica
 
     stop = catch_signals()
     say(f"Loading {settings.name} ...")
@@ -106,11 +106,11 @@ async def _finished(work: "asyncio.Future[object]") -> None:
 
 async def serve(replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event) -> int:
     """Answer calls until `stop`, then let the running ones end."""
-    from service.grpc_api.server import grpc_server
-    from service.observe.page import Page
-    from service.runtime.front import http_server
-    from service.runtime.replica import most_calls
-    from service.runtime.tls import Certificate
+    from attend.service.grpc_api.server import grpc_server
+    from attend.service.observe.page import Page
+    from attend.service.runtime.front import http_server
+    from attend.service.runtime.replica import most_calls
+    from attend.service.runtime.tls import Certificate
 
     most = most_calls(settings, replica.engine.info.device)
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
@@ -149,6 +149,6 @@ async def watch(replica: "Replica", certificate: "Certificate | None" = None) ->
 
 def page(replica: "Replica") -> str:
     """The metrics page."""
-    from service.observe.exposition import counted, merge, serving
+    from attend.service.observe.exposition import counted, merge, serving
 
     return merge([(REPLICA, replica.metrics.text())]) + counted(1, 1) + serving(["running"], (), 0)

@@ -16,12 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from model.errors import SettingError
-from service.runtime.edge import IDLE_SECONDS, write_edge
-from service.runtime.files import hold, raise_limit
-from service.runtime.lifecycle import check_certificate, say
-from service.runtime.ports import claim
-from service.settings import Settings
+from attend.model.errors import SettingError
+from attend.service.runtime.edge import IDLE_SECONDS, write_edge
+from attend.service.runtime.files import hold, raise_limit
+from attend.service.runtime.lifecycle import check_certificate, say
+from attend.service.runtime.ports import claim
+from attend.service.settings import Settings
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -56,7 +56,7 @@ def run(settings: Settings) -> int:
         driver = subprocess.Popen(
             # Python and Ray's workers import what lies in the driver's folder; -P alone stops only Python. The folder that the
             # server was started in may hold a `torch.py`, or a downloaded checkpoint's own code.
-            [sys.executable, "-P", "-m", "service.runtime.driver", *words],
+            [sys.executable, "-P", "-m", "attend.service.runtime.driver", *words],
             cwd=nowhere,
             env={**os.environ, **environment, **absolute_search_path()},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.

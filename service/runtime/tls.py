@@ -4,7 +4,7 @@ import logging
 
 import grpc
 
-from service.runtime.renew import BadPair, context, load, pair
+from attend.service.runtime.renew import BadPair, context, load, pair
 
 log = logging.getLogger("attend.tls")
 

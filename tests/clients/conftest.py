@@ -22,7 +22,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
     """One server that is easily full, for all tests of a full server."""
     folder = tmp_path_factory.mktemp("narrow")
     file = str(folder / "keys.json")
-    add = [PYTHON, "-m", "service.commands.cli", "keys", "add", "tester", "--file", file]
+    add = [PYTHON, "-m", "attend.service.commands.cli", "keys", "add", "tester", "--file", file]
     key = subprocess.run(add, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     with running(Path(folder / "log"), *Narrow.FLAGS, "--api-keys-file", file) as server:
         yield Narrow(server, key)

@@ -10,10 +10,10 @@ import sys
 import torch
 from torch import Tensor
 
-from model.config import DEFAULT_MODEL
-from model.net.attention import attend, causal_mask
-from model.net.checkpoint import load
-from model.net.transformer import Decoder
+from attend.model.config import DEFAULT_MODEL
+from attend.model.net.attention import attend, causal_mask
+from attend.model.net.checkpoint import load
+from attend.model.net.transformer import Decoder
 
 
 def plain(layer: int, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor) -> Tensor:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import grpc
 import httpx
 
+from attend.service.client.errors import Answer, CallFailed
+from attend.service.client.grpc import GrpcClient
+from attend.service.client.http import HttpClient
+from attend.service.client.retry import Means, Policy
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.faults.deaths import Calls
 from loadtest.server import Address
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.client.errors import Answer, CallFailed
-from service.client.grpc import GrpcClient
-from service.client.http import HttpClient
-from service.client.retry import Means, Policy
 
 PROMPT, TOKENS, SEED = "def fibonacci(n):", 600, 7
 FIELDS = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0.8, "seed": SEED}

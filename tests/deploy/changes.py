@@ -18,9 +18,9 @@ import psutil
 import yaml
 from safetensors.torch import load_file, save_file
 
+from attend.service.client.errors import CallFailed
 from loadtest.faults.target import CONTROLLER, HAPROXY, REPLICA
 from loadtest.server import Address
-from service.client.errors import CallFailed
 from tests.deploy.callers import client_grpc, client_http
 from tests.deploy.manifests import ROOT
 from tests.deploy.ray_nodes import Cluster, cluster
@@ -225,11 +225,12 @@ def packed(folder: Path, version: str) -> Path:
     """A zip of the source, as `version` of Attend."""
     path = folder / f"attend-{version}.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for package in ("model", "protos", "service"):
-            for file in (ROOT / package).rglob("*"):
+        for package in (ROOT / "attend", *(link for link in (ROOT / "attend").iterdir() if link.is_dir())):
+            for file in package.rglob("*"):
                 if file.is_file() and "__pycache__" not in file.parts:
                     archive.write(file, file.relative_to(ROOT))
-        archive.writestr(f"attend-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: attend\nVersion: {version}\n")
+        about = f"Metadata-Version: 2.1\nName: attend-server\nVersion: {version}\n"
+        archive.writestr(f"attend_server-{version}.dist-info/METADATA", about)
     return path
 
 

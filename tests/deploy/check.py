@@ -18,8 +18,8 @@ from typing import Any
 import jsonschema
 import yaml
 
-from model.errors import SettingError
-from service.settings import Settings, read_settings
+from attend.model.errors import SettingError
+from attend.service.settings import Settings, read_settings
 from tests.deploy.render import RENDERED, Pods, StrictLoader, of_kind, pods_of, render, renderer, services_of
 from tests.deploy.serve_schema import problems_of_serve_config
 

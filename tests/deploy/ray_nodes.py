@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.runtime.edge import write_edge
-from service.runtime.ports import claim
+from attend.service.runtime.edge import write_edge
+from attend.service.runtime.ports import claim
 from tests.deploy.manifests import attend_env, ray_env
 from tests.service.server import TAG, free_port, free_ports, processes_of, wait_for
 

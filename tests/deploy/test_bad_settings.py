@@ -21,7 +21,7 @@ def last_line(verb, **variables):
     http, grpc = map(str, free_ports(2))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTEND_")}
     environment |= {"ATTEND_PORT": http, "ATTEND_GRPC_PORT": grpc} | variables
-    command = [sys.executable, "-m", "service.commands.cli", verb]
+    command = [sys.executable, "-m", "attend.service.commands.cli", verb]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert len(done.stdout) < MESSAGE_BYTES, "the message would be cut"
     return done.returncode, done.stdout.splitlines()[-1]

@@ -113,9 +113,9 @@ def in_the_image(words, script):
 
 
 SERVE_AND_CHECK = """
-python -m service.commands.cli serve & server=$!
+python -m attend.service.commands.cli serve & server=$!
 for second in $(seq 100); do wget -q -O /dev/null http://127.0.0.1:8000/readyz && break; sleep 1; done
-python -m service.commands.cli check http://127.0.0.1:8000; status=$?
+python -m attend.service.commands.cli check http://127.0.0.1:8000; status=$?
 kill -TERM $server; wait $server; echo "checked $status ended $?"
 """
 
@@ -129,7 +129,7 @@ def test_the_printed_docker_run_starts_a_server_that_passes_attend_check():
 
 def test_a_folder_that_runs_no_programs_ends_the_container_with_its_name():
     words = [word.removesuffix(":exec") for word in printed_run()]
-    done = in_the_image(words, "python -m service.commands.cli serve")
+    done = in_the_image(words, "python -m attend.service.commands.cli serve")
     assert done.returncode == 2, done.stdout[-2000:]
     assert done.stdout.splitlines()[-1].startswith("attend: /tmp is mounted noexec")
 
@@ -146,7 +146,7 @@ print(open("/dev/shm/worker.err").read())
 """
 REPLICA = """
 import logging, os
-from service.observe import logs
+from attend.service.observe import logs
 logs.configure("info", os.environ["ATTEND_LOG_FORMAT"], os.environ.get("ATTEND_LOG_FILE", ""))
 logging.getLogger("attend.calls").info("call", extra={"request_id": "r-1"})
 """

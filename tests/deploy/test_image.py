@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from service.runtime.supervisor import ray_environment
-from service.settings import PREFIX, Settings
+from attend.service.runtime.supervisor import ray_environment
+from attend.service.settings import PREFIX, Settings
 from tests.deploy.manifests import DOCKERFILE, ROOT, constraint, pods, ray_env, serve
 from tests.service.server import free_port, free_ports
 
@@ -153,7 +153,7 @@ def test_every_pip_install_is_constrained_and_the_wheel_is_built_once():
     installs = [run for run in runs if re.match(r"\S*pip (install|wheel)\b", run)]
     assert len([run for run in installs if "pip wheel" in run]) == 1
     for run in installs:
-        assert "constraints.txt" in run or run.startswith("pip install --no-deps --prefix /opt/code /dist/attend-")
+        assert "constraints.txt" in run or run.startswith("pip install --no-deps --prefix /opt/code /dist/attend_server-")
     assert not any("pip " in run for run in instructions("RUN", "runtime"))
 
 
@@ -176,9 +176,16 @@ def test_the_build_context_is_what_the_build_copies_and_all_of_it_exists():
 
 
 def test_the_copied_folders_are_the_packages():
-    packages = {pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert PROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["attend*"]
+    links = [path.readlink() for path in (ROOT / "attend").iterdir() if path.is_symlink()]
+    packages = {"attend", *(link.parts[1] for link in links)}
     assert packages == {source for source in copied() if (ROOT / source).is_dir()}
-    assert {"pyproject.toml", PROJECT["project"]["readme"], "LICENSE"} <= copied()
+    assert {"pyproject.toml", "LICENSE"} <= copied()
+    assert PROJECT["project"]["readme"].startswith("attend/")
+
+
+def folder_of(package):
+    return ROOT.joinpath(*package.split("."))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +193,7 @@ def test_the_copied_folders_are_the_packages():
     [(name, each) for name, all_of_it in PROJECT["tool"]["setuptools"]["package-data"].items() for each in all_of_it],
 )
 def test_package_data_reaches_the_wheel(package, pattern):
-    files = [path.relative_to(ROOT) for path in (ROOT / package).glob(pattern) if path.is_file()]
+    files = [path.relative_to(ROOT) for path in folder_of(package).glob(pattern) if path.is_file()]
     assert files
     shut_out = [line.removeprefix("**/") for line in ignored() if line.startswith("**/")]
     assert not [file for file in files for shut in shut_out if any(fnmatch.fnmatch(part, shut) for part in file.parts)]
@@ -198,26 +205,26 @@ def test_every_file_beside_the_code_is_package_data():
         path
         for name, patterns in PROJECT["tool"]["setuptools"]["package-data"].items()
         for pattern in patterns
-        for path in (ROOT / name).glob(pattern)
+        for path in folder_of(name).glob(pattern)
     }
     code = {".py", ".pyc", ".so"}
     for package in PROJECT["tool"]["setuptools"]["package-data"]:
-        files = {path for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix not in code}
-        assert sorted(files - packed - {ROOT / package / "README.md"}) == []
+        files = {path for path in folder_of(package).rglob("*") if path.is_file() and path.suffix not in code}
+        assert sorted(files - packed - {folder_of(package) / "README.md"}) == []
 
 
 def test_the_native_decoder_is_built_for_the_image_and_its_build_fails_without_them():
     [run] = [run for run in instructions("RUN", "code") if "pip wheel" in run]
-    assert "-m model.net.native &&" in run
+    assert "-m attend.model.net.native &&" in run
     assert re.search(r"test -f \S+/model/net/native/decoder-\*\.so", run)
     assert "**/*.so" in ignored()  # else the checkout's, of another compiler and C library, is taken along
 
 
 def test_the_default_model_is_package_data():
-    from model.config import DEFAULT_MODEL
+    from attend.model.config import DEFAULT_MODEL
 
-    assert DEFAULT_MODEL == ROOT / "model/default"
-    assert "default/*" in PROJECT["tool"]["setuptools"]["package-data"]["model"]
+    assert DEFAULT_MODEL == ROOT / "attend/model/default"
+    assert "default/*" in PROJECT["tool"]["setuptools"]["package-data"]["attend.model"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in DEFAULT_MODEL.iterdir()}
 
 
@@ -281,7 +288,7 @@ def test_the_image_leaves_the_data_plane_to_the_command_and_to_ray_env():
 
 def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_pods_look():
     [run] = [run for run in instructions("RUN", "code") if "write_edge" in run]
-    assert "from service.runtime.edge import write_edge" in run
+    assert "from attend.service.runtime.edge import write_edge" in run
     assert "write_edge(Path('/opt/attend/edge'))" in run
     kustomization = (ROOT / "deploy/base/rayservice/kustomization.yaml").read_text()
     assert "RAY_SERVE_HAPROXY_BINARY_PATH=/opt/attend/edge/haproxy]" in kustomization
@@ -290,7 +297,7 @@ def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_p
 def test_the_image_serves_by_itself_and_runs_any_other_command():
     assert instructions("ENTRYPOINT") == ["[]"]
     assert instructions("CMD") == ['["attend", "serve"]']
-    assert PROJECT["project"]["scripts"] == {"attend": "service.commands.main:main"}
+    assert PROJECT["project"]["scripts"] == {"attend": "attend.service.commands.main:main"}
     commands = [container["command"] for pod in pods for container in pod["initContainers"]]
     assert all(command[0] == "attend" for command in commands)
 
@@ -330,7 +337,7 @@ def ended(**variables):
     """(status, last line) of what the image runs, with these settings, standard error and output in one as in a log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     environment |= {PREFIX + name.upper(): str(value) for name, value in variables.items()}
-    command = [sys.executable, "-m", "service.commands.cli", "serve"]
+    command = [sys.executable, "-m", "attend.service.commands.cli", "serve"]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     )

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from service.runtime.place import gpus_wanted, place_wanted
-from service.settings import read_settings
+from attend.service.runtime.place import gpus_wanted, place_wanted
+from attend.service.settings import read_settings
 from tests.deploy import render
 from tests.deploy.check import problems
 from tests.deploy.kubernetes import Node, Peer, disruptions_allowed, matches, place, reaches

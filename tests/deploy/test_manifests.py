@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from service.observe import autoscaling
+from attend.service.observe import autoscaling
 from tests.deploy import prometheus_rule, render
 from tests.deploy.check import NEWEST, OLDEST, problems
 from tests.deploy.manifests import ROOT, SERVE_TEXT, serve

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.observe import edge
-from service.observe.metrics import OUTCOMES, ROUTES
+from attend.service.observe import edge
+from attend.service.observe.metrics import OUTCOMES, ROUTES
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.deploy.manifests import ROOT
 from tests.deploy.monitoring_prometheus import promtool, scraping, tool
 from tests.fakes import build_server

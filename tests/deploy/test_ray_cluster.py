@@ -12,8 +12,8 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.deploy.check import EXIT_SECONDS
 from tests.deploy.manifests import ROOT
 from tests.deploy.ray_nodes import NODE_DRAIN, cluster

@@ -28,7 +28,7 @@ containers = [pod["containers"][0] for pod in pods]
 ports = [{port["name"]: port["containerPort"] for port in container["ports"]} for container in containers]
 worker_cpus = int(containers[1]["resources"]["requests"]["cpu"])
 EXIT_SECONDS = 20  # from the end of a node's drain to the end of `ray start`: 17 were measured
-REPLICA_CPUS = 1  # what service.runtime.deployment.build asks Ray for
+REPLICA_CPUS = 1  # what attend.service.runtime.deployment.build asks Ray for
 
 
 def pre_stop(pod):

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from service.settings import Settings, read_settings
+from attend.service.settings import Settings, read_settings
 from tests.deploy.manifests import attend_env, serve
 from tests.deploy.serve_schema import unknown_keys
 
@@ -63,7 +63,7 @@ def test_each_grpc_servicer_function_exists(function):
 
 
 def test_grpc_speaks_the_same_services_as_attend_serve():
-    assert serve["grpc_options"]["grpc_servicer_functions"] == resolve("service.runtime.driver.SERVICERS", ".")
+    assert serve["grpc_options"]["grpc_servicer_functions"] == resolve("attend.service.runtime.driver.SERVICERS", ".")
 
 
 def test_the_builder_decides_about_gpus():

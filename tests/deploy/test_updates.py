@@ -8,9 +8,9 @@ from importlib.metadata import distributions
 
 import pytest
 
+from attend.service.client.errors import Answer
 from loadtest.faults.deaths import Call
 from loadtest.server import Address
-from service.client.errors import Answer
 from tests.deploy import updates
 from tests.deploy.callers import Callers, Seen, seen
 from tests.deploy.changes import CHANGES, packed

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from service.client.errors import CallFailed
+from attend.service.client.errors import CallFailed
 from tests.deploy.callers import Callers, Seen, seen
 from tests.deploy.changes import BEFORE, CHANGES, Service, service
 from tests.deploy.manifests import ROOT

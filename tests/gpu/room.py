@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from model.config import EngineConfig, ModelConfig
-from model.engine.graphs import DecodeGraphs
-from model.engine.memory import SHARE, memory_left
-from model.engine.pieces import StepPieces
-from model.engine.runner import ModelRunner
+from attend.model.config import EngineConfig, ModelConfig
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.memory import SHARE, memory_left
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.runner import ModelRunner
 from tests.gpu.steps import Recorder, machine
 from tests.gpu.test_steps import LLAMA_8B
 

@@ -8,13 +8,13 @@ from weakref import WeakSet
 
 import torch
 
-from model.engine.graphs import DecodeGraphs
-from model.engine.pieces import StepPieces
-from model.engine.plan import Plan, Scheduled
-from model.engine.recorder import WARM_UPS, nothing
-from model.engine.runner import ModelRunner
-from model.net.backends import KVCache
-from model.net.transformer import Decoder
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.plan import Plan, Scheduled
+from attend.model.engine.recorder import WARM_UPS, nothing
+from attend.model.engine.runner import ModelRunner
+from attend.model.net.backends import KVCache
+from attend.model.net.transformer import Decoder
 from tests.gpu.device import Device, Kernel
 from tests.model.engine.machines import ask, given
 
@@ -80,7 +80,7 @@ class Machine:
 @contextmanager
 def standing_in(device: Device) -> Iterator[None]:
     """Triton's kernels count their launches and compute nothing."""
-    from model.net.triton import delta, fused, grouped, kernels, sampling
+    from attend.model.net.triton import delta, fused, grouped, kernels, sampling
 
     with ExitStack() as stack:
         for module in (kernels, fused, grouped, delta, sampling):
@@ -94,9 +94,9 @@ def machine(config, *, requests: int = 0, tokens: int = 0, length: int = 256, nu
     """A decoder of `config` in bfloat16, of sizes alone; with `requests`, steps of so many rows are recorded, with `tokens`
     steps of so many tokens in pieces.
     """
-    from model.engine.sampler import TokenSampler
-    from model.net.triton.backend import TritonBackend
-    from model.net.triton.decoder import TritonDecoder
+    from attend.model.engine.sampler import TokenSampler
+    from attend.model.net.triton.backend import TritonBackend
+    from attend.model.net.triton.decoder import TritonDecoder
 
     device = Device("meta")
     with torch.inference_mode(), device, standing_in(device):

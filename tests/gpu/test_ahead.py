@@ -5,14 +5,14 @@ and none of a graph's after the next step has overwritten it.
 import pytest
 import torch
 
-from model.engine.engine import Engine
-from model.engine.graphs import DecodeGraphs
-from model.engine.pieces import StepPieces
-from model.engine.runner import ModelRunner
-from model.engine.scheduler import Scheduler
-from model.net.backends import KVCache, TorchBackend
-from model.params import DecodingParams, SamplingParams
-from model.pooling import Pooling
+from attend.model.engine.engine import Engine
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.runner import ModelRunner
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.backends import KVCache, TorchBackend
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.pooling import Pooling
 from tests.gpu.device import Device
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, ask, run, sizes, tiny_engine, told

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from model.sublayers import DeltaSpec
+from attend.model.sublayers import DeltaSpec
 from tests.gpu.steps import item, machine
 from tests.model.checkpoints import tiny_config
 

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from model.config import EngineConfig
-from model.engine.graphs import DecodeGraphs
-from model.engine.memory import SHARE, largest_steps, memory_left
-from model.engine.pieces import StepPieces
-from model.engine.runner import ModelRunner
-from model.net.backends import Row
+from attend.model.config import EngineConfig
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.memory import SHARE, largest_steps, memory_left
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.runner import ModelRunner
+from attend.model.net.backends import Row
 from tests.gpu.steps import Recorder, machine
 from tests.gpu.test_families import FAMILIES
 from tests.model.checkpoints import tiny_config

@@ -5,9 +5,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from model.config import ModelConfig
-from model.params import DecodingParams, SamplingParams
-from model.pooling import Pooling
+from attend.model.config import ModelConfig
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.pooling import Pooling
 from tests.gpu.steps import item, machine
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import uvicorn
 
-from model.engine.request import Request
-from service.grpc_api.register import add_generation_service
+from attend.model.engine.request import Request
+from attend.service.grpc_api.register import add_generation_service
 from tests.fakes import FakeEngine, RayLike, build_server, info
 
 FIRST, PAUSE = 0.1, 0.04

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 import torch
 
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.features import NATIVE, features
+from attend.model.net.native import library
+from attend.model.sublayers import DeltaSpec
 from loadtest.bench.family import SWITCHES, WORKS, Contestant, cells, config_of, cost, llama_beside
 from loadtest.bench.figures import Comparison
-from model.net.families.table import FAMILIES
-from model.net.features import NATIVE, features
-from model.net.native import library
-from model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "vocab_size", "tied_head")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attend.model.net.checkpoint import read_config
 from loadtest.bench import gpu
 from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError
 from loadtest.bench.on_gpu import answers, here, laws, rates
@@ -22,7 +23,6 @@ from loadtest.bench.on_gpu.answers import OUTPUT, Answer
 from loadtest.bench.on_gpu.rates import GPU_WORKS, Work
 from loadtest.bench.on_gpu.session import Session, run
 from loadtest.bench.shapes import SHAPES, parameters, write_config
-from model.net.checkpoint import read_config
 from tests.model.net.triton.test_triton import LAWS
 from tests.service.server import wait_for
 
@@ -505,7 +505,7 @@ class Lacks(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Lacks())
 version = importlib.metadata.version
 def lacks(name):
-    if name == "attend":
+    if name == "attend-server":
         raise importlib.metadata.PackageNotFoundError(name)
     return version(name)
 importlib.metadata.version = lacks
@@ -516,8 +516,8 @@ sys.path[0] = "loadtest/bench/peers"
 from pathlib import Path
 import child
 del sys.path[0]  # a peer's adapter may have the name of a package
-import model
-assert Path(model.__file__).is_relative_to(Path.cwd()), model.__file__
+import attend.model
+assert Path(attend.model.__file__).is_relative_to(Path.cwd()), attend.model.__file__
 facts, generate = child.adapter("attend").start("dummy", 1)
 assert facts["version"] == "a tree that is not installed", facts
 assert generate([[5, 6, 7]], 4) == 4

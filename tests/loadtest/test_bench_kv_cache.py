@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
+from attend.model.net.native import library
 from loadtest.bench.kv_cache import AT_ONCE, Steps, config_of, measure
-from model.net.native import library
 from tests.model.checkpoints import tiny_config
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")

@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
+from attend.model.net.checkpoint import load
 from loadtest.bench.contestant import PeerError
 from loadtest.bench.quality import Peer, prepared
-from model.net.checkpoint import load
 from tests.model.checkpoints import write_checkpoint
 
 PROGRAM = """#!{python}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from attend.model.sublayers import DeltaSpec, MixtureSpec
 from loadtest.bench import scheduler
 from loadtest.bench.limits import decode_bytes, decode_limit, distinct_experts, prompt_limit, prompt_operations, weights
-from model.sublayers import DeltaSpec, MixtureSpec
 from tests.model.checkpoints import tiny_config
 
 CONFIG = tiny_config()

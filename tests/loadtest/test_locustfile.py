@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from model.errors import Overloaded
+from attend.model.errors import Overloaded
 from tests.loadtest.paced import FIRST, PAUSE, Locked, paced
 
 ROOT = Path(__file__).resolve().parents[2]

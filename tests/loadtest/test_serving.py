@@ -6,12 +6,12 @@ import math
 
 import pytest
 
+from attend.model.grammar import MAX_TEXT_BYTES, GrammarSpec
+from attend.service.http_api.body import MAX_BYTES
+from attend.service.observe.metrics import Metrics
 from loadtest.bench import busy, mask, parsing, per_token, serving
 from loadtest.bench.figures import Figure
 from loadtest.bench.over_http import engine_caller, speed
-from model.grammar import MAX_TEXT_BYTES, GrammarSpec
-from service.http_api.body import MAX_BYTES
-from service.observe.metrics import Metrics
 
 TOKENS = 6
 STEPS = 32

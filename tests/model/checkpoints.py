@@ -15,10 +15,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.net.transformer import Decoder
-from model.tokenizer import Tokenizer
-from model.train.corpus import train_tokenizer
+from attend.model.config import ModelConfig
+from attend.model.net.transformer import Decoder
+from attend.model.tokenizer import Tokenizer
+from attend.model.train.corpus import train_tokenizer
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -11,10 +11,10 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from model import chat_sandbox
-from model.chat import ChatTemplate
-from model.chat_sandbox import MAX_CHARACTERS
-from model.errors import CheckpointError, InvalidRequest
+from attend.model import chat_sandbox
+from attend.model.chat import ChatTemplate
+from attend.model.chat_sandbox import MAX_CHARACTERS
+from attend.model.errors import CheckpointError, InvalidRequest
 
 SHIPPED = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 CHATML = (
@@ -366,5 +366,5 @@ def test_a_damaged_file_stops_the_load(tmp_path, damage):
 
 
 def test_templates_need_no_torch():
-    source = Path(sys.modules["model.chat"].__file__ or "").read_text(encoding="utf-8")
+    source = Path(sys.modules["attend.model.chat"].__file__ or "").read_text(encoding="utf-8")
     assert "torch" not in source

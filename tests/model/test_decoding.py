@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from model.errors import InvalidRequest
-from model.params import MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_CHARACTERS, NO_CHANGE, DecodingParams, SamplingParams
-from model.sampling import EXCLUDED, UNSCORED, change_scores, logprobs, sample
-from model.sampling_plan import Draw, History, SamplingPlan, completing
+from attend.model.errors import InvalidRequest
+from attend.model.params import MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_CHARACTERS, NO_CHANGE, DecodingParams, SamplingParams
+from attend.model.sampling import EXCLUDED, UNSCORED, change_scores, logprobs, sample
+from attend.model.sampling_plan import Draw, History, SamplingPlan, completing
 from tests.model.engine.machines import Counted
 
 GREEDY = SamplingParams(temperature=0)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from model.errors import CheckpointError
-from model.generation_config import NO_DEFAULTS, read_defaults, stop_tokens
-from model.params import DecodingParams, SamplingParams
+from attend.model.errors import CheckpointError
+from attend.model.generation_config import NO_DEFAULTS, read_defaults, stop_tokens
+from attend.model.params import DecodingParams, SamplingParams
 
 
 def write(folder: Path, **fields: object) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model.machine import available_memory, usable_cores
+from attend.model.machine import available_memory, usable_cores
 
 MIB = 1 << 20
 UNLIMITED_V1 = 9223372036854771712

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from model.__main__ import Completion, complete
-from model.errors import EngineFailed
-from model.params import SamplingParams
+from attend.model.__main__ import Completion, complete
+from attend.model.errors import EngineFailed
+from attend.model.params import SamplingParams
 from tests.fakes import INFO, FakeEngine, successor
 
 END = INFO.eos_token_ids[0]

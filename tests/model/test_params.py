@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from model.errors import InvalidRequest
-from model.params import SEED_HIGH, SEED_LOW, SamplingParams, StopRules, describe, integer, token_ids
+from attend.model.errors import InvalidRequest
+from attend.model.params import SEED_HIGH, SEED_LOW, SamplingParams, StopRules, describe, integer, token_ids
 
 LARGEST = 2**31 - 1
 ABOVE_2, ABOVE_1, BELOW_0, ABOVE_0 = (math.nextafter(2, 3), math.nextafter(1, 2), math.nextafter(0, -1), math.nextafter(0, 1))

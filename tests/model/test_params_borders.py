@@ -2,9 +2,9 @@
 
 import pytest
 
-from model import params
-from model.errors import InvalidRequest
-from model.params import DecodingParams, SamplingParams, StopRules
+from attend.model import params
+from attend.model.errors import InvalidRequest
+from attend.model.params import DecodingParams, SamplingParams, StopRules
 
 LONG = "x" * params.MAX_STOP_CHARACTERS
 BORDERS = [

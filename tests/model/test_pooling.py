@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from model.errors import NotSupported
-from model.net.checkpoint import inspect
-from model.pooling import EmbeddingRules, Pooling, read_rules
+from attend.model.errors import NotSupported
+from attend.model.net.checkpoint import inspect
+from attend.model.pooling import EmbeddingRules, Pooling, read_rules
 from tests.model.gguf_files import make, write_gguf
 
 KINDS = ("Transformer", "Pooling", "Normalize")

@@ -7,8 +7,8 @@ from statistics import pstdev
 import pytest
 import torch
 
-from model import quality
-from model.quality import compare, windows
+from attend.model import quality
+from attend.model.quality import compare, windows
 
 VOCAB = 7
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from model.params import SEED_HIGH, SEED_LOW, SamplingParams
-from model.sampling import (
+from attend.model.params import SEED_HIGH, SEED_LOW, SamplingParams
+from attend.model.sampling import (
     EXCLUDED,
     SHORT_LIST,
     UNSCORED,
@@ -18,7 +18,7 @@ from model.sampling import (
     gumbel_noise,
     sample,
 )
-from model.sampling_plan import Draw, SamplingPlan, mix, row_key
+from attend.model.sampling_plan import Draw, SamplingPlan, mix, row_key
 
 CPU = torch.device("cpu")
 HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()

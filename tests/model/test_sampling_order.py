@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from model.params import DecodingParams, SamplingParams
-from model.sampling import apply_top_p, limit_scores, sample
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling import apply_top_p, limit_scores, sample
+from attend.model.sampling_plan import Draw, SamplingPlan
 
 HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
 """Probabilities 1/8, 1/2, 1/4, 1/8: float32 holds them and their sums without rounding."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import model
-from model.params import NO_CHANGE, DecodingParams, SamplingParams
-from model.sampling_plan import Draw, SamplingPlan
+import attend.model
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.engine.machines import ask
 
 GREEDY, DRAWN, AMONG_SOME = SamplingParams(temperature=0), SamplingParams(), SamplingParams(temperature=0.5, top_k=3)
@@ -72,7 +72,7 @@ def test_a_plan_means_the_same_in_another_process():
 
 def test_nobody_else_asks_the_parameters():
     """Where the same question is answered twice, the two answers differ one day."""
-    folder = Path(model.__file__).parent
+    folder = Path(attend.model.__file__).parent
     for path in (*folder.glob("engine/*.py"), folder / "sampling.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             assert not (isinstance(node, ast.Attribute) and node.attr == "limits"), f"{path.name}:{node.lineno}"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import InvalidRequest
-from model.grammar import _compiled, _fault, _source, _try
-from model.schema import FORMATS, pointed_at, rewritten
+from attend.model.errors import InvalidRequest
+from attend.model.grammar import _compiled, _fault, _source, _try
+from attend.model.schema import FORMATS, pointed_at, rewritten
 from tests.model.test_grammar import compiled
 
 CLOSED = {"type": "object", "additionalProperties": False}
@@ -140,7 +140,7 @@ def test_the_place_is_told_to_the_caller():
 
 
 def test_a_place_is_looked_for_no_longer_than_it_may(monkeypatch):
-    monkeypatch.setattr("model.schema.PLACE_SECONDS", 0.0)
+    monkeypatch.setattr("attend.model.schema.PLACE_SECONDS", 0.0)
     assert _try("json_schema", json.dumps({"properties": {"email": EMAIL}}))[0].startswith("regex, character 2")
 
 

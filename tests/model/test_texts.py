@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.net.attention import MultiHeadAttention, attend, attention_weights, causal_mask
-from model.net.layers import make_norm, sinusoidal_table
-from model.net.rope import apply_rotary, rotary_table
-from model.net.transformer import Block, Decoder, PostNormBlock
-from model.rope import Rope
-from model.train.loss import DenseCausal, hidden_states, summed_loss
+from attend.model.net.attention import MultiHeadAttention, attend, attention_weights, causal_mask
+from attend.model.net.layers import make_norm, sinusoidal_table
+from attend.model.net.rope import apply_rotary, rotary_table
+from attend.model.net.transformer import Block, Decoder, PostNormBlock
+from attend.model.rope import Rope
+from attend.model.train.loss import DenseCausal, hidden_states, summed_loss
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 T, S, H, K, D = 5, 7, 4, 2, 16

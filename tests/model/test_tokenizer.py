@@ -11,9 +11,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from model.errors import CheckpointError
-from model.tokenizer import StreamDecoder, Tokenizer
-from model.train.corpus import END_OF_TEXT
+from attend.model.errors import CheckpointError
+from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.train.corpus import END_OF_TEXT
 from tests.model.checkpoints import byte_level_tokenizer, write_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()

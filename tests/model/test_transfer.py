@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import transfer
-from model.transfer import Parcel
+from attend.model import transfer
+from attend.model.transfer import Parcel
 
 NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9)
 

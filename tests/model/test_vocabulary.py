@@ -8,10 +8,10 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from model.errors import NotSupported
-from model.grammar import GrammarCompiler, GrammarSpec
-from model.grammar_tokens import for_grammars
-from model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.errors import NotSupported
+from attend.model.grammar import GrammarCompiler, GrammarSpec
+from attend.model.grammar_tokens import for_grammars
+from attend.model.tokenizer import StreamDecoder, Tokenizer
 from tests.model.test_tokenizer_kinds import with_letters
 from tests.model.tokenizers import ENDS, KINDS, complete
 

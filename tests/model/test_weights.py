@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.errors import CheckpointError
-from model.net.checkpoint import inspect, load
-from model.weights import INDEX, MOST_JSON, WHOLE, weight_files
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import inspect, load
+from attend.model.weights import INDEX, MOST_JSON, WHOLE, weight_files
 from tests.model.checkpoints import write_checkpoint
 from tests.model.net.test_checkpoint import shard
 
@@ -221,5 +221,5 @@ def test_a_tensor_that_its_shard_lacks_is_named(folder):
 
 
 def test_nothing_of_it_imports_torch():
-    code = "import sys, model.weights; assert 'torch' not in sys.modules and 'safetensors' not in sys.modules"
+    code = "import sys, attend.model.weights; assert 'torch' not in sys.modules and 'safetensors' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

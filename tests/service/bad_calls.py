@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 
-from model.chat import ChatTemplate
-from protos.attend.v1 import generation_pb2 as pb
-from service.access.keys import KeyRing
-from service.chat.forms import form_of
-from service.errors import INTERNAL, TABLE
-from service.http_api.app import build_app
-from service.http_api.routes import Site
+from attend.model.chat import ChatTemplate
+from attend.service.access.keys import KeyRing
+from attend.service.chat.forms import form_of
+from attend.service.errors import INTERNAL, TABLE
+from attend.service.http_api.app import build_app
+from attend.service.http_api.routes import Site
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.sse import events_of
 

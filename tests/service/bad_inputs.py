@@ -3,7 +3,7 @@
 Every row is bad for every server, whatever its model: `test_bad_inputs.py` sends them to the fakes and to a real server.
 """
 
-from protos.attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2 as pb
 from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TOKENIZE
 from tests.service.bad_rows import GOOD, SECRET, UNSUPPORTED, A, both, chat, completion, embeds, grpc, http, keyless, says
 from tests.service.bad_syntax import ENCODING, HEADERS, STRUCTURE, TYPES, WIRE

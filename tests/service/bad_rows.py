@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos.attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2 as pb
 from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON
 
 INVALID, UNSUPPORTED, CONTEXT = "invalid_value", "unsupported_value", "context_length_exceeded"

@@ -3,7 +3,7 @@
 import math
 import struct
 
-from protos.attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2 as pb
 from tests.service.bad_calls import CHAT, COMPLETIONS, DETOKENIZE, JSON, TOKENIZE
 from tests.service.bad_rows import UNSUPPORTED, completion, gone, grpc, headed, http
 

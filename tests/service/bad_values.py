@@ -1,6 +1,6 @@
 """Rows whose values are wrong: ranges, combinations, tokens, limits and models."""
 
-from protos.attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2 as pb
 from tests.service.bad_calls import DETOKENIZE, TOKENIZE
 from tests.service.bad_rows import CONTEXT, both, chat, completion, grpc, http
 

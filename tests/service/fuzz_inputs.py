@@ -12,7 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from protos.attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2 as pb
 from tests.service.bad_calls import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
 
 Change = Callable[[bytes], bytes]

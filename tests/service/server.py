@@ -61,23 +61,18 @@ def processes_of(tag: str) -> list[int]:
     return found
 
 
-def installed_command() -> str:
-    """The script `attend` of this environment."""
-    return str(Path(sys.executable).with_name("attend"))
-
-
 class Server:
-    """One `attend serve` process and all that it starts. `folder`: where a user types it, as the installed command."""
+    """One `attend serve` process and all that it starts. `folder`: where a user types it. `script`: another `attend`."""
 
-    def __init__(self, log: Path, *flags: str, folder: Path | None = None) -> None:
+    def __init__(self, log: Path, *flags: str, folder: Path | None = None, script: Path | None = None) -> None:
         self.tag = secrets.token_hex(8)
         self.http, self.grpc = free_ports(2)
         self.log = log
         python = os.environ.get("ATTEND_TEST_PYTHON", sys.executable)  # `make test-clients` runs us where Attend is not
-        command = [python, *(["-m", "service.commands.cli"] if folder is None else [installed_command()]), "serve", *flags]
+        command = [str(script)] if script else [python, "-m", "attend.service.commands.cli"]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*command, "--port", str(self.http), "--grpc-port", str(self.grpc)],
+                [*command, "serve", *flags, "--port", str(self.http), "--grpc-port", str(self.grpc)],
                 stdout=file,
                 stderr=file,
                 env={**os.environ, TAG: self.tag},
@@ -153,9 +148,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(log: Path, *flags: str, folder: Path | None = None) -> Iterator[Server]:
+def started(log: Path, *flags: str, **where: Path) -> Iterator[Server]:
     """A server that begins to load its model, and leaves no process behind whatever the test does."""
-    server = Server(log, *flags, folder=folder)
+    server = Server(log, *flags, **where)
     try:
         yield server
     finally:
@@ -169,7 +164,7 @@ def started(log: Path, *flags: str, folder: Path | None = None) -> Iterator[Serv
 
 
 @contextlib.contextmanager
-def running(log: Path, *flags: str, folder: Path | None = None) -> Iterator[Server]:
+def running(log: Path, *flags: str, **where: Path) -> Iterator[Server]:
     """A ready server."""
-    with started(log, *flags, folder=folder) as server:
+    with started(log, *flags, **where) as server:
         yield server.wait_ready()

@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from model.config import DEFAULT_MODEL
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
+from attend.model.config import DEFAULT_MODEL
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.model.adapters import linears, write_adapter
 from tests.service.server import Server, running, wait_for
 

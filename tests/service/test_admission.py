@@ -8,18 +8,18 @@ from contextlib import aclosing
 
 import pytest
 
-from model.chat import ChatTemplate
-from model.engine.request import NO_TOKEN_LEFT
-from model.errors import EngineFailed, InvalidRequest, Overloaded, RateLimited
-from model.grammar import GrammarCompiler, GrammarSpec
-from model.params import SamplingParams, StopRules
-from model.tokenizer import Tokenizer
-from protos.attend.v1 import generation_pb2 as pb
-from service.access.keys import Entry, KeyRing, digest_of, write_keys
-from service.access.quota import Limits
-from service.generation.aside import Places
-from service.http_api import body
-from service.records import Command
+from attend.model.chat import ChatTemplate
+from attend.model.engine.request import NO_TOKEN_LEFT
+from attend.model.errors import EngineFailed, InvalidRequest, Overloaded, RateLimited
+from attend.model.grammar import GrammarCompiler, GrammarSpec
+from attend.model.params import SamplingParams, StopRules
+from attend.model.tokenizer import Tokenizer
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.service.access.quota import Limits
+from attend.service.generation.aside import Places
+from attend.service.http_api import body
+from attend.service.records import Command
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import asgi, grpc_bytes, whole_server
 
@@ -97,7 +97,7 @@ def test_a_key_that_has_reached_its_limit_is_refused_before_its_call_is_read(rin
     assert ask(server, route) in ("200", "OK")
     for place, name in ((body, "parse"), (Tokenizer, "encode"), (Tokenizer, "decode"), (ChatTemplate, "render")):
         monkeypatch.setattr(place, name, lambda *_, name=name, **__: worked.append(name))
-    monkeypatch.setattr("service.grpc_api.servicer.to_command", lambda *_: worked.append("to_command"))
+    monkeypatch.setattr("attend.service.grpc_api.servicer.to_command", lambda *_: worked.append("to_command"))
     assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
     assert worked == []
 

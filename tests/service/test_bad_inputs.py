@@ -11,8 +11,8 @@ import grpc
 import httpx
 import pytest
 
-from service.access.keys import Entry, KeyRing, digest_of, write_keys
-from service.errors import TABLE
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.service.errors import TABLE
 from tests.fakes import FakeEngine, Server, grpc_channel
 from tests.service.bad_calls import COMPLETIONS, Answer, asgi, check_answer, check_sentence, grpc_bytes, whole_server
 from tests.service.bad_inputs import ROWS

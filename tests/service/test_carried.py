@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from model.engine.request import Request
-from model.grammar import GrammarSpec
-from model.params import DecodingParams, SamplingParams, StopRules
-from model.pooling import EmbeddingRules, Pooling
-from service.records import Command
+from attend.model.engine.request import Request
+from attend.model.grammar import GrammarSpec
+from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.model.pooling import EmbeddingRules, Pooling
+from attend.service.records import Command
 from tests.fakes import END, FakeEngine, build_server
 
 PLAIN = Command(prompts=("abcd",), sampling=SamplingParams(seed=5), stops=StopRules(max_tokens=4), request_id="plain")

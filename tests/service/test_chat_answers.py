@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from model.chat import ChatTemplate
-from service.chat.forms import form_of
+from attend.model.chat import ChatTemplate
+from attend.service.chat.forms import form_of
 from tests.fakes import INFO, FakeEngine, build_server, says
 from tests.service.http_api.described import faults, operation
 

@@ -19,8 +19,8 @@ import grpc
 import openai
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.service.server import Server, running, wait_for
 
 pytestmark = pytest.mark.ray
@@ -130,7 +130,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     file = tmp_path_factory.mktemp("keys") / "keys.json"
 
     def add(name: str, *limits: str) -> str:
-        command = [sys.executable, "-m", "service.commands.cli", "keys", "add", name, "--file", str(file), *limits]
+        command = [sys.executable, "-m", "attend.service.commands.cli", "keys", "add", name, "--file", str(file), *limits]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
     key, free = add("tester", "--requests-per-minute", "3"), add("free")
@@ -196,7 +196,7 @@ def test_a_server_whose_first_process_is_killed_leaves_no_process(guarded: Guard
     """The last test of this server. Without the supervisor, HAProxy would keep the ports and answer 500 for ever."""
     server = guarded.server
     assert wait_for(lambda: ready(server), 60), "the replica that was killed is not replaced"
-    os.kill(server.pid_of("service.commands.cli"), signal.SIGKILL)
+    os.kill(server.pid_of("attend.service.commands.cli"), signal.SIGKILL)
     assert wait_for(lambda: server.processes() == [], 60), server.processes()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from service.runtime import edge, haproxy
+from attend.service.runtime import edge, haproxy
 from tests.service.runtime.edges import ray_config
 from tests.service.server import free_ports, wait_for
 

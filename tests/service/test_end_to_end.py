@@ -11,8 +11,8 @@ import grpc
 import openai
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.service.server import Server, free_port, wait_for
 
 pytestmark = pytest.mark.ray
@@ -209,7 +209,7 @@ def test_two_servers_never_answer_each_others_calls(server: Server, pair: Server
 
 def attend(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    command = [sys.executable, "-m", "service.commands.cli", *arguments]
+    command = [sys.executable, "-m", "attend.service.commands.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -19,8 +19,8 @@ import grpc
 import pytest
 from safetensors.torch import load_file, save_file
 
-from model.config import DEFAULT_MODEL as DEFAULT
-from protos.attend.v1 import generation_pb2 as pb
+from attend.model.config import DEFAULT_MODEL as DEFAULT
+from attend.v1 import generation_pb2 as pb
 from tests.service.server import START_SECONDS, Server, free_ports, running, started, wait_for
 from tests.service.test_end_to_end import LONG, PROMPT, complete, post, stub
 
@@ -169,7 +169,17 @@ def started_on_a_bad_checkpoint(folder: Path) -> subprocess.CompletedProcess[str
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
     port, grpc_port = map(str, free_ports(2))
-    command = [sys.executable, "-m", "service.commands.cli", "serve", str(folder), "--port", port, "--grpc-port", grpc_port]
+    command = [
+        sys.executable,
+        "-m",
+        "attend.service.commands.cli",
+        "serve",
+        str(folder),
+        "--port",
+        port,
+        "--grpc-port",
+        grpc_port,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

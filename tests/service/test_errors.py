@@ -3,16 +3,16 @@
 import pytest
 from grpc import StatusCode
 
-from model import errors
-from model.errors import AttendError, EngineFailed, InvalidRequest, ModelNotFound
-from service.errors import FULL, INTERNAL, TABLE, advice, field_of, sentence, wire
+from attend.model import errors
+from attend.model.errors import AttendError, EngineFailed, InvalidRequest, ModelNotFound
+from attend.service.errors import FULL, INTERNAL, TABLE, advice, field_of, sentence, wire
 
 
 def descendants(kind: type) -> set[type]:
     return {kind} | {below for child in kind.__subclasses__() for below in descendants(child)}
 
 
-OURS = {kind for kind in descendants(AttendError) if kind.__module__ in ("model.errors", "service.errors")}
+OURS = {kind for kind in descendants(AttendError) if kind.__module__ in ("attend.model.errors", "attend.service.errors")}
 INSIDE = {AttendError, EngineFailed, errors.OutOfMemory, errors.DeviceFailed, errors.CheckpointError, errors.SettingError}
 """What no caller can cause or repair: they are told nothing."""
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
-from model.config import DEFAULT_MODEL
-from model.engine.build import fingerprint
-from model.tokenizer_files import read_facts
-from service.settings import Settings
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.build import fingerprint
+from attend.model.tokenizer_files import read_facts
+from attend.service.settings import Settings
 from tests.model.gguf_files import Type, byte_level, stored_as, write_gguf
 from tests.service.commands.test_cli import attend  # noqa: F401 - a fixture
 from tests.service.server import Server, running

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from model.engine.request import TokenLogprob
-from protos.attend.v1 import generation_pb2 as pb
+from attend.model.engine.request import TokenLogprob
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import FakeEngine, build_server, says
 from tests.service.http_api.described import chatting_server
 from tests.service.http_api.test_page import SECRET, app_with_keys

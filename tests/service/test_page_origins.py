@@ -3,7 +3,7 @@
 import pytest
 from fastapi.responses import HTMLResponse
 
-from model.errors import Overloaded
+from attend.model.errors import Overloaded
 from tests.fakes import FakeEngine, build_server, says
 from tests.service.pages import pytestmark, serving  # noqa: F401 - the mark is pytest's
 

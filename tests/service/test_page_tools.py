@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from model.chat import ChatTemplate
-from service.chat.forms import form_of
+from attend.model.chat import ChatTemplate
+from attend.service.chat.forms import form_of
 from tests.fakes import INFO, FakeEngine, build_server, says
 from tests.service.pages import expect, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
 from tests.service.test_page_browser import HOSTILE, keywords, written

@@ -9,11 +9,11 @@ import grpc
 import httpx
 import pytest
 
-from model.errors import EngineFailed, Overloaded, Unavailable
-from model.mask import DEAD_END
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.errors import INTERNAL, TABLE
+from attend.model.errors import EngineFailed, Overloaded, Unavailable
+from attend.model.mask import DEAD_END
+from attend.service.errors import INTERNAL, TABLE
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, seeded
 from tests.service.sse import events_of
 

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.errors import INTERNAL, TABLE
+from attend.service.errors import INTERNAL, TABLE
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import Server, build_server, grpc_channel
 from tests.service.test_chat_answers import CALL, NOW, server
 from tests.service.test_parity import PLACES

@@ -9,8 +9,8 @@ import urllib.request
 import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.service.server import Server, running, wait_for
 
 pytestmark = pytest.mark.ray

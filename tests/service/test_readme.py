@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.http_api.attention import AttentionRequest
-from service.http_api.embeddings import EmbeddingsRequest
-from service.http_api.schemas import CompletionRequest
-from service.observe import edge
-from service.settings import Settings, allowed
+from attend.service.http_api.attention import AttentionRequest
+from attend.service.http_api.embeddings import EmbeddingsRequest
+from attend.service.http_api.schemas import CompletionRequest
+from attend.service.observe import edge
+from attend.service.settings import Settings, allowed
 from tests.fakes import build_server
 from tests.service.server import Server
 

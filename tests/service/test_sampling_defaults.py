@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from model.chat import ChatTemplate
-from model.generation_config import NO_DEFAULTS, Defaults, read_defaults
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.grpc_api import convert
-from service.http_api import chat, openai
-from service.http_api.schemas import read_completion
-from service.records import Command
-from service.settings import read_settings
+from attend.model.chat import ChatTemplate
+from attend.model.generation_config import NO_DEFAULTS, Defaults, read_defaults
+from attend.service.grpc_api import convert
+from attend.service.http_api import chat, openai
+from attend.service.http_api.schemas import read_completion
+from attend.service.records import Command
+from attend.service.settings import read_settings
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import END, build_server, grpc_channel
 
 FILE = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}

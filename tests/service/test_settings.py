@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import settings as law
 from hypothesis import strategies as st
 
-from model.engine.options import BATCHES, EngineOptions
-from model.errors import SettingError
-from service.settings import PREFIX, Settings, read_settings, unknown_variables
+from attend.model.engine.options import BATCHES, EngineOptions
+from attend.model.errors import SettingError
+from attend.service.settings import PREFIX, Settings, read_settings, unknown_variables
 
 BAD = {
     "port": ["0", "65536", "eighty", "80.5", "-1"],
@@ -223,7 +223,7 @@ OF_THE_ENGINE = {
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
 def test_a_setting_of_the_engine_reaches_it():
-    from service.runtime.replica import engine_options
+    from attend.service.runtime.replica import engine_options
 
     assert set(OF_THE_ENGINE) == EngineOptions.__dataclass_fields__.keys() & Settings.model_fields.keys()
     options = engine_options(Settings(**OF_THE_ENGINE))
@@ -233,7 +233,7 @@ def test_a_setting_of_the_engine_reaches_it():
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
 @pytest.mark.parametrize("device", BATCHES)
 def test_a_replica_takes_the_calls_that_its_device_runs_at_once(device):
-    from service.runtime.replica import most_calls
+    from attend.service.runtime.replica import most_calls
 
     usual, default = BATCHES[device].requests, Settings()
     assert most_calls(default, device) - most_calls(Settings(max_batch_requests=1), device) == 2 * (usual - 1)

@@ -3,9 +3,9 @@
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from model.engine.request import FinishReason
-from service.chat.parts import Content, Part, joined
-from service.records import Chunk
+from attend.model.engine.request import FinishReason
+from attend.service.chat.parts import Content, Part, joined
+from attend.service.records import Chunk
 from tests.simulation.model import scored
 from tests.simulation.oracle import Text, parts_of, shown
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.engine.request import FinishReason
-from model.errors import (
+from attend.model.engine.request import FinishReason
+from attend.model.errors import (
     AttendError,
     ContextTooLong,
     DeadlineExceeded,
@@ -22,10 +22,10 @@ from model.errors import (
     RateLimited,
     Unavailable,
 )
-from model.pooling import Pooling
-from service.access.quota import Key
-from service.generation.embed import embed
-from service.records import Chunk, Gathered
+from attend.model.pooling import Pooling
+from attend.service.access.quota import Key
+from attend.service.generation.embed import embed
+from attend.service.records import Chunk, Gathered
 from tests.simulation.answered import CLOSE, NEVER, Answered
 from tests.simulation.events import Call
 from tests.simulation.model import hidden

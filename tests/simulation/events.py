@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Literal
 
-from model.config import EngineConfig
-from model.errors import InvalidRequest
-from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
-from model.pooling import EmbeddingRules, Pooling
-from service.access.quota import Limits
-from service.chat.tools import Calling, calling_of
-from service.records import ChatPrompt, ChatRules, Command
+from attend.model.config import EngineConfig
+from attend.model.errors import InvalidRequest
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from attend.model.pooling import EmbeddingRules, Pooling
+from attend.service.access.quota import Limits
+from attend.service.chat.tools import Calling, calling_of
+from attend.service.records import ChatPrompt, ChatRules, Command
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, SPECS, VOCAB, WORDS
 from tests.simulation.oracle import encoded, expected
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from model.engine.engine import Engine
-from model.engine.loop import AsyncEngine
-from model.engine.plan import StepInput
-from model.engine.request import Request
-from model.engine.scheduler import Scheduler
-from service.access.quota import WINDOW_SECONDS, Key
-from service.generation import aside
-from service.generation.generation import GenerationService
-from service.observe.metrics import Metrics
+from attend.model.engine.engine import Engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.plan import StepInput
+from attend.model.engine.request import Request
+from attend.model.engine.scheduler import Scheduler
+from attend.service.access.quota import WINDOW_SECONDS, Key
+from attend.service.generation import aside
+from attend.service.generation.generation import GenerationService
+from attend.service.observe.metrics import Metrics
 from tests.model.engine.machines import info
 from tests.simulation.answered import CLOSE
 from tests.simulation.callers import Caller

@@ -11,15 +11,15 @@ from zlib import crc32
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from model import grammar
-from model.engine.plan import StepInput, StepResult
-from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
-from model.errors import DeviceFailed
-from model.grammar import GrammarCompiler, GrammarSpec
-from model.mask import CompiledGrammar
-from model.sampling_plan import Draw, SamplingPlan
-from model.tokenizer import BYTE_LETTERS, Tokenizer
-from service.chat.forms import CALLS, REASONING, AnswerForm
+from attend.model import grammar
+from attend.model.engine.plan import StepInput, StepResult
+from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
+from attend.model.errors import DeviceFailed
+from attend.model.grammar import GrammarCompiler, GrammarSpec
+from attend.model.mask import CompiledGrammar
+from attend.model.sampling_plan import Draw, SamplingPlan
+from attend.model.tokenizer import BYTE_LETTERS, Tokenizer
+from attend.service.chat.forms import CALLS, REASONING, AnswerForm
 from tests.model.engine.machines import FakeRunner, Tables
 
 WORDS = [b'{"name": "f", "arguments": ', b"ab", b"\xc3", b"\xa9", *(bytes([byte]) for byte in b'abcd xy\n{}":,namergutsf')]

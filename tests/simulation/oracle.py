@@ -4,17 +4,17 @@ import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from model.engine.grammars import NEXT_BEST
-from model.engine.request import FinishReason, TokenLogprob
-from model.errors import EngineFailed
-from model.grammar import GrammarSpec
-from model.mask import Grammar
-from model.params import SamplingParams
-from model.sampling_plan import SamplingPlan, completing
-from service.chat.grammars import enforced
-from service.chat.parser import AnswerParser
-from service.chat.parts import Part, joined
-from service.records import ChatPrompt, Command
+from attend.model.engine.grammars import NEXT_BEST
+from attend.model.engine.request import FinishReason, TokenLogprob
+from attend.model.errors import EngineFailed
+from attend.model.grammar import GrammarSpec
+from attend.model.mask import Grammar
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import SamplingPlan, completing
+from attend.service.chat.grammars import enforced
+from attend.service.chat.parser import AnswerParser
+from attend.service.chat.parts import Part, joined
+from attend.service.records import ChatPrompt, Command
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, VOCAB, WORDS, best_token, compiled, scored, tokenizer
 
 SHOWN = {VOCAB - len(SPECIAL) + at: text for at, text in enumerate(SPECIAL) if text in FORM.markers}

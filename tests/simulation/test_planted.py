@@ -8,16 +8,16 @@ from unittest.mock import patch
 
 import pytest
 
-from model.engine.loop import AsyncEngine
-from model.engine.request import FinishReason, Request
-from service.access.quota import Key, Lease, _Window
-from service.generation import generation, prepare
-from service.generation.answer import Answer
-from service.generation.aside import Places, TurnPool
-from service.generation.generation import GenerationService
-from service.generation.prepare import Preparation
-from service.generation.text import StopSearch, TextStream
-from service.observe.metrics import Metrics, RequestRecord
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.request import FinishReason, Request
+from attend.service.access.quota import Key, Lease, _Window
+from attend.service.generation import generation, prepare
+from attend.service.generation.answer import Answer
+from attend.service.generation.aside import Places, TurnPool
+from attend.service.generation.generation import GenerationService
+from attend.service.generation.prepare import Preparation
+from attend.service.generation.text import StopSearch, TextStream
+from attend.service.observe.metrics import Metrics, RequestRecord
 from tests.simulation.life import Life
 
 HUNT = [221, 30, 68, 75, *range(300)]

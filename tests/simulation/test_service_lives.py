@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from model.engine.loop import AsyncEngine
-from model.engine.request import FinishReason
-from service.chat.parts import CallArguments, Reasoning
-from service.observe.metrics import OUTCOMES, REASONS
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.request import FinishReason
+from attend.service.chat.parts import CallArguments, Reasoning
+from attend.service.observe.metrics import OUTCOMES, REASONS
 from tests.simulation import simulate
 from tests.simulation.events import events_of, told
 from tests.simulation.life import Life

@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from model.engine import loop as engine_loop
-from service.generation import aside, prepare
+from attend.model.engine import loop as engine_loop
+from attend.service.generation import aside, prepare
 from tests.simulation.model import compiled
 from tests.virtual_time import VirtualLoop
 

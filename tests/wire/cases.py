@@ -6,8 +6,8 @@ The server's engine counts: after "a" it says "b". A token is a byte, and the en
 from dataclasses import replace
 from typing import Any
 
-from model.errors import EngineFailed, Overloaded
-from service.access.quota import Limits
+from attend.model.errors import EngineFailed, Overloaded
+from attend.service.access.quota import Limits
 from tests.fakes import END, INFO, FakeEngine, says, seeded
 from tests.wire.exchange import SECRET, Http, MakeEngine
 

@@ -15,12 +15,12 @@ import httpx
 from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
 
-from model.chat import ChatTemplate
-from service.access.keys import Entry, KeyRing, digest_of, write_keys
-from service.access.quota import Limits
-from service.chat.forms import form_of
-from service.http_api.app import build_app
-from service.http_api.routes import Site
+from attend.model.chat import ChatTemplate
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.service.access.quota import Limits
+from attend.service.chat.forms import form_of
+from attend.service.http_api.app import build_app
+from attend.service.http_api.routes import Site
 from tests.fakes import CallContext, FakeEngine, Server, build_server, grpc_channel
 
 SECRET = "att_secret"

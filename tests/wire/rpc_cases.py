@@ -6,8 +6,8 @@ from typing import Any
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
-from model.errors import EngineFailed, Overloaded
-from protos.attend.v1 import generation_pb2 as pb
+from attend.model.errors import EngineFailed, Overloaded
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, FakeEngine, seeded
 from tests.wire.cases import (
     GOOD_KEY,

@@ -21,9 +21,9 @@ def root(tmp_path: Path) -> Path:
 
 def change(root: Path, old: str, new: str) -> None:
     """One edit of the proto."""
-    text = (root / PROTO).read_text(encoding="utf-8")
+    text = (root / "protos" / PROTO).read_text(encoding="utf-8")
     assert old in text
-    (root / PROTO).write_text(text.replace(old, new, 1), encoding="utf-8")
+    (root / "protos" / PROTO).write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
 def test_the_proto_passes_its_checks(root):

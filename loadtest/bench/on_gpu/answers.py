@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.engine.request import Request
-from model.net.attention import attend, causal_mask
-from model.net.checkpoint import load
-from model.net.transformer import Decoder
-from model.params import SamplingParams
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import Request
+from attend.model.net.attention import attend, causal_mask
+from attend.model.net.checkpoint import load
+from attend.model.net.transformer import Decoder
+from attend.model.params import SamplingParams
 
 PROMPTS, OUTPUT = (7, 64, 333), 24
 """Tokens: of less than a block, of whole blocks, and of a part of one after many."""

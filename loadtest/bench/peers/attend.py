@@ -9,7 +9,7 @@ from pathlib import Path
 def own_version():
     """That of the installed package; a tree need not be installed."""
     try:
-        return version("attend")
+        return version("attend-server")
     except PackageNotFoundError:
         return "a tree that is not installed"
 
@@ -18,11 +18,11 @@ def start(folder, threads):
     """Facts, and (prompts, output tokens) -> tokens made."""
     import torch
 
-    from model.engine.build import build_engine
-    from model.engine.options import EngineOptions
-    from model.engine.request import Request
-    from model.net.native import library
-    from model.params import SamplingParams
+    from attend.model.engine.build import build_engine
+    from attend.model.engine.options import EngineOptions
+    from attend.model.engine.request import Request
+    from attend.model.net.native import library
+    from attend.model.params import SamplingParams
 
     form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
     weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}

@@ -4,11 +4,11 @@ import math
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families.reading import Family, Raw
-from model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
-from model.sublayers import DeltaSpec
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families.reading import Family, Raw
+from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from attend.model.sublayers import DeltaSpec
 
 SCALINGS: dict[str, type[RopeScaling]] = {
     "linear": LinearScaling,

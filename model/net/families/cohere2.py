@@ -3,10 +3,10 @@
 Layers with a window rotate, neighbour with neighbour; the others have no positions.
 """
 
-from model.config import ModelConfig
-from model.net.families import glm4, llama
-from model.net.families.positions import rope
-from model.net.families.reading import (
+from attend.model.config import ModelConfig
+from attend.model.net.families import glm4, llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import (
     Family,
     Raw,
     decoder_sizes,

@@ -7,10 +7,10 @@ instead of capping, and its layers with a window turn by a theta of their own.
 import math
 from typing import Any
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.positions import rope, two_ropes
-from model.net.families.reading import (
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope, two_ropes
+from attend.model.net.families.reading import (
     Family,
     Raw,
     decoder_sizes,

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block
 
 
 def read(raw: Raw) -> ModelConfig:

@@ -2,8 +2,8 @@
 
 import re
 
-from model.config import ModelConfig
-from model.net.families.reading import (
+from attend.model.config import ModelConfig
+from attend.model.net.families.reading import (
     Family,
     Raw,
     activation,

@@ -4,9 +4,9 @@ import re
 
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs
+from attend.model.config import ModelConfig
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs
 
 
 def read(raw: Raw) -> ModelConfig:

@@ -7,10 +7,10 @@ import re
 
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import (
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import (
     Family,
     Raw,
     decoder_sizes,

@@ -1,10 +1,10 @@
 """Granite: Llama with multipliers of the embedding, the residuals, the attention scores and the scores of the next token."""
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, number
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, number
 
 
 def read(raw: Raw) -> ModelConfig:

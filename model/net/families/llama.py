@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families.positions import rope
-from model.net.families.reading import (
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import (
     Family,
     Raw,
     decoder_sizes,
@@ -17,7 +17,7 @@ from model.net.families.reading import (
     sliding_layers,
     windows,
 )
-from model.rope import Llama3Scaling
+from attend.model.rope import Llama3Scaling
 
 ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 

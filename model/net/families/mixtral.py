@@ -1,9 +1,9 @@
 """Mixtral: Mistral with experts in place of its MLP, weighted by a softmax over the chosen ones."""
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, head_size, in_block, size, windows
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, head_size, in_block, size, windows
 
 
 def read(raw: Raw) -> ModelConfig:

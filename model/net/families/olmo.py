@@ -5,11 +5,11 @@ OLMo 3 has windows in three of four layers, which are not scaled where the other
 
 from typing import Any
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.gemma import local_windows
-from model.net.families.positions import rope, two_ropes
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, sliding_layers
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.gemma import local_windows
+from attend.model.net.families.positions import rope, two_ropes
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, sliding_layers
 
 
 def _common(raw: Raw) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Phi-3 and Phi-4: Llama with one matrix for queries, keys and values, one for gate and up, and LongRoPE."""
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.positions import ORIGINAL, rope
-from model.net.families.reading import Family, Raw, decoder_sizes, head_size, in_block, size, windows
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.positions import ORIGINAL, rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, head_size, in_block, size, windows
 
 
 def read(raw: Raw) -> ModelConfig:

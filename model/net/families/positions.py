@@ -5,9 +5,9 @@ import math
 from functools import cache
 from typing import Any
 
-from model.errors import CheckpointError
-from model.net.families.reading import Raw, need, number, positions, refuse, size
-from model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from attend.model.errors import CheckpointError
+from attend.model.net.families.reading import Raw, need, number, positions, refuse, size
+from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
 
 ORIGINAL = "original_max_position_embeddings"
 KEYS = {

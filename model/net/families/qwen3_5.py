@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families import llama, qwen_moe
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, refuse, size
-from model.sublayers import DeltaSpec
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families import llama, qwen_moe
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, refuse, size
+from attend.model.sublayers import DeltaSpec
 
 KINDS = ("linear_attention", "full_attention")
 MROPE = {"mrope_section", "mrope_interleaved"}

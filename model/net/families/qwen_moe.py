@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, size, windows
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, size, windows
 
 
 def _common(raw: Raw) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from model.config import Activation, ModelConfig
-from model.errors import CheckpointError
+from attend.model.config import Activation, ModelConfig
+from attend.model.errors import CheckpointError
 
 Raw = Mapping[str, Any]
 """A parsed config.json."""

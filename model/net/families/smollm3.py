@@ -1,10 +1,10 @@
 """SmolLM3: Llama without positions in every fourth layer."""
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, size, sliding_layers, windows
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, size, sliding_layers, windows
 
 
 def read(raw: Raw) -> ModelConfig:

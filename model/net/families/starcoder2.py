@@ -1,9 +1,9 @@
 """StarCoder2: LayerNorm, biases everywhere, and an MLP without a gate."""
 
-from model.config import ModelConfig
-from model.net.families import llama
-from model.net.families.positions import rope
-from model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, number, windows
+from attend.model.config import ModelConfig
+from attend.model.net.families import llama
+from attend.model.net.families.positions import rope
+from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, number, windows
 
 
 def read(raw: Raw) -> ModelConfig:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families import (
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families import (
     attend,
     cohere2,
     gemma,
@@ -24,8 +24,8 @@ from model.net.families import (
     smollm3,
     starcoder2,
 )
-from model.net.families.reading import Family, Raw
-from model.net.families.strangers import introduce
+from attend.model.net.families.reading import Family, Raw
+from attend.model.net.families.strangers import introduce
 
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from model.net.formats import fp8, mxfp4
-from model.net.formats.codes import GROUP, INT8, MXFP4, Codes, Form
-from model.net.formats.reading import (
+from attend.model.net.formats import fp8, mxfp4
+from attend.model.net.formats.codes import GROUP, INT8, MXFP4, Codes, Form
+from attend.model.net.formats.reading import (
     KINDS,
     SCALES,
     WORDS,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.net.formats.codes import FP8, GROUP, Codes, Form
-from model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
+from attend.model.net.formats.codes import FP8, GROUP, Codes, Form
+from attend.model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
-from model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, Form, Kind
+from attend.model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, Form, Kind
 
 Parts = tuple[Kind, Tensor, Tensor, Tensor | None]
 """Kind, codes [R, N, S, 32] or [R, N, 32], scales and minima [R, N, S] or [R, N]."""

@@ -16,15 +16,15 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.gguf.config import FREQUENCIES, LONG, SHORT, read_config
-from model.gguf.container import Stored
-from model.gguf.documents import container
-from model.net.families.glm4 import halves
-from model.net.families.reading import Family, in_block, pairs
-from model.net.formats.codes import Codes, Form
-from model.net.formats.ggml import CODED, FORMS, codes_of
-from model.net.formats.weights import Place, Weights
+from attend.model.config import ModelConfig
+from attend.model.gguf.config import FREQUENCIES, LONG, SHORT, read_config
+from attend.model.gguf.container import Stored
+from attend.model.gguf.documents import container
+from attend.model.net.families.glm4 import halves
+from attend.model.net.families.reading import Family, in_block, pairs
+from attend.model.net.formats.codes import Codes, Form
+from attend.model.net.formats.ggml import CODED, FORMS, codes_of
+from attend.model.net.formats.weights import Place, Weights
 
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 """Types that torch has."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.net.formats.codes import Codes, Form
-from model.net.formats.reading import (
+from attend.model.net.formats.codes import Codes, Form
+from attend.model.net.formats.reading import (
     KINDS,
     SCALES,
     WORDS,

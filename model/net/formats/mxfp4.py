@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.net.formats.codes import GROUP, MXFP4, Codes, Form
-from model.net.formats.reading import Find, Part, Settings, Stored, Tensors, count_groups
+from attend.model.net.formats.codes import GROUP, MXFP4, Codes, Form
+from attend.model.net.formats.reading import Find, Part, Settings, Stored, Tensors, count_groups
 
 BYTES = ("U8",)
 """What both tensors are, under safetensors' name."""

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.formats.codes import GROUP, INT4, INT8, Codes, Form, Kind
+from attend.model.errors import CheckpointError
+from attend.model.net.formats.codes import GROUP, INT4, INT8, Codes, Form, Kind
 
 Settings = Mapping[str, Any]
 """`quantization_config` of config.json."""

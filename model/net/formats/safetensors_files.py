@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.families.reading import Family
-from model.net.families.table import respelled, spelling_of, spellings
-from model.net.formats.codes import Codes, Form
-from model.net.formats.compressed import CompressedTensors
-from model.net.formats.reading import Part
-from model.net.formats.table import format_of, unread_tensor
-from model.net.formats.weights import Place, Weights
-from model.weights import INDEX, WHOLE, check_header, passed_over, read_index, read_json, weight_files
+from attend.model.errors import CheckpointError
+from attend.model.net.families.reading import Family
+from attend.model.net.families.table import respelled, spelling_of, spellings
+from attend.model.net.formats.codes import Codes, Form
+from attend.model.net.formats.compressed import CompressedTensors
+from attend.model.net.formats.reading import Part
+from attend.model.net.formats.table import format_of, unread_tensor
+from attend.model.net.formats.weights import Place, Weights
+from attend.model.weights import INDEX, WHOLE, check_header, passed_over, read_index, read_json, weight_files
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """What plain weights may be stored in, under safetensors' names."""

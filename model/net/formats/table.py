@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any
 
-from model.errors import CheckpointError
-from model.net.formats.awq import Awq
-from model.net.formats.compressed import CompressedTensors
-from model.net.formats.fp8 import Fp8
-from model.net.formats.gptq import Gptq
-from model.net.formats.mxfp4 import Mxfp4
-from model.net.formats.reading import Format, Settings, refused
+from attend.model.errors import CheckpointError
+from attend.model.net.formats.awq import Awq
+from attend.model.net.formats.compressed import CompressedTensors
+from attend.model.net.formats.fp8 import Fp8
+from attend.model.net.formats.gptq import Gptq
+from attend.model.net.formats.mxfp4 import Mxfp4
+from attend.model.net.formats.reading import Format, Settings, refused
 
 FORMATS: dict[str, Callable[[Settings], Format]] = {
     "awq": Awq,

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.families.reading import Family
-from model.net.families.table import their_names
-from model.net.formats.codes import FP8, Codes, Form
-from model.net.mapped import release
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.families.reading import Family
+from attend.model.net.families.table import their_names
+from attend.model.net.formats.codes import FP8, Codes, Form
+from attend.model.net.mapped import release
 
 SHOWN = 5
 """At most so many bad tensors are named in one message."""

@@ -1,9 +1,9 @@
-"""`python -m model.net.native`: build the native decoder, and say what came of it. A machine without a compiler is no error."""
+"""`python -m attend.model.net.native`: build the native decoder, and say what came of it. No compiler is no error."""
 
 import subprocess
 import sys
 
-from model.net.native.library import build, find_compiler
+from attend.model.net.native.library import build, find_compiler
 
 
 def main() -> int:

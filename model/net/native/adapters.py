@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.adapters import Adapter, Group, LowRank
-from model.net.native.decoder import NativeDecoder, numbers_of_matrices
+from attend.model.errors import CheckpointError
+from attend.model.net.adapters import Adapter, Group, LowRank
+from attend.model.net.native.decoder import NativeDecoder, numbers_of_matrices
 
 NO_ROOM = "an adapter does not fit into memory"
 

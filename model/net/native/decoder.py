@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.config import AttentionVariant, ModelConfig
-from model.net.backends import BatchLayout, Paged
-from model.net.delta import GatedDelta
-from model.net.experts import Mixture
-from model.net.features import NATIVE, features
-from model.net.kv_cache import KVCache
-from model.net.linear import Linear, reform
-from model.net.mapped import release
-from model.net.native.library import load, variant
-from model.net.native.unpacked import UnpackedLinear
-from model.net.quantised import QuantisedLinear
-from model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
-from model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
+from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.net.backends import BatchLayout, Paged
+from attend.model.net.delta import GatedDelta
+from attend.model.net.experts import Mixture
+from attend.model.net.features import NATIVE, features
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.linear import Linear, reform
+from attend.model.net.mapped import release
+from attend.model.net.native.library import load, variant
+from attend.model.net.native.unpacked import UnpackedLinear
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
+from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
 
 MAX_GROUP = 16
 MAX_HEAD = 256

@@ -1,4 +1,4 @@
-"""The native decoder as a shared library: built once at set-up by `python -m model.net.native`, loaded if it is there.
+"""The native decoder as a shared library: built once at set-up by `python -m attend.model.net.native`, loaded if it is there.
 
 Nothing needs it: without a compiler, or on another CPU, the torch path serves.
 """

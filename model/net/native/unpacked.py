@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.net.linear import SHAPE, Linear
+from attend.model.net.linear import SHAPE, Linear
 
 
 class Holder(Protocol):

@@ -15,12 +15,12 @@ import triton
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from model.config import AttentionVariant, ModelConfig
-from model.net.backends import BatchLayout, variant_of
-from model.net.features import TRITON, features
-from model.net.kv_cache import KVCache
-from model.net.triton import kernels
-from model.transfer import integers
+from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.net.backends import BatchLayout, variant_of
+from attend.model.net.features import TRITON, features
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.triton import kernels
+from attend.model.transfer import integers
 
 SPLIT = 256
 """Keys of one item of decoding. A number of tokens, not of splits: a row's result does not depend on the batch."""

@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from model.net.formats.codes import FP8, GROUP
-from model.net.linear import Linear
-from model.net.quantised import QuantisedLinear
-from model.net.triton.backend import INTERPRETED
+from attend.model.net.formats.codes import FP8, GROUP
+from attend.model.net.linear import Linear
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.triton.backend import INTERPRETED
 
 INNER = 128
 """Columns of W that a program makes plain at once. The same for any number of tokens."""

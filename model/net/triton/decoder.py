@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from triton import cdiv, next_power_of_2
 
-from model.net.attention import MultiHeadAttention
-from model.net.backends import Paged
-from model.net.delta import GatedDelta
-from model.net.linear import reform
-from model.net.transformer import Decoder
-from model.net.triton import delta, fused
-from model.net.triton.codes import multiply_codes
-from model.net.triton.mlp import AT_ONCE, feed_forward
+from attend.model.net.attention import MultiHeadAttention
+from attend.model.net.backends import Paged
+from attend.model.net.delta import GatedDelta
+from attend.model.net.linear import reform
+from attend.model.net.transformer import Decoder
+from attend.model.net.triton import delta, fused
+from attend.model.net.triton.codes import multiply_codes
+from attend.model.net.triton.mlp import AT_ONCE, feed_forward
 
 WIDE = 4096
 """Numbers of a token's queries above which a program has eight warps: with four its registers spill."""

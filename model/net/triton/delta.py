@@ -19,12 +19,12 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from model.net.backends import Paged
-from model.net.delta import NORM_EPS, GatedDelta
-from model.net.triton.backend import TritonBackend
-from model.net.triton.fused import activated
-from model.net.triton.kernels import PLACES
-from model.sublayers import DeltaSpec
+from attend.model.net.backends import Paged
+from attend.model.net.delta import NORM_EPS, GatedDelta
+from attend.model.net.triton.backend import TritonBackend
+from attend.model.net.triton.fused import activated
+from attend.model.net.triton.kernels import PLACES
+from attend.model.sublayers import DeltaSpec
 
 HELD = 1 << 12
 """Numbers of a head's state, some of its columns, that a program of the rule holds in its registers."""

@@ -12,7 +12,7 @@ tl.arange needs.
 import triton
 import triton.language as tl
 
-from model.net.triton.kernels import PLACES
+from attend.model.net.triton.kernels import PLACES
 
 
 @triton.jit

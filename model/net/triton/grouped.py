@@ -12,7 +12,7 @@ of one expert's MLP. A name that ends in _P is rounded up to a power of two, as 
 import triton
 import triton.language as tl
 
-from model.net.triton.fused import gated
+from attend.model.net.triton.fused import gated
 
 NOBODY = tl.constexpr(1 << 30)
 """An expert's number that is above all others."""

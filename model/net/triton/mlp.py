@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from triton import cdiv, next_power_of_2
 
-from model.config import ModelConfig
-from model.net.experts import Mixture, route
-from model.net.layers import GatedMLP
-from model.net.triton import fused, grouped
-from model.net.triton.backend import COUNTED, INTERPRETED, Shares
+from attend.model.config import ModelConfig
+from attend.model.net.experts import Mixture, route
+from attend.model.net.layers import GatedMLP
+from attend.model.net.triton import fused, grouped
+from attend.model.net.triton.backend import COUNTED, INTERPRETED, Shares
 
 AT_ONCE = 1024
 """Numbers of a vector that one program takes."""

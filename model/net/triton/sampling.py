@@ -1,4 +1,4 @@
-"""From scores to tokens in two launches, or three where a row draws among some tokens only: what `model.sampling.sample` does.
+"""From scores to tokens in two launches, or three where a row draws among some tokens only: `attend.model.sampling.sample`.
 
 The same float32 operations in the same order, each rounded to nearest, so a greedy token is the reference's to the bit. Noise
 has the same random bits; its two logarithms, and the sums of top-p, are rounded as the device rounds them. A row is cut into
@@ -38,7 +38,7 @@ END = tl.constexpr(14)
 NUMBERS = tl.constexpr(15)
 """N."""
 LARGEST = tl.constexpr(1e9)
-"""`model.sampling.LARGEST`."""
+"""`attend.model.sampling.LARGEST`."""
 UNSCORED = tl.constexpr(-1)
 EXCLUDED = tl.constexpr(-2)
 WHOLE = tl.constexpr(17592186044416.0)
@@ -241,7 +241,7 @@ def limit_kernel(
 
 @triton.jit
 def _noise(key: tl.tensor, at: tl.tensor) -> tl.tensor:
-    """See `model.sampling.gumbel_noise`."""
+    """See `attend.model.sampling.gumbel_noise`."""
     bits = key.to(tl.uint64) ^ (at.to(tl.uint64) * 0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.attend.v1 import generation_pb2 as protos_dot_attend_dot_v1_dot_generation__pb2
+from attend.v1 import generation_pb2 as attend_dot_v1_dot_generation__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/attend/v1/generation_pb2_grpc.py depends on'
+        + ' but the generated code in attend/v1/generation_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,48 +36,48 @@ class GenerationServiceStub:
         """
         self.Generate = channel.unary_unary(
                 '/attend.v1.GenerationService/Generate',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.GenerateStream = channel.unary_stream(
                 '/attend.v1.GenerationService/GenerateStream',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Chat = channel.unary_unary(
                 '/attend.v1.GenerationService/Chat',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.ChatStream = channel.unary_stream(
                 '/attend.v1.GenerationService/ChatStream',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attend.v1.GenerationService/Tokenize',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/attend.v1.GenerationService/Detokenize',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/attend.v1.GenerationService/Explain',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
                 _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/attend.v1.GenerationService/GetServerInfo',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/attend.v1.GenerationService/Embed',
-                request_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+                request_serializer=attend_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=attend_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
                 _registered_method=True)
 
 
@@ -152,48 +152,48 @@ def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
             'GenerateStream': grpc.unary_stream_rpc_method_handler(
                     servicer.GenerateStream,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
             'Chat': grpc.unary_unary_rpc_method_handler(
                     servicer.Chat,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.ChatRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
             'ChatStream': grpc.unary_stream_rpc_method_handler(
                     servicer.ChatStream,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.ChatRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.ExplainResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.ExplainRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.ExplainResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
-                    request_deserializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
-                    response_serializer=protos_dot_attend_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
+                    request_deserializer=attend_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=attend_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,8 +221,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/Generate',
-            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -248,8 +248,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/GenerateStream',
-            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -275,8 +275,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/Chat',
-            protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -302,8 +302,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/ChatStream',
-            protos_dot_attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -329,8 +329,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/Tokenize',
-            protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -356,8 +356,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/Detokenize',
-            protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -383,8 +383,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/Explain',
-            protos_dot_attend_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -410,8 +410,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/GetServerInfo',
-            protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -437,8 +437,8 @@ class GenerationService:
             request,
             target,
             '/attend.v1.GenerationService/Embed',
-            protos_dot_attend_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
-            protos_dot_attend_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+            attend_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            attend_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

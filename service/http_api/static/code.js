@@ -62,7 +62,7 @@ const WRITERS = {
       if (given.length) lines.push(`${field}=pb.${message}(${given.join(", ")})`);
     }
     const call = keyed() ? `request, metadata=[("authorization", "Bearer " + os.environ["${KEY}"])]` : "request";
-    return `${keyed() ? "import os\n\n" : ""}import grpc\nfrom protos.attend.v1 import generation_pb2 as pb, generation_pb2_grpc as rpc\n\n`
+    return `${keyed() ? "import os\n\n" : ""}import grpc\nfrom attend.v1 import generation_pb2 as pb, generation_pb2_grpc as rpc\n\n`
       + `request = pb.GenerateRequest(\n${lines.map((line) => `    ${line},\n`).join("")})\n`
       + `with grpc.insecure_channel(${python(`${location.hostname}:9000`)}) as channel:  # the default of --grpc-port: the page is not told another\n`
       + `    for message in rpc.GenerationServiceStub(channel).GenerateStream(${call}):\n`

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from zlib import crc32
 
-from model.config import EngineConfig
-from model.engine.engine import Engine
-from model.engine.inputs import step_input
-from model.engine.loop import AsyncEngine
-from model.engine.plan import Plan, StepInput, StepResult
-from model.engine.request import EngineInfo, FinishReason, Output, Request
-from model.engine.runner import ModelRunner
-from model.engine.scheduler import Scheduler
-from model.net.backends import BACKENDS, KVCache
-from model.net.transformer import Decoder
-from model.params import SamplingParams
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.config import EngineConfig
+from attend.model.engine.engine import Engine
+from attend.model.engine.inputs import step_input
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.plan import Plan, StepInput, StepResult
+from attend.model.engine.request import EngineInfo, FinishReason, Output, Request
+from attend.model.engine.runner import ModelRunner
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.backends import BACKENDS, KVCache
+from attend.model.net.transformer import Decoder
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan
 
 FAKE_VOCAB = 16
 Tables = Sequence[Sequence[int]]

@@ -3,13 +3,13 @@
 import random
 from dataclasses import replace
 
-from model.config import EngineConfig
-from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
-from model.engine.plan import Plan, StepResult
-from model.engine.repeat import by_halves, failed
-from model.engine.request import FinishReason, Output, Request
-from model.engine.scheduler import Scheduler
-from model.errors import OutOfMemory
+from attend.model.config import EngineConfig
+from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
+from attend.model.engine.plan import Plan, StepResult
+from attend.model.engine.repeat import by_halves, failed
+from attend.model.engine.request import FinishReason, Output, Request
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import OutOfMemory
 from tests.model.engine.machines import FAKE_VOCAB, Clock, FakeRunner, ask, fake_answer, given
 from tests.model.engine.windows import GroupsRunner, with_groups
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.engine.adapters import Adapters
-from model.engine.build import build_engine
-from model.engine.choice import open_adapters
-from model.engine.engine import Engine
-from model.engine.options import EngineOptions
-from model.engine.request import FinishReason
-from model.errors import CheckpointError, SettingError
-from model.net.adapters import AdaptedDecoder, Adapter, targets_of
-from model.net.checkpoint import load, save
-from model.net.native.library import load as load_native
+from attend.model.engine.adapters import Adapters
+from attend.model.engine.build import build_engine
+from attend.model.engine.choice import open_adapters
+from attend.model.engine.engine import Engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import FinishReason
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.net.adapters import AdaptedDecoder, Adapter, targets_of
+from attend.model.net.checkpoint import load, save
+from attend.model.net.native.library import load as load_native
 from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import tiny_decoder, write_checkpoint
 from tests.model.engine.machines import answers, ask

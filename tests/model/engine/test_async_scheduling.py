@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from model.engine.choice import choose_backend, record_steps, serving_form
-from model.engine.engine import Engine
-from model.engine.plan import StepResult
-from model.engine.request import FinishReason, TokenLogprob
-from model.engine.runner import ModelRunner
-from model.engine.scheduler import Scheduler
-from model.net.backends import KVCache
-from model.net.transformer import Decoder
-from model.params import DecodingParams, SamplingParams
+from attend.model.engine.choice import choose_backend, record_steps, serving_form
+from attend.model.engine.engine import Engine
+from attend.model.engine.plan import StepResult
+from attend.model.engine.request import FinishReason, TokenLogprob
+from attend.model.engine.runner import ModelRunner
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.backends import KVCache
+from attend.model.net.transformer import Decoder
+from attend.model.params import DecodingParams, SamplingParams
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, run, sizes, tiny_engine, told
 

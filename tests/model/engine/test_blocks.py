@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from model.engine.blocks import BlockPool
+from attend.model.engine.blocks import BlockPool
 
 
 def test_every_block_but_block_0_is_given_out_once():

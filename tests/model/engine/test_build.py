@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-import model.engine.build
-import model.engine.choice
-import model.net.transformer
-from model.engine.build import (
+import attend.model.engine.build
+import attend.model.engine.choice
+import attend.model.net.transformer
+from attend.model.engine.build import (
     build_engine,
     check_shared,
     choose_device,
@@ -24,18 +24,18 @@ from model.engine.build import (
     quantised_kind,
     size_engine,
 )
-from model.engine.cache import free_memory
-from model.engine.choice import choose_backend
-from model.engine.fingerprint import fingerprint, processor
-from model.engine.options import EngineOptions
-from model.engine.request import FinishReason
-from model.errors import CheckpointError, EngineFailed, SettingError
-from model.net.checkpoint import load, save
-from model.net.formats.codes import INT8
-from model.net.linear import Linear
-from model.net.native.library import load as load_native
-from model.net.packed import PackedLinear, pack
-from model.params import SamplingParams
+from attend.model.engine.cache import free_memory
+from attend.model.engine.choice import choose_backend
+from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import FinishReason
+from attend.model.errors import CheckpointError, EngineFailed, SettingError
+from attend.model.net.checkpoint import load, save
+from attend.model.net.formats.codes import INT8
+from attend.model.net.linear import Linear
+from attend.model.net.native.library import load as load_native
+from attend.model.net.packed import PackedLinear, pack
+from attend.model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import ask, told
 
@@ -112,7 +112,7 @@ def test_auto_is_bfloat16_where_it_is_fast(monkeypatch, multiplied, natively, de
     ],
 )
 def test_the_native_decoder_serves_what_it_computes_with_the_vectors_of_a_cpu(monkeypatch, variant, changes, options, natively):
-    monkeypatch.setattr(model.engine.build, "native_variant", lambda: variant)
+    monkeypatch.setattr(attend.model.engine.build, "native_variant", lambda: variant)
     config = tiny_config(**changes)
     assert decodes_natively(config, EngineOptions(**options), "cpu") is natively
     assert not decodes_natively(config, EngineOptions(**options), "cuda")
@@ -231,7 +231,7 @@ def test_triton_computes_on_a_gpu_and_is_refused_elsewhere(monkeypatch):
     assert "triton" == on_gpu.name
     with pytest.raises(SettingError, match="backend is triton, but it needs a CUDA device"):
         choose_backend("triton", CONFIG, torch.bfloat16, "cpu", 32)
-    monkeypatch.setattr(model.engine.choice, "find_spec", lambda name: None)
+    monkeypatch.setattr(attend.model.engine.choice, "find_spec", lambda name: None)
     assert "torch" == choose_backend("auto", CONFIG, torch.bfloat16, "cuda", 32).name
     with pytest.raises(SettingError, match="backend is triton, but triton is not installed"):
         choose_backend("triton", CONFIG, torch.bfloat16, "cuda", 32)
@@ -403,10 +403,12 @@ def test_a_model_that_cannot_run_never_starts(folder):
 )
 def test_tables_of_positions_are_as_long_as_the_context_that_is_served(tmp_path, monkeypatch, asked, served):
     """A model that knows a million positions serves a short context without a gigabyte of angles, at any moment."""
-    folder, made, make = write_checkpoint("llama", tmp_path), [], model.net.transformer.rotary_table
+    folder, made, make = write_checkpoint("llama", tmp_path), [], attend.model.net.transformer.rotary_table
     whole = load(folder, torch.float32, "cpu")
     edit_config(folder, max_position_embeddings=1_000_000)
-    monkeypatch.setattr(model.net.transformer, "rotary_table", lambda rope, length: made.append(length) or make(rope, length))
+    monkeypatch.setattr(
+        attend.model.net.transformer, "rotary_table", lambda rope, length: made.append(length) or make(rope, length)
+    )
     engine = build_engine(folder, replace(OPTIONS, **asked))
     net = engine._engine.runner.net
     ((cos, sin),) = net.rope_tables
@@ -451,7 +453,7 @@ def test_a_request_in_blocks_that_others_have_left_has_the_tokens_that_it_has_in
 
 
 def test_a_cache_for_which_there_is_no_memory_is_refused_by_name(folder, monkeypatch):
-    monkeypatch.setattr("model.engine.cache.available_memory", lambda: OPTIONS.kv_cache_memory - 1)
+    monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: OPTIONS.kv_cache_memory - 1)
     with pytest.raises(SettingError, match=r"^kv_cache_memory is \d+ bytes, but only \d+ are free"):
         build_engine(folder, OPTIONS)
 
@@ -460,9 +462,9 @@ def test_the_cache_is_sized_by_what_the_weights_leave(tmp_path, monkeypatch):
     """Matrices that still lie in a mapped file do not count as taken: they are copied before the cache is sized."""
     save(tiny_decoder(tiny_config(head_size=32)), tmp_path, torch.bfloat16)
     formed, free = [], 4 << 20
-    make = model.engine.build.serving_form
-    monkeypatch.setattr(model.engine.build, "serving_form", lambda *given: formed.append(make(*given)) or formed[-1])
-    monkeypatch.setattr("model.engine.cache.available_memory", lambda: free // 4 if formed else free)
+    make = attend.model.engine.build.serving_form
+    monkeypatch.setattr(attend.model.engine.build, "serving_form", lambda *given: formed.append(make(*given)) or formed[-1])
+    monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: free // 4 if formed else free)
     engine = build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", block_size=32, kv_cache_memory=None))
     assert engine.info.cache_bytes <= free // 16
     assert engine.info.max_model_len <= engine.info.num_blocks * 32
@@ -480,7 +482,7 @@ def test_only_the_native_decoder_which_copies_them_gets_matrices_in_the_mapped_f
         seen.append(load(*words, **named))
         return seen[-1]
 
-    monkeypatch.setattr(model.engine.build, "load", watched)
+    monkeypatch.setattr(attend.model.engine.build, "load", watched)
     build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)).close()
     assert [net.mapped for net in seen] == [mapped]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.config import GroupSize, ModelConfig
-from model.engine.build import size_engine
-from model.engine.cache import check_free
-from model.engine.options import EngineOptions
-from model.errors import SettingError
-from model.sublayers import DeltaSpec
+from attend.model.config import GroupSize, ModelConfig
+from attend.model.engine.build import size_engine
+from attend.model.engine.cache import check_free
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import SettingError
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 SIZE = 32
@@ -121,7 +121,7 @@ GIB = 1 << 30
 
 def usual(monkeypatch, config: ModelConfig, free: int, **changes):
     """The engine's sizes where so many bytes are free, and the bytes of its cache."""
-    monkeypatch.setattr("model.engine.cache.available_memory", lambda: free)
+    monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: free)
     sizes = size_engine(config, torch.float32, "cpu", EngineOptions(**changes))
     each = [config.block_bytes(group, SIZE, 4) for group in config.memory_groups]
     return sizes, sum((group.num_blocks + 1) * size for group, size in zip(sizes.groups, each, strict=True))
@@ -164,7 +164,7 @@ def test_windows_and_states_have_room_for_every_request_where_nothing_is_set(mon
 
 def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(monkeypatch):
     """Its pages are taken as they are used: it would be killed late, under load."""
-    monkeypatch.setattr("model.engine.cache.available_memory", lambda: GIB)
+    monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: GIB)
     check_free(GIB)
     with pytest.raises(SettingError, match=f"^kv_cache_memory is {GIB + 1} bytes, but only {GIB} are free beside the weights"):
         check_free(GIB + 1)

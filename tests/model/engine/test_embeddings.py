@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.engine import Engine
-from model.engine.plan import HiddenSum, StepInput
-from model.engine.request import NO_HIDDEN, FinishReason, Output, Request
-from model.engine.runner import PendingStep
-from model.net.checkpoint import load
-from model.pooling import Pooling
-from model.train.loss import hidden_states
+from attend.model.engine.engine import Engine
+from attend.model.engine.plan import HiddenSum, StepInput
+from attend.model.engine.request import NO_HIDDEN, FinishReason, Output, Request
+from attend.model.engine.runner import PendingStep
+from attend.model.net.checkpoint import load
+from attend.model.pooling import Pooling
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, their_model, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import ask, run, tiny_engine, told
 from tests.model.net.laws.test_engine_laws import COMINGS, engine, net_of

@@ -6,11 +6,11 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from model.config import GroupSize
-from model.engine.request import EngineStats, FinishReason, StepReport
-from model.errors import OutOfMemory
-from model.net.transformer import Decoder
-from model.params import SamplingParams
+from attend.model.config import GroupSize
+from attend.model.engine.request import EngineStats, FinishReason, StepReport
+from attend.model.errors import OutOfMemory
+from attend.model.net.transformer import Decoder
+from attend.model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, fake_answer, fake_engine, run, tiny_engine, told
 

@@ -3,20 +3,22 @@
 import pytest
 import torch
 
-from model.engine.build import build_engine
-from model.engine.exact import check_exact
-from model.engine.options import EngineOptions
-from model.engine.request import Request
-from model.errors import SettingError
-from model.net.checkpoint import save
-from model.net.native.library import load
-from model.params import DecodingParams, SamplingParams
-from model.sampling import sample, sample_by_row
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.engine.build import build_engine
+from attend.model.engine.exact import check_exact
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import Request
+from attend.model.errors import SettingError
+from attend.model.net.checkpoint import save
+from attend.model.net.native.library import load
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling import sample, sample_by_row
+from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import answers
 
-needs_library = pytest.mark.skipif(load() is None, reason="the native decoder is not built here: python -m model.net.native")
+needs_library = pytest.mark.skipif(
+    load() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
+)
 CONFIG = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, max_positions=128, qk_norm="head")
 WAYS = [
     {},

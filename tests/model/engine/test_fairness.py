@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 
-from model.config import EngineConfig, GroupSize
-from model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, MOST_SECONDS, SHORT_FACTOR, SHORT_SECONDS, StepCost
-from model.engine.engine import Engine
-from model.engine.plan import StepInput
-from model.engine.scheduler import Scheduler
+from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, MOST_SECONDS, SHORT_FACTOR, SHORT_SECONDS, StepCost
+from attend.model.engine.engine import Engine
+from attend.model.engine.plan import StepInput
+from attend.model.engine.scheduler import Scheduler
 from tests.model.engine.machines import FAKE_VOCAB, Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
 
 CHUNK = 8

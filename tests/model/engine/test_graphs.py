@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from model.engine.graphs import DecodeGraphs, batch_sizes
-from model.engine.plan import Plan, Scheduled
-from model.engine.recorder import CudaRecorder
-from model.engine.request import NO_SCORE, NO_TOKEN_LEFT
-from model.engine.runner import ModelRunner
-from model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
-from model.params import NO_CHANGE, DecodingParams, SamplingParams
-from model.sampling import sample
-from model.sampling_plan import Draw, SamplingPlan
-from model.transfer import integers
+from attend.model.engine.graphs import DecodeGraphs, batch_sizes
+from attend.model.engine.plan import Plan, Scheduled
+from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT
+from attend.model.engine.runner import ModelRunner
+from attend.model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
+from attend.model.sampling import sample
+from attend.model.sampling_plan import Draw, SamplingPlan
+from attend.model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, given, run, tiny_engine, told
 

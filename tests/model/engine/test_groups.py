@@ -2,12 +2,12 @@
 
 import pytest
 
-from model.config import EngineConfig, GroupSize
-from model.engine.blocks import Texts
-from model.engine.engine import Engine
-from model.engine.plan import StepInput
-from model.engine.scheduler import Scheduler
-from model.errors import SettingError
+from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.blocks import Texts
+from attend.model.engine.engine import Engine
+from attend.model.engine.plan import StepInput
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import SettingError
 from tests.model.engine.machines import Clock, ask, fake_answer, run, told
 from tests.model.engine.windows import GroupsRunner
 

@@ -7,12 +7,12 @@ import types
 import pytest
 import torch
 
-from model.engine.engine import Engine
-from model.engine.plan import StepResult
-from model.engine.request import FinishReason, Output, Request
-from model.engine.scheduler import Scheduler
-from model.net.transformer import Decoder
-from model.params import DecodingParams, SamplingParams
+from attend.model.engine.engine import Engine
+from attend.model.engine.plan import StepResult
+from attend.model.engine.request import FinishReason, Output, Request
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.transformer import Decoder
+from attend.model.params import DecodingParams, SamplingParams
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run, tiny_engine
 from tests.model.engine.test_grammars import Multiples

@@ -8,9 +8,9 @@ from array import array
 import pytest
 import torch
 
-from model.engine.lines import TableLines
-from model.engine.tables import BlockTables
-from model.net.backends import BatchLayout, Row
+from attend.model.engine.lines import TableLines
+from attend.model.engine.tables import BlockTables
+from attend.model.net.backends import BatchLayout, Row
 from tests.model.engine.machines import ask, sizes
 from tests.model.engine.simulation import Simulation
 

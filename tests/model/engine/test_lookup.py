@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from model.config import LONGEST_DRAFT
-from model.engine.lookup import FIRST, LONGEST_PAUSE, MATCH, WINDOW, Lookup, num_right
-from model.params import DecodingParams
+from attend.model.config import LONGEST_DRAFT
+from attend.model.engine.lookup import FIRST, LONGEST_PAUSE, MATCH, WINDOW, Lookup, num_right
+from attend.model.params import DecodingParams
 from tests.model.engine.machines import ask
 
 LOOKALIKES = [0, 1, 256, 65536, 16777216, 0x01010101]

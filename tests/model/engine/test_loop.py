@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 import pytest
 
-import model.engine.loop
-from model.engine.engine import Engine
-from model.engine.loop import AsyncEngine
-from model.engine.request import EngineStats, FinishReason, Output
-from model.engine.scheduler import Scheduler
-from model.errors import ContextTooLong, DeviceFailed, EngineFailed, InvalidRequest, QueueFull, Unavailable
+import attend.model.engine.loop
+from attend.model.engine.engine import Engine
+from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.request import EngineStats, FinishReason, Output
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import ContextTooLong, DeviceFailed, EngineFailed, InvalidRequest, QueueFull, Unavailable
 from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
@@ -427,7 +427,7 @@ def test_an_engine_not_started_refuses_and_shows_no_life():
 
 
 def test_the_heart_beats_while_idle(monkeypatch):
-    monkeypatch.setattr(model.engine.loop, "IDLE_BEAT_SECONDS", 0.002)
+    monkeypatch.setattr(attend.model.engine.loop, "IDLE_BEAT_SECONDS", 0.002)
 
     async def live(engine, clock):
         for _ in range(3):

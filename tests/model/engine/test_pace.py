@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from model.engine.pace import MOST_SECONDS, SECONDS_OF_A_STREAM, Pace
-from model.engine.request import FinishReason, Output
+from attend.model.engine.pace import MOST_SECONDS, SECONDS_OF_A_STREAM, Pace
+from attend.model.engine.request import FinishReason, Output
 
 STEP = 1.9e-3
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from model.engine.packing import ALL_SCORES, needs_best_alone, packed, unpacked
-from model.engine.plan import PromptScores, StepInput
-from model.params import DecodingParams, SamplingParams
-from model.sampling_plan import Draw, SamplingPlan, TextCounts
+from attend.model.engine.packing import ALL_SCORES, needs_best_alone, packed, unpacked
+from attend.model.engine.plan import PromptScores, StepInput
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan, TextCounts
 
 GREEDY, WARM = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
 

@@ -6,9 +6,9 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from model.engine.plan import Plan, Scheduled, StepInput, StepResult
-from model.engine.request import FinishReason, Request
-from model.params import SamplingParams
+from attend.model.engine.plan import Plan, Scheduled, StepInput, StepResult
+from attend.model.engine.request import FinishReason, Request
+from attend.model.params import SamplingParams
 
 
 def request(name: str = "a", prompt: int = 600, output: int = 0, max_tokens: int = 4) -> Request:

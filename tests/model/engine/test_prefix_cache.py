@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from model.engine.blocks import BlockPool
-from model.engine.plan import StepResult
-from model.params import SamplingParams
+from attend.model.engine.blocks import BlockPool
+from attend.model.engine.plan import StepResult
+from attend.model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, fake_answer, fake_engine, run, tiny_engine, told
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from model.engine.plan import Plan, Scheduled
-from model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
-from model.engine.runner import ModelRunner, PendingStep
-from model.errors import DeviceFailed, OutOfMemory
-from model.net.backends import KVCache, ReferenceBackend
-from model.params import DecodingParams, SamplingParams
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.engine.plan import Plan, Scheduled
+from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
+from attend.model.engine.runner import ModelRunner, PendingStep
+from attend.model.errors import DeviceFailed, OutOfMemory
+from attend.model.net.backends import KVCache, ReferenceBackend
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Counted, ask, given, run, tiny_engine
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from model.engine.plan import Plan, StepResult
-from model.engine.request import FinishReason, Output, check_fits
-from model.engine.scheduler import Scheduler
-from model.errors import ContextTooLong, InvalidRequest
+from attend.model.engine.plan import Plan, StepResult
+from attend.model.engine.request import FinishReason, Output, check_fits
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import ContextTooLong, InvalidRequest
 from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, given, sizes, told
 
 
@@ -50,7 +50,7 @@ def test_a_requests_blocks_are_one_piece_of_memory_that_a_step_copies_at_once():
 def test_the_scheduler_is_plain_python(name):
     """Imported into a fresh interpreter, it brings no tensor and no network library with it."""
     heavy = ("torch", "ray", "grpc", "fastapi", "numpy")
-    code = f"import sys, model.engine.{name}; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, attend.model.engine.{name}; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]\n" == found.stdout
 

@@ -4,11 +4,11 @@ from array import array
 
 import pytest
 
-from model.engine.plan import Plan, StepResult
-from model.engine.request import FinishReason, Output, Request, TokenLogprob
-from model.engine.scheduler import Scheduler
-from model.errors import EngineFailed
-from model.pooling import Pooling
+from attend.model.engine.plan import Plan, StepResult
+from attend.model.engine.request import FinishReason, Output, Request, TokenLogprob
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import EngineFailed
+from attend.model.pooling import Pooling
 from tests.model.engine.machines import Clock, ask, sizes
 
 

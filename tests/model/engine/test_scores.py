@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenLogprob
-from model.net.transformer import Decoder
-from model.params import DecodingParams, SamplingParams
-from model.train.loss import DenseCausal
+from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenLogprob
+from attend.model.net.transformer import Decoder
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.train.loss import DenseCausal
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, run, tiny_engine, told
 
@@ -161,7 +161,7 @@ def test_one_kind_of_scores_comes_without_the_other(net):
 
 
 def test_a_long_prompt_is_scored_in_pieces_of_the_vocabulary(net, monkeypatch):
-    monkeypatch.setattr("model.engine.runner.SCORED_AT_ONCE", 4)
+    monkeypatch.setattr("attend.model.engine.runner.SCORED_AT_ONCE", 4)
     requests = crowd()
     found = run(tiny_engine(net), requests)
     for request in requests:

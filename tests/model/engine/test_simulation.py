@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from model.engine.blocks import BlockPool
-from model.engine.request import FinishReason, Output
-from model.engine.scheduler import Scheduler
+from attend.model.engine.blocks import BlockPool
+from attend.model.engine.request import FinishReason, Output
+from attend.model.engine.scheduler import Scheduler
 from tests.model.engine.simulation import Simulation
 
 SEEDS = 200

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-import model.engine.slower as slower
-from model.engine import choice
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.engine.slower import slower_path
-from model.net.native.decoder import NativeBackend
-from model.net.native.library import variant
+import attend.model.engine.slower as slower
+from attend.model.engine import choice
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.slower import slower_path
+from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.native.library import variant
 from tests.model.checkpoints import tiny_config, write_checkpoint
 
 needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast native decoder is built here")
@@ -60,7 +60,7 @@ def test_there_is_a_named_reason_exactly_where_the_native_decoder_refuses(built,
 
 @pytest.mark.parametrize(
     ("compiler", "reason", "what"),
-    [(None, "no_compiler", "install g++"), ("/c++", "not_built", "python -P -m model.net.native")],
+    [(None, "no_compiler", "install g++"), ("/c++", "not_built", "python -P -m attend.model.net.native")],
 )
 def test_a_native_decoder_that_was_not_built_is_named_with_what_to_do(monkeypatch, compiler, reason, what):
     monkeypatch.setattr(choice, "load_native", lambda: None)

@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.config import GroupSize
-from model.engine.build import build_engine, size_engine
-from model.engine.engine import Engine
-from model.engine.options import EngineOptions
-from model.engine.request import FinishReason, Request
-from model.errors import SettingError
-from model.net.native.library import load
-from model.params import SamplingParams
-from model.sublayers import DeltaSpec
+from attend.model.config import GroupSize
+from attend.model.engine.build import build_engine, size_engine
+from attend.model.engine.engine import Engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import FinishReason, Request
+from attend.model.errors import SettingError
+from attend.model.net.native.library import load
+from attend.model.params import SamplingParams
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, their_logits, their_model, tiny_config, write_checkpoint
 from tests.model.engine.machines import ask, run, told
 from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, engine
 from tests.model.net.laws.ways import Way
 
-needs_library = pytest.mark.skipif(load() is None, reason="the native decoder is not built here: python -m model.net.native")
+needs_library = pytest.mark.skipif(
+    load() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
+)
 CONFIG = tiny_config(
     num_layers=3,
     max_positions=256,

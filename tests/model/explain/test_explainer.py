@@ -9,19 +9,19 @@ import pytest
 import torch
 import transformers
 
-from model.config import ModelConfig
-from model.engine.choice import serving_form
-from model.errors import EngineFailed
-from model.explain.explainer import Explainer, Explanation, Question
-from model.net.attention import MultiHeadAttention
-from model.net.backends import TorchBackend
-from model.net.checkpoint import load, save
-from model.net.formats.codes import INT4, INT8
-from model.net.native.decoder import NativeBackend
-from model.net.native.library import load as load_native
-from model.net.transformer import Decoder
-from model.sublayers import DeltaSpec
-from model.train.loss import hidden_states
+from attend.model.config import ModelConfig
+from attend.model.engine.choice import serving_form
+from attend.model.errors import EngineFailed
+from attend.model.explain.explainer import Explainer, Explanation, Question
+from attend.model.net.attention import MultiHeadAttention
+from attend.model.net.backends import TorchBackend
+from attend.model.net.checkpoint import load, save
+from attend.model.net.formats.codes import INT4, INT8
+from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.native.library import load as load_native
+from attend.model.net.transformer import Decoder
+from attend.model.sublayers import DeltaSpec
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import KINDS, tiny_config, tiny_decoder, write_checkpoint
 
 TOKENS = (5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 11)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from model.explain import guesses as module
-from model.explain.guesses import guesses
-from model.explain.reference import reference
+from attend.model.explain import guesses as module
+from attend.model.explain.guesses import guesses
+from attend.model.explain.reference import reference
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.gguf.config import ARCHITECTURES
-from model.gguf.places import is_gguf, only_gguf
-from model.net.checkpoint import read_config
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.gguf.config import ARCHITECTURES
+from attend.model.gguf.places import is_gguf, only_gguf
+from attend.model.net.checkpoint import read_config
 from tests.model.gguf_files import MADE, make, write_gguf
 
 

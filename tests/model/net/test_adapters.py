@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.adapters import AdaptedDecoder, Adapter, Group, Targets, targets_of
-from model.net.checkpoint import load
-from model.net.families.table import FAMILIES
-from model.net.peft import read_config
-from model.train.loss import hidden_states
+from attend.model.errors import CheckpointError
+from attend.model.net.adapters import AdaptedDecoder, Adapter, Group, Targets, targets_of
+from attend.model.net.checkpoint import load
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.peft import read_config
+from attend.model.train.loss import hidden_states
 from tests.model.adapters import CONFIG, linears, merge, write_adapter
 from tests.model.checkpoints import their_logits, their_model, tiny_config, write_checkpoint
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import AttentionVariant
-from model.net.attention import attend, causal_mask
-from model.net.transformer import Decoder
-from model.train.loss import DenseCausal
+from attend.model.config import AttentionVariant
+from attend.model.net.attention import attend, causal_mask
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import DenseCausal
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 VARIANTS = {

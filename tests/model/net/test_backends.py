@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.net.backends import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
-from model.sublayers import DeltaSpec
+from attend.model.net.backends import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")

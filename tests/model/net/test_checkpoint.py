@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.config import DEFAULT_MODEL, ModelConfig
-from model.errors import CheckpointError
-from model.net.checkpoint import inspect, lacks_head, load, read_config, save
-from model.net.transformer import Decoder
-from model.rope import Llama3Scaling
-from model.sublayers import DeltaSpec
-from model.train.loss import hidden_states
-from model.weights import INDEX
+from attend.model.config import DEFAULT_MODEL, ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import inspect, lacks_head, load, read_config, save
+from attend.model.net.transformer import Decoder
+from attend.model.rope import Llama3Scaling
+from attend.model.sublayers import DeltaSpec
+from attend.model.train.loss import hidden_states
+from attend.model.weights import INDEX
 from tests.model.checkpoints import (
     KINDS,
     edit_config,
@@ -494,10 +494,10 @@ READ = """
 import sys
 from pathlib import Path
 import torch
-from model.net.checkpoint import inspect, load
-from model.net.formats.codes import INT4
-from model.net.linear import Linear
-from model.net.quantised import QuantisedLinear
+from attend.model.net.checkpoint import inspect, load
+from attend.model.net.formats.codes import INT4
+from attend.model.net.linear import Linear
+from attend.model.net.quantised import QuantisedLinear
 inspect(Path(sys.argv[1]))
 QuantisedLinear.form(Linear(32, [1], bias=False), INT4, has_minima=True)
 load(Path(sys.argv[1]), torch.float32, "cpu")

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.errors import CheckpointError
-from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
-from model.net.checkpoint import load, read_config
-from model.net.experts import Mixture, route
-from model.net.linear import ExpertLinear, Linear
-from model.net.transformer import Decoder
-from model.rope import LongScaling
-from model.train.loss import hidden_states
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.checkpoint import load, read_config
+from attend.model.net.experts import Mixture, route
+from attend.model.net.linear import ExpertLinear, Linear
+from attend.model.net.transformer import Decoder
+from attend.model.rope import LongScaling
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import KINDS, edit_config, edit_tensors, their_logits, their_model, tiny_config, write_checkpoint
 
 NOISE = 1e-4

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from model.errors import CheckpointError
-from model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
-from model.net.checkpoint import load, read_config, save
-from model.net.families.positions import KEYS, _tell
-from model.net.families.reading import POSITIONS as POSITIONS_OF
-from model.net.families.strangers import STRANGERS
-from model.net.families.table import FAMILIES
-from model.net.rope import rotary_table
-from model.net.transformer import Decoder
-from model.train.loss import hidden_states
+from attend.model.errors import CheckpointError
+from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.checkpoint import load, read_config, save
+from attend.model.net.families.positions import KEYS, _tell
+from attend.model.net.families.reading import POSITIONS as POSITIONS_OF
+from attend.model.net.families.strangers import STRANGERS
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.rope import rotary_table
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import (
     KINDS,
     POSITIONS,

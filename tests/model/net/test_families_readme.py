@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.engine.choice import choose_backend
-from model.net.families.strangers import STRANGERS
-from model.net.families.table import FAMILIES
-from model.net.features import NATIVE, TRITON, features
+from attend.model.config import ModelConfig
+from attend.model.engine.choice import choose_backend
+from attend.model.net.families.strangers import STRANGERS
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.features import NATIVE, TRITON, features
 from tests.model.checkpoints import KINDS
 
 README = (Path(__file__).parents[3] / "model/README.md").read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.net.checkpoint import load
-from model.train.loss import hidden_states
+from attend.model.net.checkpoint import load
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
 LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")

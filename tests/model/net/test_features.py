@@ -7,20 +7,20 @@ from typing import get_args
 import pytest
 import torch
 
-from model.config import CHOICES as NAMED
-from model.config import ModelConfig
-from model.net import features as table
-from model.net.backends import ReferenceBackend, TorchBackend
-from model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON, features
-from model.net.native.decoder import NativeBackend
-from model.rope import Llama3Scaling
-from model.sublayers import DeltaSpec
+from attend.model.config import CHOICES as NAMED
+from attend.model.config import ModelConfig
+from attend.model.net import features as table
+from attend.model.net.backends import ReferenceBackend, TorchBackend
+from attend.model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON, features
+from attend.model.net.native.decoder import NativeBackend
+from attend.model.rope import Llama3Scaling
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 FAMILY_OF_ALL = {name: get_args(kind) for name, kind in NAMED.items()} | {"gated_mlp": (True, False)}
 BACKENDS = {"reference": ReferenceBackend, "torch": TorchBackend, "native": NativeBackend}
 if find_spec("triton") is not None:
-    from model.net.triton.backend import TritonBackend
+    from attend.model.net.triton.backend import TritonBackend
 
     BACKENDS["triton"] = TritonBackend
 

@@ -13,14 +13,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import model
-from model.net.attention import MultiHeadAttention
-from model.net.checkpoint import fill, read_config
-from model.net.layers import MLP, GatedMLP
-from model.net.linear import Linear, reform
-from model.net.native import library
-from model.net.transformer import Decoder
-from model.train.loss import DenseCausal, hidden_states
+import attend.model
+from attend.model.net.attention import MultiHeadAttention
+from attend.model.net.checkpoint import fill, read_config
+from attend.model.net.layers import MLP, GatedMLP
+from attend.model.net.linear import Linear, reform
+from attend.model.net.native import library
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import DenseCausal, hidden_states
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.net.native.test_native import run_native, shaped
 
@@ -29,7 +29,7 @@ needs_library = pytest.mark.skipif(library.load() is None, reason="the native de
 
 
 def test_every_matrix_of_a_decoder_is_a_linear_of_this_one_file():
-    root = Path(model.__file__).parent
+    root = Path(attend.model.__file__).parent
     for path in sorted((root / "net").rglob("*.py")):
         names = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         assert "nn.Linear" not in names or path.name == "linear.py", path

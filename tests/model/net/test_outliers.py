@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from model.errors import SettingError
-from model.net.checkpoint import load, save
-from model.net.outliers import CHANNELS, put_outliers, write_with_outliers
-from model.train.loss import hidden_states
+from attend.model.errors import SettingError
+from attend.model.net.checkpoint import load, save
+from attend.model.net.outliers import CHANNELS, put_outliers, write_with_outliers
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2]])

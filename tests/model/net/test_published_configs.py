@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from model.engine.choice import choose_backend
-from model.net.checkpoint import read_config
-from model.net.families.table import FAMILIES
+from attend.model.engine.choice import choose_backend
+from attend.model.net.checkpoint import read_config
+from attend.model.net.families.table import FAMILIES
 
 COMMON = {
     "hidden_act": "silu",

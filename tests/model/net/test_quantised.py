@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.net.checkpoint import load, save
-from model.net.formats.codes import FP8, GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind, quantise
-from model.net.linear import ExpertLinear, Linear
-from model.net.quantised import QuantisedLinear
-from model.train.loss import hidden_states
+from attend.model.net.checkpoint import load, save
+from attend.model.net.formats.codes import FP8, GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind, quantise
+from attend.model.net.linear import ExpertLinear, Linear
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import tiny_config, tiny_decoder
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2]])

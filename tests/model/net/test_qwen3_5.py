@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.errors import CheckpointError
-from model.net.checkpoint import inspect, load, read_config
-from model.net.transformer import Decoder
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
 
 

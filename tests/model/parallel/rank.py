@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from model.engine.build import build_runner
-from model.engine.options import EngineOptions
-from model.engine.ranks import follow
-from model.errors import DeviceFailed
-from model.parallel.group import Group
+from attend.model.engine.build import build_runner
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.ranks import follow
+from attend.model.errors import DeviceFailed
+from attend.model.parallel.group import Group
 
 OPTIONS = EngineOptions(
     device="cpu", dtype="float32", backend="torch", block_size=8, num_threads=1, kv_cache_memory=1 << 18, max_batch_requests=8

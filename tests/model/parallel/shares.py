@@ -10,12 +10,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from model.net.backends import BACKENDS, BatchLayout, Paged, Row
-from model.net.checkpoint import read_config
-from model.net.kv_cache import KVCache
-from model.net.transformer import Decoder
-from model.parallel.group import Group
-from model.parallel.shards import load_shard
+from attend.model.net.backends import BACKENDS, BatchLayout, Paged, Row
+from attend.model.net.checkpoint import read_config
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.transformer import Decoder
+from attend.model.parallel.group import Group
+from attend.model.parallel.shards import load_shard
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOKENS = [[5, 9, 3, 7, 11, 2, 60, 33, 8], [4, 4, 17, 80, 1], [90, 12, 45]]

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.engine.build import build_engine, build_runner
-from model.engine.plan import StepInput
-from model.engine.ranks import Leader
-from model.errors import DeviceFailed, SettingError
-from model.grammar import GrammarCompiler, GrammarSpec
-from model.net.checkpoint import save
-from model.parallel.group import Group
-from model.params import DecodingParams, SamplingParams
+from attend.model.engine.build import build_engine, build_runner
+from attend.model.engine.plan import StepInput
+from attend.model.engine.ranks import Leader
+from attend.model.errors import DeviceFailed, SettingError
+from attend.model.grammar import GrammarCompiler, GrammarSpec
+from attend.model.net.checkpoint import save
+from attend.model.parallel.group import Group
+from attend.model.params import DecodingParams, SamplingParams
 from tests.fakes import END, VOCAB, byte_tokenizer
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run
@@ -189,7 +189,8 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(folder, how, bus
 )
 def test_the_other_ranks_end_with_rank_0(folder, how, serves):
     code = (
-        "import sys; from pathlib import Path; from model.parallel.group import Group; from model.engine.build import *\n"
+        "import sys; from pathlib import Path; from attend.model.parallel.group import Group\n"
+        "from attend.model.engine.build import *\n"
         f"from tests.model.parallel.rank import OPTIONS\ngroup = Group(0, 2, 'cpu', late={SOON})\n"
         "print(group.port, flush=True); engine = build_engine(Path(sys.argv[1]), OPTIONS, group=group)\n"
         f"if {serves}: engine.start()\n"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.errors import DeviceFailed, SettingError
-from model.net.checkpoint import load
-from model.net.transformer import Decoder
-from model.parallel.group import Group
-from model.parallel.shards import check, load_shard
+from attend.model.errors import DeviceFailed, SettingError
+from attend.model.net.checkpoint import load
+from attend.model.net.transformer import Decoder
+from attend.model.parallel.group import Group
+from attend.model.parallel.shards import check, load_shard
 from tests.model.checkpoints import tiny_config, write_checkpoint
 from tests.model.parallel.shares import DTYPES, TOKENS, exact, part, scores, share, sums
 

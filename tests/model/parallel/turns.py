@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from model.parallel.group import Group
+from attend.model.parallel.group import Group
 
 
 @dataclass

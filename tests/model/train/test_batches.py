@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from model.train import batches
-from model.train.batches import FUNCTIONS_EVERY, SHARE_OF_CONTEXT, STUTTERS_EVERY, TrainingText, batch_at
-from model.train.loss import IGNORED
-from model.train.trainer import Recipe
+from attend.model.train import batches
+from attend.model.train.batches import FUNCTIONS_EVERY, SHARE_OF_CONTEXT, STUTTERS_EVERY, TrainingText, batch_at
+from attend.model.train.loss import IGNORED
+from attend.model.train.trainer import Recipe
 from tests.model.checkpoints import byte_level_tokenizer
 
 CONTEXT = 160

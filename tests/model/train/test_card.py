@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.net.checkpoint import save
-from model.train import card, corpus
-from model.train.evaluate import bzip2_bits_per_byte, count_bytes, measure, through_8_bits, xz_bits_per_byte
-from model.train.headers import Header, Verdict
-from model.train.loss import bits_per_byte, hidden_states
+from attend.model.net.checkpoint import save
+from attend.model.train import card, corpus
+from attend.model.train.evaluate import bzip2_bits_per_byte, count_bytes, measure, through_8_bits, xz_bits_per_byte
+from attend.model.train.headers import Header, Verdict
+from attend.model.train.loss import bits_per_byte, hidden_states
 from tests.model.checkpoints import byte_level_tokenizer, tiny_config, tiny_decoder, write_tokenizer
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.train.corpus import (
+from attend.model.train.corpus import (
     END_OF_TEXT,
     HELD_OUT_SHARE,
     encode_texts,

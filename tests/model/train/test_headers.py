@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model.train.headers import Header, Verdict, choose_headers, count_verdicts, cut, headers_of, is_python, judge
+from attend.model.train.headers import Header, Verdict, choose_headers, count_verdicts, cut, headers_of, is_python, judge
 
 
 def held_out_names(count: int) -> list[str]:

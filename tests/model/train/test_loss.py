@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import model.train.loss
-from model.net.transformer import Decoder
-from model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlearned
+import attend.model.train.loss
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlearned
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 
@@ -85,7 +85,7 @@ def batch() -> torch.Tensor:
 @pytest.mark.parametrize("tied", [True, False])
 def test_backward_in_chunks_is_backward_at_once(monkeypatch, batch, chunk, tied):
     """Loss and every gradient equal those of plain autograd over the mean cross-entropy."""
-    monkeypatch.setattr(model.train.loss, "CHUNK", chunk)
+    monkeypatch.setattr(attend.model.train.loss, "CHUNK", chunk)
     ours, plain = (tiny_decoder(tiny_config(tied_head=tied)) for _ in range(2))
     tokens, targets = batch[:, :-1], batch[:, 1:].clone()
     targets[1, 3:8] = -1

@@ -3,8 +3,8 @@
 import matplotlib
 import pytest
 
-from model.train.plot import plot_losses
-from model.train.trainer import Progress
+from attend.model.train.plot import plot_losses
+from attend.model.train.trainer import Progress
 
 RUNS = {
     "one": Progress(losses=[(1_000_000, 5.0), (2_000_000, 3.0)], held_out=[(2_000_000, 1.5)]),

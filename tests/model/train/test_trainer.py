@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.errors import SettingError
-from model.net.transformer import Decoder
-from model.train.batches import TrainingText, batch_at
-from model.train.command import default_config, original_config
-from model.train.trainer import MOMENTS, Progress, Recipe, Trainer, build_optimizers, read_run
+from attend.model.errors import SettingError
+from attend.model.net.transformer import Decoder
+from attend.model.train.batches import TrainingText, batch_at
+from attend.model.train.command import default_config, original_config
+from attend.model.train.trainer import MOMENTS, Progress, Recipe, Trainer, build_optimizers, read_run
 from tests.model.checkpoints import VOCAB, tiny_config
 
 RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)

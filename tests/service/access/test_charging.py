@@ -7,12 +7,12 @@ from dataclasses import fields
 import pytest
 from grpc import StatusCode
 
-from model.engine.request import FinishReason
-from model.errors import AttendError, RateLimited
-from model.params import SamplingParams, StopRules
-from protos.attend.v1 import generation_pb2 as pb
-from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from service.records import Command
+from attend.model.engine.request import FinishReason
+from attend.model.errors import AttendError, RateLimited
+from attend.model.params import SamplingParams, StopRules
+from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.records import Command
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import whole_server
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from model.errors import RateLimited, SettingError, Unauthenticated
-from service.access import keys
-from service.access.keys import (
+from attend.model.errors import RateLimited, SettingError, Unauthenticated
+from attend.service.access import keys
+from attend.service.access.keys import (
     MAX_LIMIT,
     Entry,
     KeyRing,
@@ -27,8 +27,8 @@ from service.access.keys import (
     read_keys,
     write_keys,
 )
-from service.access.quota import LIMITS, Limits
-from service.commands.keys import app
+from attend.service.access.quota import LIMITS, Limits
+from attend.service.commands.keys import app
 
 law = settings(max_examples=150, derandomize=True, deadline=None)
 SECRET = "att_correct-horse"

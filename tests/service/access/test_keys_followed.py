@@ -2,8 +2,8 @@
 
 import pytest
 
-from model.errors import Unauthenticated
-from service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.model.errors import Unauthenticated
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 
 
 def test_the_file_is_looked_at_once_in_each_second_and_no_more_often(tmp_path):

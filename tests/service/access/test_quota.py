@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import InvalidRequest, RateLimited
-from service.access.quota import LIMITS, Key, Limits
+from attend.model.errors import InvalidRequest, RateLimited
+from attend.service.access.quota import LIMITS, Key, Limits
 
 law = settings(max_examples=150, derandomize=True, deadline=None)
 MINUTE = 60.0

@@ -1,7 +1,7 @@
 """Answers as families write them, and the parts that they are."""
 
-from service.chat.forms import CALLS, REASONING, AnswerForm
-from service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Tool
+from attend.service.chat.forms import CALLS, REASONING, AnswerForm
+from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Tool
 
 TOOLS = (
     Tool("weather", {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}),

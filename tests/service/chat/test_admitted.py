@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.chat.admitted import ANY, MAX_DEPTH, TEXT, Admitted
-from service.chat.parts import CallArguments, Tool
-from service.chat.values import as_json, python_value, tagged_value
+from attend.service.chat.admitted import ANY, MAX_DEPTH, TEXT, Admitted
+from attend.service.chat.parts import CallArguments, Tool
+from attend.service.chat.values import as_json, python_value, tagged_value
 from tests.service.chat.examples import form
 from tests.service.chat.test_parser import parts_of
 

@@ -7,12 +7,12 @@ import jsonschema
 import llguidance
 import pytest
 
-from model.errors import InvalidRequest, NotSupported
-from model.grammar import GrammarSpec, _limits, _source
-from service.chat.forms import CALLS, AnswerForm
-from service.chat.grammars import CallGrammar
-from service.chat.parser import AnswerParser
-from service.chat.parts import CallArguments, CallStart, Content, Reasoning, Tool, joined
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.grammar import GrammarSpec, _limits, _source
+from attend.service.chat.forms import CALLS, AnswerForm
+from attend.service.chat.grammars import CallGrammar
+from attend.service.chat.parser import AnswerParser
+from attend.service.chat.parts import CallArguments, CallStart, Content, Reasoning, Tool, joined
 from tests.service.chat.test_parser import form_named
 
 SCHEMA = {

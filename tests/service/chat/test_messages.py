@@ -2,10 +2,10 @@
 
 import pytest
 
-from model.chat import ChatTemplate
-from model.errors import InvalidRequest, NotSupported
-from service.chat.messages import messages_of
-from service.chat.prompt import options_of
+from attend.model.chat import ChatTemplate
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.service.chat.messages import messages_of
+from attend.service.chat.prompt import options_of
 
 ASK = {"role": "user", "content": "Time?"}
 

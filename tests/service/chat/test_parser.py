@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.chat.forms import CALLS, AnswerForm
-from service.chat.json_text import MAX_DEPTH
-from service.chat.parser import AnswerParser
-from service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, joined
+from attend.service.chat.forms import CALLS, AnswerForm
+from attend.service.chat.json_text import MAX_DEPTH
+from attend.service.chat.parser import AnswerParser
+from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, joined
 from tests.service.chat.examples import TOOLS, form, rows
 
 ROWS = rows()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from model.errors import InvalidRequest, NotSupported
-from service.chat.forms import CALLS, TEXT_ALONE, AnswerForm
-from service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, calling_of
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerForm
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, calling_of
 
 FORM = AnswerForm(CALLS["hermes"])
 
@@ -103,7 +103,7 @@ def test_deep_schemas_are_refused_and_end():
 def test_every_name_of_a_form_is_one_that_the_settings_take():
     from typing import get_args
 
-    from service.chat.forms import REASONING, ReasoningParser, ToolParser
+    from attend.service.chat.forms import REASONING, ReasoningParser, ToolParser
 
     assert {*get_args(ToolParser)} == {"auto", "none", *CALLS}
     assert {*get_args(ReasoningParser)} == {"auto", "none", *REASONING}

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from model.chat import ChatTemplate
-from service.grpc_api.server import grpc_server
-from service.runtime import front
+from attend.model.chat import ChatTemplate
+from attend.service.grpc_api.server import grpc_server
+from attend.service.runtime import front
 from tests.fakes import FakeEngine, Rule, Server, build_server
 
 ALL = 1 << 40

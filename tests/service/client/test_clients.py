@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from model.errors import InvalidRequest, QueueFull, RateLimited, Unavailable
-from protos.attend.v1 import generation_pb2 as pb
-from service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
-from service.client.events import Chat, Completion, Events
-from service.client.grpc import AsyncGrpcClient, GrpcClient
-from service.client.http import AsyncHttpClient, HttpClient
-from service.client.retry import Delta, Failed, Means, Policy
-from service.http_api.chat import ChatRequest
-from service.http_api.schemas import CompletionRequest
+from attend.model.errors import InvalidRequest, QueueFull, RateLimited, Unavailable
+from attend.service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
+from attend.service.client.events import Chat, Completion, Events
+from attend.service.client.grpc import AsyncGrpcClient, GrpcClient
+from attend.service.client.http import AsyncHttpClient, HttpClient
+from attend.service.client.retry import Delta, Failed, Means, Policy
+from attend.service.http_api.chat import ChatRequest
+from attend.service.http_api.schemas import CompletionRequest
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, info
 from tests.service.client.cutting import Real, real
 
@@ -251,11 +251,11 @@ def test_the_clients_fields_are_those_of_the_bodies():
 @pytest.mark.parametrize("room", ["http", "grpc"])
 def test_the_client_imports_nothing_of_the_server(room):
     code = f"""
-import sys, service.client.{room}
+import sys, attend.service.client.{room}
 heavy = {{"torch", "ray", "fastapi", "uvicorn", "pydantic", "numpy", "tokenizers", "orjson", "prometheus_client"}}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
-ours = {{name for name in sys.modules if name.startswith(("model", "service"))}}
-assert all(name in ("model", "model.errors", "service") or name.startswith("service.client") for name in ours), ours
+ours = {{name for name in sys.modules if name.startswith(("attend.model", "attend.service."))}}
+assert all(name in ("attend.model", "attend.model.errors") or name.startswith("attend.service.client") for name in ours), ours
 assert {room == "grpc"} == ("grpc" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

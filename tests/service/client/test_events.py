@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from model.errors import DeadlineExceeded, EngineFailed
-from service.client.errors import Refused
-from service.client.events import Events, body_of, refusal
-from service.client.grpc import failure
-from service.client.retry import Call, Failed, Means, Policy
-from service.errors import AnswerChanged
-from service.http_api.problems import error_body, error_response
+from attend.model.errors import DeadlineExceeded, EngineFailed
+from attend.service.client.errors import Refused
+from attend.service.client.events import Events, body_of, refusal
+from attend.service.client.grpc import failure
+from attend.service.client.retry import Call, Failed, Means, Policy
+from attend.service.errors import AnswerChanged
+from attend.service.http_api.problems import error_body, error_response
 
 
 @pytest.mark.parametrize(

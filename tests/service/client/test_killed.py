@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from service.client.grpc import GrpcClient
-from service.client.http import HttpClient
-from service.client.retry import Delta, Means, Policy
+from attend.service.client.grpc import GrpcClient
+from attend.service.client.http import HttpClient
+from attend.service.client.retry import Delta, Means, Policy
+from attend.v1 import generation_pb2 as pb
 from tests.service.server import Server, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]

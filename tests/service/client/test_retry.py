@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.client.errors import Broken, CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
-from service.client.retry import Call, Delta, Failed, Means, Policy, resumed, resumed_async
+from attend.service.client.errors import Broken, CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
+from attend.service.client.retry import Call, Delta, Failed, Means, Policy, resumed, resumed_async
 from tests.service.client.tries import CUT, SEED, Try, World
 
 FULL = Failed("queue full", again=True, after=3.0)

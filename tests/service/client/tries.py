@@ -4,7 +4,7 @@ import random
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 
-from service.client.retry import Call, Delta, Failed, Means, Policy
+from attend.service.client.retry import Call, Delta, Failed, Means, Policy
 
 SEED = 7
 CHARACTERS = "aäß漢🎉"

@@ -18,16 +18,16 @@ import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
-from model.chat import ChatTemplate
-from model.errors import SettingError
-from service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
-from service.access.quota import Limits
-from service.commands import check, cli
-from service.commands.check import CHECKS, Result, run
-from service.commands.probe import Probe, Unreachable, target
-from service.grpc_api.register import add_generation_service
-from service.http_api.app import build_app
-from service.http_api.routes import Site
+from attend.model.chat import ChatTemplate
+from attend.model.errors import SettingError
+from attend.service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
+from attend.service.access.quota import Limits
+from attend.service.commands import check, cli
+from attend.service.commands.check import CHECKS, Result, run
+from attend.service.commands.probe import Probe, Unreachable, target
+from attend.service.grpc_api.register import add_generation_service
+from attend.service.http_api.app import build_app
+from attend.service.http_api.routes import Site
 from tests.fakes import CallContext, RayLike, build_server, says
 from tests.fakes import FakeEngine as Engine
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.engine.build import build_engine, size_engine
-from model.engine.options import EngineOptions
-from model.engine.request import Request
-from model.engine.tables import BlockTables
-from model.net.checkpoint import read_config
-from model.net.native.library import load as load_native
-from model.params import SamplingParams
-from service.commands import bench, cli
-from service.commands import inspect as inspect_cli
-from service.settings import PREFIX, Settings
+from attend.model.engine.build import build_engine, size_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import Request
+from attend.model.engine.tables import BlockTables
+from attend.model.net.checkpoint import read_config
+from attend.model.net.native.library import load as load_native
+from attend.model.params import SamplingParams
+from attend.service.commands import bench, cli
+from attend.service.commands import inspect as inspect_cli
+from attend.service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 from tests.model.net.formats.writing import GPTQ, gptq, is_matrix, pack_folder, plain_folder
@@ -71,7 +71,7 @@ def test_serve_help_lists_every_setting_with_its_variable_and_default(attend):
 
 
 def test_help_is_instant_because_it_loads_no_model_code():
-    code = "import sys, service.commands.cli; print(sorted({'torch', 'ray', 'grpc', 'fastapi'} & set(sys.modules)))"
+    code = "import sys, attend.service.commands.cli; print(sorted({'torch', 'ray', 'grpc', 'fastapi'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -95,7 +95,7 @@ def test_a_bad_flag_is_named_and_wins_over_a_good_variable(attend, monkeypatch):
 
 
 def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
-    command = [sys.executable, "-m", "service.commands.cli", "serve", "--grpc-port", "70000"]
+    command = [sys.executable, "-m", "attend.service.commands.cli", "serve", "--grpc-port", "70000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("attend: grpc_port = '70000' cannot be used: ")
@@ -443,11 +443,11 @@ def test_keys_alone_lists_its_commands(attend):
 
 
 def test_the_versions_are_told_without_loading_what_they_are_of():
-    code = "import sys; sys.argv = ['attend', '--version']; from service.commands.cli import main; "
+    code = "import sys; sys.argv = ['attend', '--version']; from attend.service.commands.cli import main; "
     code += "import atexit; atexit.register(lambda: print(sorted({'torch', 'ray'} & set(sys.modules)))); main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     line, loaded = done.stdout.splitlines()
-    assert line.startswith(f"attend {version('attend')}, torch {version('torch')}, ray {version('ray')}, Python 3.")
+    assert line.startswith(f"attend {version('attend-server')}, torch {version('torch')}, ray {version('ray')}, Python 3.")
     assert loaded == "[]"
 
 
@@ -506,7 +506,7 @@ def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
 
 
 def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(tmp_path):
-    code = "import sys; sys.argv = ['attend', *sys.argv[1:]]; from service.commands.cli import main\n"
+    code = "import sys; sys.argv = ['attend', *sys.argv[1:]]; from attend.service.commands.cli import main\n"
     code += "try: main()\nexcept SystemExit as end: print(end.code, sorted({'torch', 'ray', 'grpc'} & set(sys.modules)))"
     for command in (
         ["serve"],

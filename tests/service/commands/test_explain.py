@@ -8,8 +8,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from model.errors import SettingError
-from service.commands.explain import draw, links, mean
+from attend.model.errors import SettingError
+from attend.service.commands.explain import draw, links, mean
 from tests.fakes import build_server
 from tests.service.generation.test_explain import told
 
@@ -57,7 +57,9 @@ def test_a_layer_that_keeps_a_state_says_so_and_what_layers_would_say_is_listed(
 
 
 def run(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "service.commands.cli", *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "attend.service.commands.cli", *words], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_the_shipped_model_explains_a_text():

@@ -3,8 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-from service.commands import cli, flags
-from service.settings import Settings
+from attend.service.commands import cli, flags
+from attend.service.settings import Settings
 
 YES_OR_NO = [name for name, field in Settings.model_fields.items() if field.annotation is bool]
 
@@ -13,8 +13,8 @@ YES_OR_NO = [name for name, field in Settings.model_fields.items() if field.anno
 def served(monkeypatch):
     """The settings that `attend serve` has read from a command line."""
     found = []
-    monkeypatch.setattr("service.runtime.single.run", lambda settings: found.append(settings) or 0)
-    monkeypatch.setattr("service.runtime.supervisor.run", lambda settings: found.append(settings) or 0)
+    monkeypatch.setattr("attend.service.runtime.single.run", lambda settings: found.append(settings) or 0)
+    monkeypatch.setattr("attend.service.runtime.supervisor.run", lambda settings: found.append(settings) or 0)
 
     def run(*words):
         done = CliRunner().invoke(cli.app, flags.without_values(["serve", *words]))

@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
-from service.commands import main
+from attend.service.commands import main
 """
 HANG = f"""{BEGIN}
 import builtins, time
@@ -41,7 +41,7 @@ def main():
 """
 RUN_BENCHMARK = f"""{BEGIN}
 from pathlib import Path
-from service.commands import bench
+from attend.service.commands import bench
 bench.FOLDER = Path(sys.argv[1])
 sys.path.insert(0, sys.argv[1])
 import sleeps
@@ -68,12 +68,12 @@ def interrupted(code, *words):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("service.commands.cli", ["generate", "x"]),
-        ("model.engine.build", ["generate", "x"]),
+        ("attend.service.commands.cli", ["generate", "x"]),
+        ("attend.model.engine.build", ["generate", "x"]),
         ("torch", ["inspect"]),
         ("grpc", ["check", "localhost:1"]),
-        ("service.runtime.supervisor", ["serve"]),
-        ("service.runtime.single", ["serve", "--single"]),
+        ("attend.service.runtime.supervisor", ["serve"]),
+        ("attend.service.runtime.single", ["serve", "--single"]),
     ],
 )
 def test_ctrl_c_during_an_import_is_neither_swallowed_nor_a_traceback(module, words):

@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
-from model.errors import SettingError
-from model.net import quantised
-from model.net.formats.codes import quantise
-from model.tokenizer import Tokenizer
-from model.train.evaluate import measure
-from service.commands import cli
-from service.commands.quality import Text, names_of, read_text, show, table
-from service.settings import Settings
+from attend.model.errors import SettingError
+from attend.model.net import quantised
+from attend.model.net.formats.codes import quantise
+from attend.model.tokenizer import Tokenizer
+from attend.model.train.evaluate import measure
+from attend.service.commands import cli
+from attend.service.commands.quality import Text, names_of, read_text, show, table
+from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
 
 
@@ -64,7 +64,7 @@ def forms(folder, text, capsys):
 def test_the_model_as_it_is_has_the_bits_per_byte_of_an_evaluation(folder, text, forms, tmp_path, monkeypatch):
     """In float32 it is the same sum, over the same windows."""
     (tmp_path / "text.py").write_bytes(text.read_bytes())
-    monkeypatch.setattr("model.train.corpus.is_held_out", lambda path: True)
+    monkeypatch.setattr("attend.model.train.corpus.is_held_out", lambda path: True)
     found = forms(settings={"dtype": "float32"})["float32"]
     assert found["bits_per_byte"] == pytest.approx(measure(folder, tmp_path), rel=1e-5)
     assert (found["ratio"], found["kl_divergence"], found["agreement"]) == (1.0, 0.0, 1.0)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from model.errors import SettingError
-from service.commands import cli
-from service.commands.replay import STATUS, is_precise, read, replay
+from attend.model.errors import SettingError
+from attend.service.commands import cli
+from attend.service.commands.replay import STATUS, is_precise, read, replay
 from tests.fakes import FakeEngine, build_server, info, seeded
 from tests.model.checkpoints import write_checkpoint, write_letters
 from tests.service.client.cutting import real

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from model.errors import CheckpointError, SettingError
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.commands.cli import with_settings
-from service.generation.adapters import Shelf
-from service.settings import Settings, read_settings
+from attend.model.errors import CheckpointError, SettingError
+from attend.service.commands.cli import with_settings
+from attend.service.generation.adapters import Shelf
+from attend.service.settings import Settings, read_settings
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import MODEL, FakeEngine, build_server, grpc_channel
 from tests.model.engine.machines import Clock
 from tests.service.bad_calls import whole_server

@@ -2,11 +2,11 @@
 
 import pytest
 
-from model.engine.request import FinishReason, Output, Request, Times, TokenLogprob
-from model.params import SamplingParams, StopRules
-from service.generation.answer import Answer
-from service.generation.text import TextStream
-from service.records import PromptPart
+from attend.model.engine.request import FinishReason, Output, Request, Times, TokenLogprob
+from attend.model.params import SamplingParams, StopRules
+from attend.service.generation.answer import Answer
+from attend.service.generation.text import TextStream
+from attend.service.records import PromptPart
 from tests.fakes import END, byte_tokenizer
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import Overloaded
-from service.generation.aside import LARGE, MOST_LARGE, Places, TurnPool, alone, aside
+from attend.model.errors import Overloaded
+from attend.service.generation.aside import LARGE, MOST_LARGE, Places, TurnPool, alone, aside
 
 
 def policy() -> int:

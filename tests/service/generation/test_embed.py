@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.errors import QueueFull
-from model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.access.quota import Limits
-from service.generation.embed import MOST_INPUTS
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import QueueFull
+from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
+from attend.service.access.quota import Limits
+from attend.service.generation.embed import MOST_INPUTS
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, grpc_channel
 from tests.model.checkpoints import their_model, write_checkpoint
 from tests.model.engine.machines import until
@@ -213,7 +213,7 @@ def test_who_leaves_frees_his_requests():
 
 def test_vectors_hold_their_places_until_they_are_written(monkeypatch):
     """More than there are places for is refused, and the places come back."""
-    monkeypatch.setattr("service.generation.generation.MOST_VECTORS", 8)
+    monkeypatch.setattr("attend.service.generation.generation.MOST_VECTORS", 8)
     server = build_server()
     assert [post(server, input=["a"] * count).status_code for count in (2, 3, 2)] == [200, 429, 200]
     assert server.service._vectors.taken == 0

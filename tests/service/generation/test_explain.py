@@ -8,14 +8,14 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from model.engine.request import EngineStats
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.access.keys import Entry, KeyRing, digest_of, write_keys
-from service.access.quota import Limits
-from service.generation.explain import MOST_CALLS, MOST_NUMBERS, ExplainCommand
-from service.http_api.attention import Attention, AttentionWriter
-from service.http_api.pieces import pieces
+from attend.model.engine.request import EngineStats
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.service.access.quota import Limits
+from attend.service.generation.explain import MOST_CALLS, MOST_NUMBERS, ExplainCommand
+from attend.service.http_api.attention import Attention, AttentionWriter
+from attend.service.http_api.pieces import pieces
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.explainer import ENTROPY, SINK
 from tests.fakes import INFO, MODEL, FakeEngine, Server, build_server, grpc_channel, until
 from tests.service.bad_calls import whole_server

@@ -8,8 +8,8 @@ from itertools import chain
 
 import pytest
 
-from model.engine.request import NO_TOKEN_LEFT, FinishReason
-from model.errors import (
+from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason
+from attend.model.errors import (
     ContextTooLong,
     DeadlineExceeded,
     EngineFailed,
@@ -18,10 +18,10 @@ from model.errors import (
     Overloaded,
     Unavailable,
 )
-from model.mask import DEAD_END, TOO_COMPLEX
-from model.params import DecodingParams, SamplingParams, StopRules
-from service.generation.aside import Places
-from service.records import Chunk, Command, whole
+from attend.model.mask import DEAD_END, TOO_COMPLEX
+from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.service.generation.aside import Places
+from attend.service.records import Chunk, Command, whole
 from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, successor, until
 
 FIELDS = {"decoding", "logprobs", "prompt_logprobs", "echo", "truncate_prompt_tokens", "resume_token_ids"}
@@ -275,7 +275,7 @@ def test_the_deadline_counts_from_the_call_on_and_preparing_is_bounded(monkeypat
 
 
 def test_scores_of_prompts_are_not_asked_for_by_the_million(monkeypatch):
-    monkeypatch.setattr("service.generation.prepare.MAX_PROMPT_SCORES", 24)
+    monkeypatch.setattr("attend.service.generation.prepare.MAX_PROMPT_SCORES", 24)
     asked = {"prompt_logprobs": 2, "max_tokens": 0}
     assert len(generate(FakeEngine(), command("abcd", n=2, **asked))) == 2
     with pytest.raises(InvalidRequest, match="at most 24 log probabilities of prompt tokens in all; got 3 for each of 9"):

@@ -10,14 +10,14 @@ from asyncio import events
 
 import pytest
 
-from model.chat import ChatTemplate
-from model.errors import ContextTooLong, InvalidRequest, NotSupported
-from model.grammar import GrammarSpec
-from model.params import DecodingParams, SamplingParams, StopRules
-from model.tokenizer import Tokenizer
-from service.generation.answer import Answer
-from service.generation.prepare import INLINE_CHARACTERS, Preparation
-from service.records import ChatPrompt, Command
+from attend.model.chat import ChatTemplate
+from attend.model.errors import ContextTooLong, InvalidRequest, NotSupported
+from attend.model.grammar import GrammarSpec
+from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.model.tokenizer import Tokenizer
+from attend.service.generation.answer import Answer
+from attend.service.generation.prepare import INLINE_CHARACTERS, Preparation
+from attend.service.records import ChatPrompt, Command
 from tests.fakes import LAST_TOKEN, byte_tokenizer, info
 from tests.model.gguf.test_vocabulary import with_all_merges
 from tests.model.gguf_files import byte_level, make, scored, write_gguf
@@ -126,7 +126,7 @@ def test_the_largest_calls_that_are_prepared_on_the_event_loop_stay_within_the_b
 
 
 def test_a_plain_call_is_prepared_without_a_change_of_threads(monkeypatch):
-    monkeypatch.setattr("service.generation.prepare.aside", None)
+    monkeypatch.setattr("attend.service.generation.prepare.aside", None)
     assert asyncio.run(preparation().answers(command("def f(x):" * 100, n=2)))
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.generation import stall
-from service.grpc_api.server import grpc_server
-from service.grpc_api.servicer import GrpcMethods
-from service.http_api.app import RequestIds
-from service.runtime import front
+from attend.service.generation import stall
+from attend.service.grpc_api.server import grpc_server
+from attend.service.grpc_api.servicer import GrpcMethods
+from attend.service.http_api.app import RequestIds
+from attend.service.runtime import front
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import until
 
 PIECE = 48 << 10

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from model.params import StopRules
-from service.generation.text import StopSearch, TextStream
+from attend.model.params import StopRules
+from attend.service.generation.text import StopSearch, TextStream
 from tests.fakes import END, byte_tokenizer
 
 law = settings(max_examples=200, derandomize=True, deadline=None)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from service.http_api.app import RequestIds
+from attend.service.http_api.app import RequestIds
 from tests.fakes import FakeEngine
 from tests.service.bad_calls import whole_server
 

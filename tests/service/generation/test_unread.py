@@ -5,9 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from model.errors import Overloaded
-from service.errors import SlowBody
-from service.generation.unread import BODIES, CALL_BYTES, LEAST_BYTES, Unread
+from attend.model.errors import Overloaded
+from attend.service.errors import SlowBody
+from attend.service.generation.unread import BODIES, CALL_BYTES, LEAST_BYTES, Unread
 from tests.virtual_time import run_at_once
 
 MOST = LEAST_BYTES // CALL_BYTES

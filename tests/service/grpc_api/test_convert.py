@@ -8,14 +8,14 @@ from typing import get_args
 
 import pytest
 
-from model.engine.request import FinishReason, Times, TokenLogprob
-from model.errors import ContextTooLong, InvalidRequest
-from model.grammar import GrammarSpec, Kind
-from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
-from protos.attend.v1 import generation_pb2 as pb
-from service.grpc_api import convert
-from service.grpc_api.convert import REASONS, Responses, check_sizes, to_command
-from service.records import Chunk, Command, PromptPart, whole
+from attend.model.engine.request import FinishReason, Times, TokenLogprob
+from attend.model.errors import ContextTooLong, InvalidRequest
+from attend.model.grammar import GrammarSpec, Kind
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from attend.service.grpc_api import convert
+from attend.service.grpc_api.convert import REASONS, Responses, check_sizes, to_command
+from attend.service.records import Chunk, Command, PromptPart, whole
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
 
 D = pb.DecodingParameters

@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from service.grpc_api import reflection, server
+from attend.service.grpc_api import reflection, server
 from tests.fakes import build_server, until
 from tests.service.server import free_port
 
@@ -47,7 +47,7 @@ def test_a_client_without_the_proto_finds_services_methods_and_fields():
                 asked(list_services=""),
                 asked(file_containing_symbol="attend.v1.GenerationService"),
                 asked(file_containing_symbol="grpc.health.v1.Health"),
-                asked(file_by_filename="protos/attend/v1/generation.proto"),
+                asked(file_by_filename="attend/v1/generation.proto"),
                 asked(file_containing_symbol="attend.v1.Nothing"),
             )
         names = {service.name for service in listed.list_services_response.service}

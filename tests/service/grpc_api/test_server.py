@@ -10,11 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from service.generation.unread import CALL_BYTES, LEAST_BYTES
-from service.grpc_api import server as grpc_server
+from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.generation.unread import CALL_BYTES, LEAST_BYTES
+from attend.service.grpc_api import server as grpc_server
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, info, until
 
 GENERATE = "/attend.v1.GenerationService/Generate"

@@ -9,13 +9,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from model.engine.request import EngineStats, FinishReason
-from model.errors import EngineFailed, Overloaded, Unavailable
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1.generation_pb2_grpc import GenerationServiceStub
-from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from service.grpc_api import servicer
-from service.grpc_api.convert import Responses
+from attend.model.engine.request import EngineStats, FinishReason
+from attend.model.errors import EngineFailed, Overloaded, Unavailable
+from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.grpc_api import servicer
+from attend.service.grpc_api.convert import Responses
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, until
 from tests.service.bad_calls import grpc_bytes
 
@@ -353,7 +353,7 @@ def test_server_info_tells_the_limits_and_the_load():
     server.engine.stats = lambda: EngineStats(3, 2, 40, 1)
     told = ask(server, "GetServerInfo", pb.GetServerInfoRequest())
     assert told == pb.GetServerInfoResponse(
-        version=version("attend"),
+        version=version("attend-server"),
         model="fake",
         system_fingerprint="fp_fake",
         max_model_len=128,

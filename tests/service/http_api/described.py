@@ -10,10 +10,10 @@ import httpx
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
-from model.chat import ChatTemplate
-from service.chat.forms import form_of
-from service.http_api.pieces import pieces
-from service.http_api.routes import Site
+from attend.model.chat import ChatTemplate
+from attend.service.chat.forms import form_of
+from attend.service.http_api.pieces import pieces
+from attend.service.http_api.routes import Site
 from tests.fakes import FakeEngine, Server, build_server
 from tests.service.sse import events_of
 

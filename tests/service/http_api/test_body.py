@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import InvalidRequest
-from protos.attend.v1 import generation_pb2 as pb
-from service.grpc_api import server as grpc_server
-from service.http_api import body, routes
-from service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
+from attend.model.errors import InvalidRequest
+from attend.service.grpc_api import server as grpc_server
+from attend.service.http_api import body, routes
+from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import FakeEngine, build_server, info
 
 JSON = {"content-type": "application/json"}

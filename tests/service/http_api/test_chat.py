@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from model.chat import ChatTemplate
-from model.engine.request import FinishReason, Times, TokenLogprob
-from model.errors import InvalidRequest, NotSupported
-from model.grammar import GrammarSpec
-from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
-from service.chat.forms import TEXT_ALONE
-from service.chat.messages import messages_of
-from service.http_api.body import parse
-from service.http_api.chat import NOT_BUILT, ChatRequest, read_chat, to_command
-from service.http_api.chat_writer import ChatWriter
-from service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole
+from attend.model.chat import ChatTemplate
+from attend.model.engine.request import FinishReason, Times, TokenLogprob
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.grammar import GrammarSpec
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from attend.service.chat.forms import TEXT_ALONE
+from attend.service.chat.messages import messages_of
+from attend.service.http_api.body import parse
+from attend.service.http_api.chat import NOT_BUILT, ChatRequest, read_chat, to_command
+from attend.service.http_api.chat_writer import ChatWriter
+from attend.service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole
 from tests.service.http_api.described import as_read
 
 SHIPPED = ChatTemplate("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")

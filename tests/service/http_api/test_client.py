@@ -8,7 +8,7 @@ import openai
 import pytest
 import uvicorn
 
-from model.errors import Overloaded
+from attend.model.errors import Overloaded
 from tests.fakes import FakeEngine, build_server, says
 
 

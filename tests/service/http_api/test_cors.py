@@ -5,10 +5,10 @@ import asyncio
 import httpx
 import pytest
 
-from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from service.http_api.body import MAX_BYTES
-from service.http_api.cors import fields_of
-from service.http_api.limits import MAX_HEADER_BYTES
+from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.http_api.body import MAX_BYTES
+from attend.service.http_api.cors import fields_of
+from attend.service.http_api.limits import MAX_HEADER_BYTES
 from tests.fakes import FakeEngine, build_server
 
 OPENAI = (

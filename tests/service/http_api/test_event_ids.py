@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from model.chat import ChatTemplate
-from model.engine.request import Output, Request
-from model.errors import InvalidRequest
-from model.params import SEED_HIGH, SEED_LOW
-from service.http_api.event_ids import DIGITS, Numbering, place_of
-from service.records import Chunk, digest_of
+from attend.model.chat import ChatTemplate
+from attend.model.engine.request import Output, Request
+from attend.model.errors import InvalidRequest
+from attend.model.params import SEED_HIGH, SEED_LOW
+from attend.service.http_api.event_ids import DIGITS, Numbering, place_of
+from attend.service.records import Chunk, digest_of
 from tests.fakes import END, MODEL, FakeEngine, Rule, build_server, info, says, seeded
 
 TEXT = "aäß漢🎉é!" * 2

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from model.params import MAX_INT32
-from service.http_api.documents import schemas
-from service.http_api.operations import OPERATIONS
+from attend.model.params import MAX_INT32
+from attend.service.http_api.documents import schemas
+from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import FakeEngine, info
 from tests.service.http_api import test_chat, test_schemas
 from tests.service.http_api.described import LEAST, ask, chatting_server, faults, operation

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from model.engine.request import FinishReason, TokenLogprob
-from service.http_api.logprobs import FLOOR, CompletionLogprobs, finite, prompt_logprobs
-from service.records import Chunk, PromptPart
+from attend.model.engine.request import FinishReason, TokenLogprob
+from attend.service.http_api.logprobs import FLOOR, CompletionLogprobs, finite, prompt_logprobs
+from attend.service.records import Chunk, PromptPart
 from tests.fakes import END, FakeEngine, build_server, byte_tokenizer, says
 from tests.service.http_api.described import as_read
 from tests.service.sse import events_of

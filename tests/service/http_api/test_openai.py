@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from model.engine.request import FinishReason, Times
-from model.errors import InvalidRequest
-from model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
-from service.http_api.openai import CompletionWriter, bias_token, to_command
-from service.http_api.schemas import read_completion
-from service.records import Chunk, Command, PromptPart, Usage, whole
+from attend.model.engine.request import FinishReason, Times
+from attend.model.errors import InvalidRequest
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from attend.service.http_api.openai import CompletionWriter, bias_token, to_command
+from attend.service.http_api.schemas import read_completion
+from attend.service.records import Chunk, Command, PromptPart, Usage, whole
 from tests.fakes import byte_tokenizer
 from tests.service.http_api.described import as_read
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.access.keys import KeyRing
-from service.chat.forms import form_of
-from service.chat.prompt import EFFORTS
-from service.chat.tools import CHOICES, calling_of
-from service.http_api.app import build_app
-from service.http_api.documents import schemas
-from service.http_api.page import PAGES, STATIC
-from service.http_api.routes import Site
+from attend.service.access.keys import KeyRing
+from attend.service.chat.forms import form_of
+from attend.service.chat.prompt import EFFORTS
+from attend.service.chat.tools import CHOICES, calling_of
+from attend.service.http_api.app import build_app
+from attend.service.http_api.documents import schemas
+from attend.service.http_api.page import PAGES, STATIC
+from attend.service.http_api.routes import Site
 from tests.fakes import build_server
 
 ROOT = Path(__file__).parents[3]

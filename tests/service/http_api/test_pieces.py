@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
-from model.engine.request import TokenLogprob
-from service.generation.turns import in_turns, turn
-from service.http_api import documents
-from service.http_api.pieces import PIECE, pieces
-from service.http_api.sse import EventStream
+from attend.model.engine.request import TokenLogprob
+from attend.service.generation.turns import in_turns, turn
+from attend.service.http_api import documents
+from attend.service.http_api.pieces import PIECE, pieces
+from attend.service.http_api.sse import EventStream
 from tests.fakes import FakeEngine, Server, build_server, info
 from tests.service.http_api.described import ask
 from tests.service.sse import events_of

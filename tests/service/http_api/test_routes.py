@@ -9,9 +9,9 @@ from array import array
 
 import pytest
 
-from model.engine.request import SlowerPath
-from model.errors import EngineFailed, Overloaded, Unavailable
-from service.http_api.routes import STALE_SECONDS
+from attend.model.engine.request import SlowerPath
+from attend.model.errors import EngineFailed, Overloaded, Unavailable
+from attend.service.http_api.routes import STALE_SECONDS
 from tests.fakes import FakeEngine, Server, build_server, info, says, until
 from tests.service.sse import events_of
 

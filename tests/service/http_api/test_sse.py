@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from model.engine.request import FinishReason, Times, TokenLogprob
-from service.http_api.chat import ChatRequest
-from service.http_api.chat_writer import ChatWriter
-from service.http_api.openai import CompletionWriter
-from service.http_api.schemas import CompletionRequest
-from service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer
-from service.records import Chunk, PromptPart, Usage
+from attend.model.engine.request import FinishReason, Times, TokenLogprob
+from attend.service.http_api.chat import ChatRequest
+from attend.service.http_api.chat_writer import ChatWriter
+from attend.service.http_api.openai import CompletionWriter
+from attend.service.http_api.schemas import CompletionRequest
+from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer
+from attend.service.records import Chunk, PromptPart, Usage
 from tests.fakes import byte_tokenizer
 from tests.virtual_time import run_at_once
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import settings as law
 from hypothesis import strategies as st
 
-from model.engine.request import EngineStats
-from service.observe.autoscaling import FULL, ROOMY, Reading, config, decide, demand, policy, read
-from service.settings import Settings
+from attend.model.engine.request import EngineStats
+from attend.service.observe.autoscaling import FULL, ROOMY, Reading, config, decide, demand, policy, read
+from attend.service.settings import Settings
 from tests.deploy import two_nodes
 from tests.fakes import FakeEngine
 
@@ -159,13 +159,13 @@ def test_serve_takes_the_config_and_finds_the_policy():
 
 
 def test_max_replicas_turns_the_autoscaler_on():
-    from service.runtime.deployment import Attend, replicas_wanted
+    from attend.service.runtime.deployment import Attend, replicas_wanted
 
     assert replicas_wanted(Settings(replicas=3)) == {"num_replicas": 3}
     scaled = Attend.options(**replicas_wanted(Settings(replicas=2, max_replicas=5)))
     taken = scaled._deployment_config.autoscaling_config
     assert (taken.min_replicas, taken.max_replicas, taken.downscale_delay_s) == (2, 5, 600)
-    assert taken.policy.policy_function == "service.observe.autoscaling:policy"
+    assert taken.policy.policy_function == "attend.service.observe.autoscaling:policy"
 
 
 @pytest.mark.ray

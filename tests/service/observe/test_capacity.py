@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import EngineConfig
-from model.engine.engine import Engine
-from model.engine.plan import StepInput, StepResult
-from model.engine.request import EngineStats, FinishReason, Request, StepReport
-from model.engine.scheduler import Scheduler
-from model.errors import InvalidRequest
-from model.params import SamplingParams
-from service.observe.capacity import (
+from attend.model.config import EngineConfig
+from attend.model.engine.engine import Engine
+from attend.model.engine.plan import StepInput, StepResult
+from attend.model.engine.request import EngineStats, FinishReason, Request, StepReport
+from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import InvalidRequest
+from attend.model.params import SamplingParams
+from attend.service.observe.capacity import (
     Load,
     LoadMeter,
     Pace,

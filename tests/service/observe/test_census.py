@@ -12,8 +12,8 @@ with warnings.catch_warnings():
     from ray.serve._private.common import ReplicaState
     from ray.serve.schema import ProxyStatus
 
-    from service.observe import census
-from service.observe.census import Census
+    from attend.service.observe import census
+from attend.service.observe.census import Census
 
 
 def details(replicas: dict[str, str], proxies: dict[str, tuple[str, str]] | None = None) -> dict:

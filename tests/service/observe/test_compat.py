@@ -5,17 +5,17 @@ import warnings
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from model.engine.request import FinishReason, Times
-from model.errors import InvalidRequest, Overloaded
-from service.observe.compat import REASONS, TWINS, VllmNames
-from service.observe.metrics import OUTCOMES
-from service.records import Chunk
+from attend.model.engine.request import FinishReason, Times
+from attend.model.errors import InvalidRequest, Overloaded
+from attend.service.observe.compat import REASONS, TWINS, VllmNames
+from attend.service.observe.metrics import OUTCOMES
+from attend.service.records import Chunk
 from tests.fakes import MODEL, build_server
 
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
-    from service.observe import scrape
+    from attend.service.observe import scrape
 
 ROUTE = ("http", "/v1/completions")
 NAMES = """

@@ -5,12 +5,12 @@ import warnings
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.observe import edge
+from attend.service.observe import edge
 
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
-    from service.observe import census
+    from attend.service.observe import census
 
 ROWS = [
     {"pxname": "http_frontend", "svname": "FRONTEND", "scur": "7", "slim": "6144", "hrsp_5xx": "9", "req_tot": "50"},

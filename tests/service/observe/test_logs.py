@@ -23,10 +23,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protos.attend.v1 import generation_pb2 as pb
-from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from service.grpc_api.servicer import address_of
-from service.observe import logs
+from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.grpc_api.servicer import address_of
+from attend.service.observe import logs
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.server import wait_for
 
@@ -276,9 +276,9 @@ def test_what_waits_is_written_at_the_end(root, pipe):
 
 STUCK = """
 import logging, os
-from service.observe import logs
-from service.http_api.routes import Site
-from service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.observe import logs
+from attend.service.http_api.routes import Site
+from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 ours, theirs = os.pipe()
 logs.CLOSE_SECONDS = 0.2
 logs.configure("info", "text", f"/proc/{os.getpid()}/fd/{theirs}")

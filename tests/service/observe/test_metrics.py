@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from model.config import EngineConfig, GroupSize
-from model.engine.request import EngineStats, FinishReason, Request
-from model.engine.tables import BlockTables
-from model.errors import (
+from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.request import EngineStats, FinishReason, Request
+from attend.model.engine.tables import BlockTables
+from attend.model.errors import (
     Busy,
     CheckpointError,
     ContextTooLong,
@@ -28,11 +28,11 @@ from model.errors import (
     RateLimited,
     Unavailable,
 )
-from model.params import SamplingParams
-from service.access.keys import KeyRing
-from service.observe import logs
-from service.observe.metrics import OUTCOMES, REASONS, ROUTES, Metrics, outcome_of
-from service.records import Chunk
+from attend.model.params import SamplingParams
+from attend.service.access.keys import KeyRing
+from attend.service.observe import logs
+from attend.service.observe.metrics import OUTCOMES, REASONS, ROUTES, Metrics, outcome_of
+from attend.service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, says, until
 
 COMPLETIONS = ("http", "/v1/completions")

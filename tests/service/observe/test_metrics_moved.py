@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from model.engine.request import EngineStats
-from model.errors import QueueFull
+from attend.model.engine.request import EngineStats
+from attend.model.errors import QueueFull
 from tests.fakes import FakeEngine, Server, build_server
 
 OF_THE_ENGINE = {

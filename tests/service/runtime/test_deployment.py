@@ -4,15 +4,15 @@ import warnings
 
 import pytest
 
-from model.errors import SettingError
+from attend.model.errors import SettingError
 
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     import ray
 
-    from service.runtime.deployment import application, build
-    from service.settings import read_settings
+    from attend.service.runtime.deployment import application, build
+    from attend.service.settings import read_settings
 
 
 @pytest.fixture(autouse=True)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from model.config import DEFAULT_MODEL
-from model.errors import EngineFailed, SettingError
-from service.settings import Settings
+from attend.model.config import DEFAULT_MODEL
+from attend.model.errors import EngineFailed, SettingError
+from attend.service.settings import Settings
 
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     import ray
 
-    from service.observe import census
-    from service.runtime import driver
+    from attend.service.observe import census
+    from attend.service.runtime import driver
 
 TWO_CORES = {"CPU": 2.0}
 

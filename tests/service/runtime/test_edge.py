@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.runtime.edge import IDLE_SECONDS, MOST_OPEN
+from attend.service.runtime.edge import IDLE_SECONDS, MOST_OPEN
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.service.server import Server, wait_for
 
 pytestmark = pytest.mark.ray

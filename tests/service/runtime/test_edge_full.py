@@ -11,9 +11,9 @@ from concurrent import futures
 import grpc
 import pytest
 
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.errors import FULL
+from attend.service.errors import FULL
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.service.runtime.edges import METHODS, PATHS, SECONDS, Edge, in_front
 from tests.service.server import Server, running, wait_for
 

@@ -12,7 +12,7 @@ from tests.service.server import wait_for
 
 RAISED = """
 import resource, sys
-from service.runtime.files import raise_limit
+from attend.service.runtime.files import raise_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 raise_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -27,7 +27,9 @@ def test_the_soft_limit_becomes_the_hard_one(hard):
 
 def test_a_folder_that_is_held_is_locked_against_cleaners_until_the_process_ends(tmp_path):
     """systemd-tmpfiles takes an exclusive lock before it removes anything of a folder, and leaves one alone that it cannot."""
-    script = "import sys; from pathlib import Path; from service.runtime.files import hold; hold(Path(sys.argv[1])); input()"
+    script = (
+        "import sys; from pathlib import Path; from attend.service.runtime.files import hold; hold(Path(sys.argv[1])); input()"
+    )
     folder = os.open(tmp_path, os.O_RDONLY)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE) as holder:
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from model.errors import Overloaded
-from service.generation import unread
-from service.generation.unread import CALL_BYTES
-from service.http_api.problems import error_response
-from service.runtime import edge, front
+from attend.model.errors import Overloaded
+from attend.service.generation import unread
+from attend.service.generation.unread import CALL_BYTES
+from attend.service.http_api.problems import error_response
+from attend.service.runtime import edge, front
 from tests.fakes import until
 
 ROOT = Path(__file__).parents[3]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from service.runtime import haproxy
-from service.runtime.edge import READY_MS, write_edge
+from attend.service.runtime import haproxy
+from attend.service.runtime.edge import READY_MS, write_edge
 from tests.service.certificates import Authority
 from tests.service.runtime.edges import SECONDS, Edge, in_front, ray_config
 from tests.service.server import wait_for

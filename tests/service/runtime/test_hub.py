@@ -20,10 +20,10 @@ import torch
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.utils import close_session
 
-from model.errors import CheckpointError, SettingError
-from model.net.checkpoint import load
-from service.runtime import hub
-from service.settings import Settings, read_settings
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.net.checkpoint import load
+from attend.service.runtime import hub
+from attend.service.settings import Settings, read_settings
 from tests.model.checkpoints import write_checkpoint, write_letters
 from tests.model.net.test_checkpoint import shard
 from tests.service.hub_server import COMMIT, HubServer
@@ -78,7 +78,7 @@ def child(server: HubServer, cache: Path, *words: str, **more: str) -> subproces
     }
     # A busy machine may keep the weights behind the gate for longer than the library waits by itself.
     environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), "HF_HUB_DOWNLOAD_TIMEOUT": "300", **more}
-    command = [sys.executable, "-m", "service.commands.cli", *words]
+    command = [sys.executable, "-m", "attend.service.commands.cli", *words]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from service.runtime.lifecycle import ready_line
-from service.settings import Settings
+from attend.service.runtime.lifecycle import ready_line
+from attend.service.settings import Settings
 
 FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
 FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True}

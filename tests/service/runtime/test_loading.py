@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from service.runtime.loading import shown
+from attend.service.runtime.loading import shown
 
 
 class Terminal(io.StringIO):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from model.errors import CheckpointError
-from service.runtime import hub
-from service.runtime.model_path import located
-from service.settings import Settings
+from attend.model.errors import CheckpointError
+from attend.service.runtime import hub
+from attend.service.runtime.model_path import located
+from attend.service.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +50,8 @@ def test_what_is_here_is_never_looked_for_on_the_hub(here):
     [
         ("gemma3", "gemma3 does not exist: give .* a .gguf file, or hf://ORG/NAME; did you mean hf://ORG/gemma3[?]$"),
         ("/nowhere/at/all", "^/nowhere/at/all does not exist: give a checkpoint folder with config.json in it, [^;]*NAME$"),
-        ("nowhere/model.gguf", "nowhere/model.gguf does not exist: give [^;]*$"),
-        ("model.gguf", "model.gguf does not exist: give [^;]*$"),
+        ("nowhere/weights.gguf", "nowhere/weights.gguf does not exist: give [^;]*$"),
+        ("weights.gguf", "weights.gguf does not exist: give [^;]*$"),
         ("folder/nam", "folder/nam does not exist: give [^;]*$"),
         ("model.txt", "model.txt is a file, and not a .gguf file: give a checkpoint folder"),
         ("folder", "folder/config.json is missing$"),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from model.errors import SettingError
-from service.runtime import ports
-from service.runtime.ports import Ports, claim, is_free
+from attend.model.errors import SettingError
+from attend.service.runtime import ports
+from attend.service.runtime.ports import Ports, claim, is_free
 
 SHIPPED = ports.HTTP_START, ports.GRPC_START, ports.SLOTS
 

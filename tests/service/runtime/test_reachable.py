@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.runtime.reachable import END_SECONDS, RESTART_SECONDS, Lost, lead_to
+from attend.service.runtime.reachable import END_SECONDS, RESTART_SECONDS, Lost, lead_to
 
 HEAD = "# pxname,svname,status,act,bck\n"
 FRONTENDS = HEAD + "http_frontend,FRONTEND,OPEN,,\n"

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from model.errors import EngineFailed
-from protos.attend.v1 import generation_pb2 as pb
-from service.runtime import single
-from service.runtime.front import bound
-from service.settings import Settings
+from attend.model.errors import EngineFailed
+from attend.service.runtime import single
+from attend.service.runtime.front import bound
+from attend.service.settings import Settings
+from attend.v1 import generation_pb2 as pb
 from tests.service.server import Server, free_port, free_ports, running, started, wait_for
 from tests.service.test_contract import (  # noqa: F401 - the laws of any server
     stub,
@@ -115,7 +115,7 @@ def test_a_bad_checkpoint_stops_the_start_with_a_sentence(tmp_path: Path) -> Non
     command = [
         sys.executable,
         "-m",
-        "service.commands.cli",
+        "attend.service.commands.cli",
         "serve",
         str(tmp_path),
         "--single",
@@ -195,8 +195,8 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
 
     engine = SimpleNamespace(info=SimpleNamespace(device="cpu", max_model_len=128))
     other = Other(config=SimpleNamespace(backlog=8), engine=engine, application=lambda *given, **named: None)
-    monkeypatch.setattr("service.runtime.front.http_server", lambda *given, **named: other)
-    monkeypatch.setattr("service.grpc_api.server.grpc_server", lambda *given, **named: other)
+    monkeypatch.setattr("attend.service.runtime.front.http_server", lambda *given, **named: other)
+    monkeypatch.setattr("attend.service.grpc_api.server.grpc_server", lambda *given, **named: other)
     monkeypatch.setattr(single, "ready_line", lambda *given: "Ready")
     monkeypatch.setattr(single, "say", heard)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from model.errors import SettingError
-from service.runtime.supervisor import ray_environment
-from service.settings import Settings
+from attend.model.errors import SettingError
+from attend.service.runtime.supervisor import ray_environment
+from attend.service.settings import Settings
 
 SUBREAPER = """
 import ctypes, subprocess, sys
-from service.runtime.supervisor import PR_SET_CHILD_SUBREAPER, end_orphans
+from attend.service.runtime.supervisor import PR_SET_CHILD_SUBREAPER, end_orphans
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 subprocess.run(["sh", "-c", sys.argv[1]], stdout=sys.stdout)
 end_orphans(float(sys.argv[2]))
@@ -26,7 +26,7 @@ print("over")
 
 SUPERVISED = """
 import subprocess, sys
-from service.runtime.supervisor import supervise
+from attend.service.runtime.supervisor import supervise
 driver = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 print(supervise(driver, 1), flush=True)
 """

@@ -21,16 +21,16 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from model.errors import SettingError
-from protos.attend.v1 import generation_pb2 as pb
-from protos.attend.v1 import generation_pb2_grpc as rpc
-from service.grpc_api.server import grpc_server
-from service.runtime import renew
-from service.runtime.front import HttpServer, Loop, bound, http_server
-from service.runtime.lifecycle import check_certificate, ready_line
-from service.runtime.renew import BadPair, doubt, pair
-from service.runtime.tls import Certificate
-from service.settings import Settings, read_settings
+from attend.model.errors import SettingError
+from attend.service.grpc_api.server import grpc_server
+from attend.service.runtime import renew
+from attend.service.runtime.front import HttpServer, Loop, bound, http_server
+from attend.service.runtime.lifecycle import check_certificate, ready_line
+from attend.service.runtime.renew import BadPair, doubt, pair
+from attend.service.runtime.tls import Certificate
+from attend.service.settings import Settings, read_settings
+from attend.v1 import generation_pb2 as pb
+from attend.v1 import generation_pb2_grpc as rpc
 from tests.fakes import FakeEngine, build_server
 from tests.service.certificates import Authority, written
 from tests.service.server import Server, free_port, running, wait_for
@@ -297,9 +297,8 @@ def test_a_bad_pair_leaves_the_last_good_one_in_use_and_is_told_once(secure, aut
 
 def test_grpc_is_imported_after_the_variables_of_one_process_are_set():
     """Else each handshake that fails writes a line, for callers without a key too."""
-    imports = (
-        "import sys; from service.commands import cli; from service.runtime import single; from service.observe import tracing"
-    )
+    rooms = "commands import cli", "runtime import single", "observe import tracing"
+    imports = "; ".join(["import sys", *(f"from attend.service.{room}" for room in rooms)])
     assert subprocess.run([sys.executable, "-c", f"{imports}; sys.exit('grpc' in sys.modules)"]).returncode == 0
 
 
@@ -414,7 +413,7 @@ def test_an_application_whose_haproxy_would_speak_without_tls_is_refused():
     with warnings.catch_warnings():
         # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
         warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
-        from service.runtime.deployment import build
+        from attend.service.runtime.deployment import build
     with pytest.raises(SettingError, match="set ATTEND_TLS_CERT and ATTEND_TLS_KEY"):
         build({"tls_cert": "a", "tls_key": "b"})
 
@@ -462,6 +461,6 @@ def refuses_plain_calls(server: Server) -> None:
 
 
 def checks_itself(server: Server, authority: Authority, url: str) -> None:
-    command = [sys.executable, "-m", "service.commands.cli", "check", url, "--grpc", server.target]
+    command = [sys.executable, "-m", "attend.service.commands.cli", "check", url, "--grpc", server.target]
     done = subprocess.run(command, env={**os.environ, "SSL_CERT_FILE": str(authority.ca)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,11 +13,11 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.checkpoint import formed, inspect, load, read_config
-from model.net.formats.codes import INT4, INT8, MXFP4
-from model.net.formats.compressed import CompressedTensors
-from model.net.quantised import QuantisedLinear
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import formed, inspect, load, read_config
+from attend.model.net.formats.codes import INT4, INT8, MXFP4
+from attend.model.net.formats.compressed import CompressedTensors
+from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import edit_config, edit_tensors, shaped, spread
 from tests.model.net.formats.writing import (
     SIZES,

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.checkpoint import inspect, load
-from model.weights import read_json
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import inspect, load
+from attend.model.weights import read_json
 from tests.model.checkpoints import edit_config
 from tests.model.net.formats.test_compressed import args, compressed, settings
 from tests.model.net.formats.test_fp8 import BLOCKS, fp8

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from model.errors import CheckpointError
-from model.net.checkpoint import formed, load, read_config
-from model.net.formats.codes import FP8, INT8
-from model.net.formats.fp8 import dense
-from model.net.quantised import QuantisedLinear
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import formed, load, read_config
+from attend.model.net.formats.codes import FP8, INT8
+from attend.model.net.formats.fp8 import dense
+from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import edit_config, edit_tensors
 from tests.model.net.formats.writing import Pack, Packed, assert_means, pack_folder, plain_folder
 from tests.model.net.test_linear import filling

@@ -13,16 +13,16 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.backends import ReferenceBackend
-from model.net.checkpoint import inspect, load, read_config
-from model.net.formats import gguf
-from model.net.formats.codes import GROUP, INT8
-from model.net.formats.ggml import FORMS
-from model.net.formats.gguf import READ
-from model.net.quantised import QuantisedLinear
-from model.net.transformer import Decoder
-from model.train.loss import hidden_states
+from attend.model.errors import CheckpointError
+from attend.model.net.backends import ReferenceBackend
+from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.formats import gguf
+from attend.model.net.formats.codes import GROUP, INT8
+from attend.model.net.formats.ggml import FORMS
+from attend.model.net.formats.gguf import READ
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, edit_config, shaped, spread, their_logits, their_model
 from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
 from tests.model.net.native.test_native import distance, needs_library, run, run_native

@@ -13,9 +13,9 @@ from unicodedata import normalize
 import pytest
 import torch
 
-from model.gguf.splits import SPLITS
-from model.net.checkpoint import load
-from model.tokenizer import Tokenizer
+from attend.model.gguf.splits import SPLITS
+from attend.model.net.checkpoint import load
+from attend.model.tokenizer import Tokenizer
 from tests.model import tokenizers
 from tests.model.gguf.test_vocabulary import BYTE_LEVEL, SCORED, vocabulary
 from tests.model.gguf_files import MADE, Type, byte_level, make, stored_as, write_gguf

@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from model.errors import CheckpointError
-from model.net.checkpoint import formed, inspect, load
-from model.net.formats.codes import MXFP4
-from model.net.formats.mxfp4 import codes_of
-from model.net.linear import Linear
-from model.net.quantised import QuantisedExperts
-from model.net.transformer import Decoder
-from model.train.loss import hidden_states
+from attend.model.errors import CheckpointError
+from attend.model.net.checkpoint import formed, inspect, load
+from attend.model.net.formats.codes import MXFP4
+from attend.model.net.formats.mxfp4 import codes_of
+from attend.model.net.linear import Linear
+from attend.model.net.quantised import QuantisedExperts
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import edit_config, edit_tensors, their_logits, their_model
 from tests.model.net.test_linear import filling
 

@@ -13,15 +13,15 @@ from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQCon
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.__main__ import complete
-from model.engine.build import build_engine
-from model.engine.options import EngineOptions
-from model.errors import CheckpointError, SettingError
-from model.net.checkpoint import formed, inspect, load, read_config
-from model.net.formats.codes import INT4, INT8, MXFP4, Form
-from model.net.formats.gptq import Gptq
-from model.net.linear import Linear
-from model.net.quantised import QuantisedEmbedding, QuantisedLinear
+from attend.model.__main__ import complete
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.net.checkpoint import formed, inspect, load, read_config
+from attend.model.net.formats.codes import INT4, INT8, MXFP4, Form
+from attend.model.net.formats.gptq import Gptq
+from attend.model.net.linear import Linear
+from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear
 from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import edit_config, edit_tensors, spread
 from tests.model.net.formats.writing import (

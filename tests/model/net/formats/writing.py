@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.net.checkpoint import load
-from model.net.formats.codes import Codes
-from model.net.formats.safetensors_files import Safetensors
-from model.net.linear import Linear
-from model.net.quantised import QuantisedLinear
-from model.net.transformer import Decoder
-from model.train.loss import hidden_states
+from attend.model.net.checkpoint import load
+from attend.model.net.formats.codes import Codes
+from attend.model.net.formats.safetensors_files import Safetensors
+from attend.model.net.linear import Linear
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.transformer import Decoder
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import edit_config, shaped, spread
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12]])

@@ -9,15 +9,15 @@ from functools import cache
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.engine.choice import serving_form
-from model.engine.engine import Engine
-from model.engine.request import Output, Request
-from model.engine.runner import ModelRunner
-from model.engine.scheduler import Scheduler
-from model.net.transformer import Decoder
-from model.params import SamplingParams
-from model.train.loss import hidden_states
+from attend.model.config import ModelConfig
+from attend.model.engine.choice import serving_form
+from attend.model.engine.engine import Engine
+from attend.model.engine.request import Output, Request
+from attend.model.engine.runner import ModelRunner
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.transformer import Decoder
+from attend.model.params import SamplingParams
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, run, sizes, told
 from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, each_way

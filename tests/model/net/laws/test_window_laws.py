@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 import torch
 
-from model.config import GroupSize, ModelConfig
-from model.engine.engine import Engine
-from model.engine.request import Request
-from model.params import SamplingParams
+from attend.model.config import GroupSize, ModelConfig
+from attend.model.engine.engine import Engine
+from attend.model.engine.request import Request
+from attend.model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config
 from tests.model.engine.machines import answers, ask, run
 from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine, repeating

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from model.net.native import decoder, library
+from attend.model.net.native import decoder, library
 
 HEADER = Path(__file__).with_name("stand_ins.h")
 FLAGS = ["-O1", "-fexpensive-optimizations", "-include", str(HEADER), f"-I{library.SOURCE}"]

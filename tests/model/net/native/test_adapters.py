@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.net.adapters import Adapter, Group, LowRank, Part
-from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
-from model.net.native import library
-from model.net.native.adapters import NativeAdapters
-from model.net.native.decoder import NativeBackend, NativeDecoder, numbers_of_matrices
-from model.net.transformer import Decoder
-from model.sublayers import DeltaSpec
+from attend.model.errors import CheckpointError
+from attend.model.net.adapters import Adapter, Group, LowRank, Part
+from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from attend.model.net.native import library
+from attend.model.net.native.adapters import NativeAdapters
+from attend.model.net.native.decoder import NativeBackend, NativeDecoder, numbers_of_matrices
+from attend.model.net.transformer import Decoder
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_decoder
 from tests.model.net.native.test_native import distance, random_text, shaped
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from model.net.backends import ReferenceBackend, TorchBackend
-from model.net.checkpoint import load
-from model.net.delta import GatedDelta
-from model.net.experts import Mixture
-from model.net.transformer import Decoder
+from attend.model.net.backends import ReferenceBackend, TorchBackend
+from attend.model.net.checkpoint import load
+from attend.model.net.delta import GatedDelta
+from attend.model.net.experts import Mixture
+from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import KINDS, write_checkpoint
 from tests.model.net.native.test_native import distance, needs_library, random_text, run, run_native
 from tests.model.net.native.test_switches import settle

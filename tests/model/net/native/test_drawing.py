@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model import sampling
-from model.net.native.decoder import best_tokens
-from model.params import SamplingParams
-from model.sampling_plan import MASK_64, Draw, SamplingPlan
+from attend.model import sampling
+from attend.model.net.native.decoder import best_tokens
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import MASK_64, Draw, SamplingPlan
 from tests.model.net.native.test_native import needs_library
 from tests.model.test_sampling import key_of
 

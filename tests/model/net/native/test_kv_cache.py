@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.net.backends import ReferenceBackend, TorchBackend
-from model.sublayers import DeltaSpec
+from attend.model.net.backends import ReferenceBackend, TorchBackend
+from attend.model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import SHAPES, distance, needs_library, pair, run, run_native, shaped
 
 pytestmark = needs_library

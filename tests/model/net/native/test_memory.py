@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.net.checkpoint import save
-from model.net.native import library
-from model.net.transformer import Decoder
+from attend.model.config import ModelConfig
+from attend.model.net.checkpoint import save
+from attend.model.net.native import library
+from attend.model.net.transformer import Decoder
 
 ROOT = Path(__file__).parents[4]
 MOST = 1.15
@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
-from model.net.checkpoint import load
-from model.net.native import decoder
+from attend.model.net.checkpoint import load
+from attend.model.net.native import decoder
 
 
 def anonymous():

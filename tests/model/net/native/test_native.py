@@ -7,20 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.engine import choice
-from model.engine.choice import choose_backend
-from model.errors import SettingError
-from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
-from model.net.features import NATIVE
-from model.net.native import library
-from model.net.native.__main__ import main
-from model.net.native.decoder import NativeBackend, NativeDecoder
-from model.net.transformer import Decoder
-from model.sublayers import DeltaSpec
+from attend.model.engine import choice
+from attend.model.engine.choice import choose_backend
+from attend.model.errors import SettingError
+from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from attend.model.net.features import NATIVE
+from attend.model.net.native import library
+from attend.model.net.native.__main__ import main
+from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.transformer import Decoder
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 built = library.load()
-needs_library = pytest.mark.skipif(built is None, reason="the native decoder is not built here: python -m model.net.native")
+needs_library = pytest.mark.skipif(
+    built is None, reason="the native decoder is not built here: python -m attend.model.net.native"
+)
 pytestmark = pytest.mark.by_loops("amx")
 SHAPES = [  # query heads, key/value heads, head size
     (4, 2, 32),

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.net.backends import ReferenceBackend
-from model.net.formats.codes import GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind
-from model.net.linear import Linear, reform
-from model.net.native import library
-from model.net.native.decoder import NativeDecoder
-from model.net.quantised import PLAIN, QuantisedEmbedding, QuantisedLinear
-from model.net.transformer import Decoder
+from attend.model.net.backends import ReferenceBackend
+from attend.model.net.formats.codes import GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind
+from attend.model.net.linear import Linear, reform
+from attend.model.net.native import library
+from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.quantised import PLAIN, QuantisedEmbedding, QuantisedLinear
+from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.net.native.test_native import distance, pair, run, run_native, shaped
 
 needs_library = pytest.mark.skipif(
-    library.load() is None, reason="the native decoder is not built here: python -m model.net.native"
+    library.load() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
 )
 pytestmark = [needs_library, pytest.mark.by_loops("avx2-vnni", "avx512", "avx512-vnni", "amx")]
 FORMS = [(kind, minima) for kind in KINDS.values() for minima in (False, True)]

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.config import NormPlace
-from model.net.backends import ReferenceBackend, TorchBackend
-from model.net.delta import GatedDelta
-from model.net.experts import Mixture
-from model.net.layers import ACTIVATIONS
-from model.net.native.decoder import NativeBackend
-from model.net.transformer import Decoder
-from model.rope import LongScaling, YarnScaling
-from model.sublayers import DeltaSpec
+from attend.model.config import NormPlace
+from attend.model.net.backends import ReferenceBackend, TorchBackend
+from attend.model.net.delta import GatedDelta
+from attend.model.net.experts import Mixture
+from attend.model.net.layers import ACTIVATIONS
+from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.transformer import Decoder
+from attend.model.rope import LongScaling, YarnScaling
+from attend.model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import distance, needs_library, pair, random_text, run, run_native, shaped
 
 TEXTS = [random_text(length, at) for at, length in enumerate((70, 3, 33))]

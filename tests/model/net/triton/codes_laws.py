@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.net.formats.codes import FP8, INT4, INT8, IQ4_NL, MXFP4, Codes, quantise
-from model.net.linear import Linear, reform
-from model.net.quantised import QuantisedEmbedding, QuantisedLinear, quantise_matrices
-from model.net.transformer import Decoder
-from model.net.triton.backend import INTERPRETED
-from model.net.triton.codes import CodesLinear, multiply_codes
+from attend.model.net.formats.codes import FP8, INT4, INT8, IQ4_NL, MXFP4, Codes, quantise
+from attend.model.net.linear import Linear, reform
+from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear, quantise_matrices
+from attend.model.net.transformer import Decoder
+from attend.model.net.triton.backend import INTERPRETED
+from attend.model.net.triton.codes import CodesLinear, multiply_codes
 from tests.model.checkpoints import tiny_config
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -19,18 +19,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from model.config import AttentionVariant
-from model.engine.sampler import TokenSampler
-from model.net.backends import BatchLayout, KVCache, Paged, Row
-from model.net.formats.codes import FP8, INT4, INT8, MXFP4
-from model.net.linear import Linear
-from model.net.quantised import QuantisedLinear
-from model.net.transformer import Decoder
-from model.net.triton import codes, delta, fused, grouped, kernels, sampling
-from model.net.triton.backend import TritonBackend
-from model.net.triton.codes import TOKENS, CodesLinear
-from model.net.triton.decoder import TritonDecoder
-from model.sublayers import DeltaSpec
+from attend.model.config import AttentionVariant
+from attend.model.engine.sampler import TokenSampler
+from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
+from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
+from attend.model.net.linear import Linear
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.transformer import Decoder
+from attend.model.net.triton import codes, delta, fused, grouped, kernels, sampling
+from attend.model.net.triton.backend import TritonBackend
+from attend.model.net.triton.codes import TOKENS, CodesLinear
+from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 H200 = GPUTarget("cuda", 90, 32)

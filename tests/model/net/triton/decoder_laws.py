@@ -6,22 +6,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.engine.build import build_engine
-from model.engine.graphs import DecodeGraphs
-from model.engine.options import EngineOptions
-from model.engine.pieces import StepPieces
-from model.engine.recorder import CudaRecorder
-from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
-from model.net.experts import Mixture
-from model.net.features import TRITON, features
-from model.net.layers import MLP, GatedMLP
-from model.net.triton import mlp
-from model.net.triton.backend import INTERPRETED, TritonBackend
-from model.net.triton.decoder import TritonDecoder
-from model.params import SamplingParams
-from model.rope import YarnScaling
-from model.sublayers import DeltaSpec
-from model.transfer import integers
+from attend.model.engine.build import build_engine
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.recorder import CudaRecorder
+from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
+from attend.model.net.experts import Mixture
+from attend.model.net.features import TRITON, features
+from attend.model.net.layers import MLP, GatedMLP
+from attend.model.net.triton import mlp
+from attend.model.net.triton.backend import INTERPRETED, TritonBackend
+from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.params import SamplingParams
+from attend.model.rope import YarnScaling
+from attend.model.sublayers import DeltaSpec
+from attend.model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import answers, ask
 from tests.model.net.formats.test_fp8 import BLOCKS, fp8

@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from model.config import GroupSize
-from model.engine.engine import Engine
-from model.engine.graphs import DecodeGraphs
-from model.engine.recorder import CudaRecorder
-from model.engine.runner import ModelRunner
-from model.engine.scheduler import Scheduler
-from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
-from model.net.delta import GatedDelta
-from model.net.triton import delta
-from model.net.triton.backend import INTERPRETED, TritonBackend
-from model.net.triton.decoder import TritonDecoder
-from model.sublayers import DeltaSpec
-from model.transfer import integers
+from attend.model.config import GroupSize
+from attend.model.engine.engine import Engine
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.runner import ModelRunner
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
+from attend.model.net.delta import GatedDelta
+from attend.model.net.triton import delta
+from attend.model.net.triton.backend import INTERPRETED, TritonBackend
+from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.sublayers import DeltaSpec
+from attend.model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, sizes
 from tests.model.net.triton.decoder_laws import EXPERTS, decoder_of, distance, of_triton, two_steps

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
-from model.net.triton.backend import INTERPRETED
+from attend.model.net.triton.backend import INTERPRETED
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from model.config import AttentionVariant
-from model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
-from model.net.triton import backend as under_test
-from model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
+from attend.model.config import AttentionVariant
+from attend.model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
+from attend.model.net.triton import backend as under_test
+from attend.model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
 from tests.model.checkpoints import tiny_config
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

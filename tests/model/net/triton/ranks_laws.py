@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from model.engine.choice import choose_backend
-from model.errors import SettingError
-from model.net.backends import TorchBackend
-from model.net.checkpoint import read_config, save
-from model.net.triton.backend import TritonBackend
-from model.net.triton.decoder import TritonDecoder
-from model.parallel.shards import config_of, load_shard
+from attend.model.engine.choice import choose_backend
+from attend.model.errors import SettingError
+from attend.model.net.backends import TorchBackend
+from attend.model.net.checkpoint import read_config, save
+from attend.model.net.triton.backend import TritonBackend
+from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.parallel.shards import config_of, load_shard
 from tests.model.checkpoints import tiny_config
 from tests.model.net.triton.decoder_laws import DEVICE, decoder_of, two_steps
 from tests.model.parallel.turns import in_turns

@@ -19,23 +19,23 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from model.config import EngineConfig, GroupSize
-from model.engine.build import warm_up
-from model.engine.engine import Engine
-from model.engine.graphs import DecodeGraphs
-from model.engine.pieces import StepPieces
-from model.engine.recorder import nothing
-from model.engine.request import Request
-from model.engine.runner import DrawTokens, ModelRunner
-from model.engine.sampler import TokenSampler
-from model.engine.scheduler import Scheduler
-from model.net.backends import KVCache
-from model.net.transformer import Decoder
-from model.net.triton import delta, fused, grouped, kernels, sampling
-from model.net.triton.backend import TritonBackend
-from model.net.triton.decoder import TritonDecoder
-from model.params import NO_CHANGE, DecodingParams, SamplingParams
-from model.sublayers import DeltaSpec
+from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.build import warm_up
+from attend.model.engine.engine import Engine
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.recorder import nothing
+from attend.model.engine.request import Request
+from attend.model.engine.runner import DrawTokens, ModelRunner
+from attend.model.engine.sampler import TokenSampler
+from attend.model.engine.scheduler import Scheduler
+from attend.model.net.backends import KVCache
+from attend.model.net.transformer import Decoder
+from attend.model.net.triton import delta, fused, grouped, kernels, sampling
+from attend.model.net.triton.backend import TritonBackend
+from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
+from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 MOST = 300

@@ -1,4 +1,4 @@
-"""The laws of drawing in Triton: the reference is `model.sampling`. Run by `test_triton.py`, as `laws.py` is."""
+"""The laws of drawing in Triton: the reference is `attend.model.sampling`. Run by `test_triton.py`, as `laws.py` is."""
 
 import math
 from array import array
@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from model import sampling, transfer
-from model.engine import sampler as under_test
-from model.engine.sampler import TokenSampler, mixed
-from model.net.triton import sampling as kernels
-from model.net.triton.backend import INTERPRETED
-from model.params import DecodingParams, SamplingParams
-from model.sampling import EXCLUDED, UNSCORED, sample
-from model.sampling_plan import Draw, History, SamplingPlan, mix
-from model.transfer import Parcel
+from attend.model import sampling, transfer
+from attend.model.engine import sampler as under_test
+from attend.model.engine.sampler import TokenSampler, mixed
+from attend.model.net.triton import sampling as kernels
+from attend.model.net.triton.backend import INTERPRETED
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling import EXCLUDED, UNSCORED, sample
+from attend.model.sampling_plan import Draw, History, SamplingPlan, mix
+from attend.model.transfer import Parcel
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 CHUNK = 64

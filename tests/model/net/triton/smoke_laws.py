@@ -5,16 +5,16 @@ import copy
 import pytest
 import torch
 
-from model.engine.graphs import DecodeGraphs
-from model.engine.recorder import CudaRecorder
-from model.engine.sampler import TokenSampler
-from model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
-from model.net.transformer import Decoder
-from model.net.triton.backend import INTERPRETED, TritonBackend
-from model.net.triton.decoder import TritonDecoder
-from model.params import SamplingParams
-from model.sampling import sample
-from model.sampling_plan import Draw, SamplingPlan
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.sampler import TokenSampler
+from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from attend.model.net.transformer import Decoder
+from attend.model.net.triton.backend import INTERPRETED, TritonBackend
+from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.params import SamplingParams
+from attend.model.sampling import sample
+from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config
 from tests.model.net.triton.laws import DEVICE, Scene, assert_close, decodes
 
