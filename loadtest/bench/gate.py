@@ -49,7 +49,10 @@ def worktree(revision: str) -> Iterator[Path]:
 def build(tree: Path) -> None:
     """The tree's native kernels, where there is a compiler."""
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    subprocess.run([sys.executable, "-m", "attend.model.net.native"], cwd=tree, env=environment, check=True, stdout=sys.stderr)
+    package = (
+        "attend.model" if (tree / "attend").is_dir() else "model"
+    )  # an older base has no `attend`, and would find this tree's
+    subprocess.run([sys.executable, "-m", f"{package}.net.native"], cwd=tree, env=environment, check=True, stdout=sys.stderr)
 
 
 def judge(comparisons: Sequence[Comparison], base: str) -> tuple[str, bool]:
