@@ -4,13 +4,16 @@ VENV    ?= .venv
 BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
 PROTO   := attend/v1/generation.proto
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
-MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients "mark\.$(1)" tests))
+BY_FILE := --dist loadfile --no-loadscope-reorder
+GPU_SIM := tests/gpu tests/model/net/triton
+TOOLS   := tests/loadtest tests/simulation/test_planted.py tests/deploy/test_manifests.py
+APART    = $(addprefix --ignore=,$(GPU_SIM) $(TOOLS) tests/clients)
+MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --exclude-dir=loadtest "mark\.$(1)" tests))
 
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-clients test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos train clean
 
 # --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
@@ -28,10 +31,22 @@ serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 # Two workers take a file at a time, in the order of tests/conftest.py. What starts no server has one thread, and a thread that waits leaves
 # its core to the other worker. Then come the servers, two at once, since a start is long and leaves a core idle; then what must be alone.
 # 5: none of ARGS is of this kind.
-test: setup  ## every test but the cluster's and the clients'
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients)" --ignore tests/clients $(WORKERS) $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients)" $(WORKERS) $(or $(ARGS),$(call MARKED,ray)) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(call MARKED,alone)) || [ $$? -eq 5 ]
+CASES   := --cases 8
+LONG    := or long
+test: setup  ## every law, by at most eight cases of each test; the verbs below have the rest
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(CASES) $(APART)) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(call MARKED,ray)) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "alone and not (cluster $(LONG))" $(or $(ARGS),$(call MARKED,alone)) || [ $$? -eq 5 ]
+
+test-all: CASES :=
+test-all: LONG :=
+test-all: test test-gpu-sim test-tools  ## every case of every test but the cluster's and the clients'
+
+test-gpu-sim: setup  ## what stands in for a GPU: its kernels in an interpreter, and a device that is played (minutes)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 $(BY_FILE) $(or $(ARGS),$(GPU_SIM))
+
+test-tools: setup  ## the tests of what tests and measures: load, benchmarks, the planted bugs of the simulation, the check of manifests
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 $(BY_FILE) $(or $(ARGS),$(TOOLS))
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
 	$(BIN)/python -m pytest -m cluster $(ARGS)

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -83,11 +84,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--cases`: see `thinned`."""
+    parser.addoption("--cases", type=int, help="run at most so many cases of a test, always the same ones")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the files; the tests of a file keep their order."""
     places = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    if most := config.getoption("--cases"):
+        kept = thinned(items, most)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def thinned(items: list[pytest.Item], most: int) -> set[pytest.Item]:
+    """At most so many cases of each test: those whose names have the smallest digests, so that they vary in all parameters."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {case for cases in tests.values() for case in sorted(cases, key=lambda case: crc32(case.nodeid.encode()))[:most]}
 
 
 @pytest.fixture(autouse=True)

@@ -120,6 +120,7 @@ kill -TERM $server; wait $server; echo "checked $status ended $?"
 """
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(200)
 def test_the_printed_docker_run_starts_a_server_that_passes_attend_check():

@@ -116,6 +116,8 @@ def test_the_packed_code_is_the_tree_under_another_version(tmp_path):
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "out", [name for name in names if "dist-info" in name])
-    assert {"service/runtime/deployment.py", "model/params.py", "model/default/config.json"} <= set(names)
-    [found] = distributions(name="attend", path=[str(tmp_path / "out")])
+    assert {
+        f"attend/{name}" for name in ("service/runtime/deployment.py", "model/params.py", "model/default/config.json")
+    } <= set(names)
+    [found] = distributions(name="attend-server", path=[str(tmp_path / "out")])
     assert found.version == "99.7"

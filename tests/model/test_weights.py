@@ -134,6 +134,7 @@ def test_a_header_too_long_to_read_is_refused_before_it_is_read(folder):
     assert refusal(folder) == f"{path} has a header of 99000000 bytes, but at most {MOST_JSON} are read"
 
 
+@pytest.mark.long
 def test_a_header_of_very_many_tensors_is_refused_in_few_words_and_seconds(folder):
     entries = ",".join(f'"t{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(400_000))
     header = f"{{{entries}}}".encode()

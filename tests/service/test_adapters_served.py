@@ -29,6 +29,7 @@ def text(server: Server, model: str | None) -> str | int:
         return error.code
 
 
+@pytest.mark.long
 def test_adapters_come_and_go_on_every_replica(tmp_path: Path) -> None:
     modules = linears(DEFAULT_MODEL, ["qkv", "down", "out", "gate_up", "q_proj", "v_proj", "o_proj", "down_proj"])
     fixed, folder = write_adapter(tmp_path / "fixed", modules, 1), tmp_path / "adapters"

@@ -133,6 +133,7 @@ def neighbours_until(over: threading.Event, url: str) -> list[list[int]]:
     return streams
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_all_bad_inputs_leave_a_neighbours_tokens_and_the_count_of_errors_as_they_were(server):
     alone = neighbour(server.url)

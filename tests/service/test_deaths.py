@@ -336,6 +336,7 @@ def test_a_reload_ends_the_old_haproxy_and_nobody_stands_in_for_it(front):
     assert not (front.state / "stand-in").exists()
 
 
+@pytest.mark.long
 def test_while_haproxy_is_replaced_no_first_call_of_a_grpc_client_waits_and_a_stream_goes_on(front):
     """A connection that is told to go away before its first call keeps its client waiting until it ends."""
     over, waits = threading.Event(), []

@@ -79,6 +79,7 @@ def asked(server: Server, path: str, **body: object) -> dict:
         return json.load(answer)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_gguf_file_is_served_with_its_tokenizer_and_its_chat_template(tmp_path):
     path = write(tmp_path / "default-Q8_0.gguf", Type.Q8_0)

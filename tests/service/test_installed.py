@@ -197,12 +197,12 @@ def test_the_planted_code_would_run(hostile, ran):
     [
         (["--help"], 0),
         (["generate", "def f", "--model", ".", "--max-tokens", "2"], 0),
-        (["explain", "def f", "--model", "."], 0),
+        pytest.param(["explain", "def f", "--model", "."], 0, marks=pytest.mark.long),
         (["inspect", "."], 0),
         (["keys", "add", "alice", "--file", "keys.json"], 0),
         (["check", "http://127.0.0.1:9"], 1),
-        (["replay", "../answer.json", "--model", "."], 0),
-        (["quality", ".", "--bytes", "6000", "--quantize", "int8"], 0),
+        pytest.param(["replay", "../answer.json", "--model", "."], 0, marks=pytest.mark.long),
+        pytest.param(["quality", ".", "--bytes", "6000", "--quantize", "int8"], 0, marks=pytest.mark.long),
         (["train", "--help"], 0),
         (["bench", "single", "--help"], 2),  # they come with the tree
     ],

@@ -7,9 +7,12 @@ import pytest
 from PIL import Image
 
 from tests.fakes import FakeEngine, build_server, says
+from tests.service import pages
 from tests.service.fake_attention import HOSTILE, LAYERS, SINK, STATE, FakeAttention, answers, weights
 from tests.service.http_api.described import chatting_server, fastapi_of
-from tests.service.pages import expect, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
+from tests.service.pages import expect, finish, opened, serving, violations
+
+pytestmark = [pages.pytestmark, pytest.mark.long]
 
 
 @pytest.fixture

@@ -10,8 +10,11 @@ import pytest
 from attend.model.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from tests.fakes import INFO, FakeEngine, build_server, says
-from tests.service.pages import expect, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
+from tests.service import pages
+from tests.service.pages import expect, finish, opened, serving, violations
 from tests.service.test_page_browser import HOSTILE, keywords, written
+
+pytestmark = [pages.pytestmark, pytest.mark.long]
 
 TEMPLATE = ChatTemplate(
     "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"

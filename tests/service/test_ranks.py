@@ -71,7 +71,7 @@ def test_ranks_answer_as_one_process_and_a_dead_one_is_replaced(tmp_path):
     [
         (["--tensor-parallel", "4"], "4 ranks cannot share 6 heads evenly"),
         (["--tensor-parallel", "2", "--quantize", "int8"], "quantize is set"),
-        (["--tensor-parallel", "2", "--single"], "tensor_parallel = 2 needs ray"),
+        (["--tensor-parallel", "2", "--single"], "tensor_parallel = 2 needs Ray"),
     ],
 )
 def test_what_ranks_cannot_share_is_one_sentence_before_anything_starts(flags, why, tmp_path):

@@ -1,10 +1,10 @@
-"""Thousands of lives of the scheduler. tests/model/engine/test_simulation.py has a few, and the bugs that they find."""
+"""Hundreds of lives of the scheduler. tests/model/engine/test_simulation.py has a few, and the bugs that they find."""
 
 import pytest
 
 from tests.simulation.simulate import scheduler_life
 
-LIVES, PART, STEPS = 3300, 550, 230
+LIVES, PART, STEPS = 600, 200, 230
 """Lives in all, in a test, and the steps that a life has at least, as a mean."""
 
 

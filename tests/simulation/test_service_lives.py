@@ -1,4 +1,4 @@
-"""Thousands of random lives of the whole service keep every law; and all that may happen to a call happens in some."""
+"""Hundreds of random lives of the whole service keep every law; and all that may happen to a call happens in some."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tests.simulation.events import events_of, told
 from tests.simulation.life import Life
 from tests.simulation.simulate import breaks, main, service_life, shrunk
 
-LIVES, PART, STEPS = 2500, 500, 70
+LIVES, PART, STEPS = 400, 100, 70
 """Lives in all, in a test, and the steps that a life has at least, as a mean."""
 HARD = 200
 """Lives in which all that may happen must have happened."""

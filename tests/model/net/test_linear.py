@@ -52,9 +52,11 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and not tensor.is_meta and not in_file(tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
-                self.living.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+                known = storage._cdata in self.living and not self.living[storage._cdata][0].expired()
+                if not known and not in_file(tensor):
+                    self.living[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.most = max(self.most, self.now())
         return result
 

@@ -98,7 +98,7 @@ def wanted(folder):
     return {name: told(outputs) for name, outputs in run(build_engine(folder, OPTIONS).engine, crowd()).items()}
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)], ids="{} ranks".format)
 def engine(request, folder):
     with engine_of(folder, request.param) as (engine, _):
         assert engine.info.fingerprint != build_engine(folder, OPTIONS).info.fingerprint
@@ -166,6 +166,7 @@ def test_a_rank_that_computes_other_numbers_ends_the_engine(folder):
         assert wait_for(lambda: engine.heartbeat_age() == float("inf"), UNHEALTHY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "busy"),
     [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGSTOP, False)],
@@ -182,6 +183,7 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(folder, how, bus
         assert wait_for(lambda: engine.heartbeat_age() == float("inf"), UNHEALTHY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "serves"),
     [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGSTOP, True)],

@@ -65,7 +65,7 @@ def ranks_of(number, folders):
             process.wait()
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)], ids="{} ranks".format)
 def answers(request, tmp_path_factory):
     """What the ranks made of each kind of checkpoint, and of sums. All but rank 0 have ended."""
     number, found = request.param, {dtype: {} for dtype in DTYPES}

@@ -164,4 +164,4 @@ def test_the_pages_are_not_routes_of_the_document():
 
 def test_the_files_are_part_of_the_package():
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    assert "http_api/static/*" in data["service"]
+    assert "http_api/static/*" in data["attend.service"]

@@ -168,6 +168,7 @@ def test_max_replicas_turns_the_autoscaler_on():
     assert taken.policy.policy_function == "attend.service.observe.autoscaling:policy"
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.alone
 @pytest.mark.timeout(400)

@@ -328,6 +328,7 @@ def test_a_head_that_does_not_end_is_cut_off_in_10_seconds(slow: dict) -> None:
         assert 9 < seconds < 25, "not 30: that is for bodies"
 
 
+@pytest.mark.long
 def test_a_connection_may_rest_as_long_as_a_client_keeps_it_and_is_closed_in_the_end(slow: dict) -> None:
     statuses, rested = slow["kept"].result(2 * IDLE_SECONDS)[0]
     assert statuses == [200, 200]

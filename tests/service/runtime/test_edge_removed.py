@@ -17,6 +17,7 @@ def edge_folder(server: Server) -> Path:
     return Path(dict(each.partition("=")[::2] for each in variables)["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
 
 
+@pytest.mark.long
 def test_calls_are_answered_again_after_a_replicas_death_or_the_server_ends(tmp_path):
     with running(tmp_path / "log", "--num-threads", "1") as server:
         folder = edge_folder(server)

@@ -311,6 +311,7 @@ def test_a_cache_that_cannot_be_written_to_is_served(at, monkeypatch):
     assert at.fetch() == first
 
 
+@pytest.mark.long
 def test_two_downloads_at_once_ask_for_each_file_once(server, tmp_path):
     server.gate = threading.Event()
     children = [child(server, tmp_path, "inspect", MODEL, "--json")]

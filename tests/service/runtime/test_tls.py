@@ -418,6 +418,7 @@ def test_an_application_whose_haproxy_would_speak_without_tls_is_refused():
         build({"tls_cert": "a", "tls_key": "b"})
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_server_with_haproxy_streams_over_tls_and_takes_over_a_new_certificate(authority, files, tmp_path):
     flags = (*SLOW, "--tls-cert", os.path.relpath(files[0]), "--tls-key", os.path.relpath(files[1]))
