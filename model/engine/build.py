@@ -151,12 +151,26 @@ def build_runner(
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
-    recorded = (None, None) if options.deterministic else record_steps(form, backend, cache, engine_config, shared=ranks > 1)
-    graphs, pieces = recorded
+    graphs, pieces = None, None
+    if not options.deterministic:
+        graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    parts = (form, backend, cache, device, graphs, draw, adapters, pieces)
-    runner = ModelRunner(*parts) if group is None else ShardRunner(group, net, *parts, exact=options.deterministic)
+    if group is None:
+        runner = ModelRunner(form, backend, cache, device, graphs=graphs, draw=draw, adapters=adapters, pieces=pieces)
+    else:
+        runner = ShardRunner(
+            form,
+            backend,
+            cache,
+            device,
+            graphs=graphs,
+            draw=draw,
+            pieces=pieces,
+            group=group,
+            part=net,
+            exact=options.deterministic,
+        )
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
