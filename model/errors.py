@@ -14,7 +14,7 @@
     ├── Unavailable             loading or draining; try again elsewhere
     ├── DeadlineExceeded        the deadline passed before the first token
     ├── EngineFailed            our bug: the request cannot be finished
-    │   ├── OutOfMemory         a step needs more memory than there is; a smaller one may not
+    │   ├── OutOfMemory         a step needs more memory than is free; a smaller one may not
     │   └── DeviceFailed        the device computes nothing more in this process: it must end
     ├── CheckpointError         a model folder that cannot be served; names the file and the tensor
     └── SettingError            a setting with a bad value; names it
@@ -109,7 +109,7 @@ class EngineFailed(AttendError):
 
 
 class OutOfMemory(EngineFailed):
-    """A step needs more memory than there is. A smaller step may fit."""
+    """A step needs more memory than is free. A smaller step may fit."""
 
 
 class DeviceFailed(EngineFailed):

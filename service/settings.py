@@ -87,7 +87,7 @@ class Settings(BaseModel):
     )
     quantize: Literal["none", "int8", "int4"] = Field(
         "none",
-        description="keep weights in whole numbers: half or a quarter of the memory; faster where the native decoder serves",
+        description="weight-only quantisation: half or a quarter of the memory; faster where the native decoder serves",
     )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the defaults of sampling from the checkpoint's generation_config.json"
@@ -129,9 +129,9 @@ class Settings(BaseModel):
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto", description="what keys and values are kept in; auto: as computed; int8: half the memory of bfloat16, CPU only"
     )
-    prefix_caching: bool = Field(True, description="compute a beginning that several prompts share once")
+    prefix_caching: bool = Field(True, description="reuse the KV cache of prompts for later ones with the same prefix")
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
-        0, description="tokens that a step may guess from the text so far, without a change of any answer; 0 is off"
+        0, description="speculative decoding by prompt lookup: draft tokens of a step; answers stay the same; 0 is off"
     )
     deterministic: bool = Field(
         False, description="tokens with the same bits whatever else runs; refused where the machine cannot keep it"

@@ -151,12 +151,26 @@ def build_runner(
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
-    recorded = (None, None) if options.deterministic else record_steps(form, backend, cache, engine_config, shared=ranks > 1)
-    graphs, pieces = recorded
+    graphs, pieces = None, None
+    if not options.deterministic:
+        graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    parts = (form, backend, cache, device, graphs, draw, adapters, pieces)
-    runner = ModelRunner(*parts) if group is None else ShardRunner(group, net, *parts, exact=options.deterministic)
+    if group is None:
+        runner = ModelRunner(form, backend, cache, device, graphs=graphs, draw=draw, adapters=adapters, pieces=pieces)
+    else:
+        runner = ShardRunner(
+            form,
+            backend,
+            cache,
+            device,
+            graphs=graphs,
+            draw=draw,
+            pieces=pieces,
+            group=group,
+            part=net,
+            exact=options.deterministic,
+        )
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
@@ -281,14 +295,14 @@ def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
 
 
 def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) -> Kind | None:
-    """The kind of codes in matrices that are kept in whole numbers; None for plain ones. Raises SettingError."""
+    """The kind of codes of quantised weights; None for plain ones. Raises SettingError."""
     if wanted == "none":
         return None
     if config.num_experts and (device != "cpu" or backend == "triton"):
-        who = f"{device} does not multiply experts in whole numbers"
+        who = f"{device} does not multiply quantised experts"
         raise SettingError(f"quantize is {wanted}, but {who}: it needs device = cpu and another backend than triton")
     if device != "cpu" and backend != "triton":
-        raise SettingError(f"quantize is {wanted}, but the {backend} backend does not multiply whole numbers on {device}")
+        raise SettingError(f"quantize is {wanted}, but the {backend} backend does not multiply quantised weights on {device}")
     if backend.partition("-")[0] not in ("native", "triton"):
         log.warning(
             "quantize is %s without the native backend: each product first makes its matrix plain, which is slow", wanted
@@ -387,7 +401,7 @@ def size_engine(
 def tell_states(options: EngineOptions, config: EngineConfig, device: str) -> None:
     """Log the settings that do not hold, since layers keep a state for each sequence."""
     if options.prefix_caching and not config.prefix_caching:
-        log.warning("prefix caching is off: layers of this model keep a state for each sequence, which no other can begin from")
+        log.warning("prefix caching is off: this model has layers with a recurrent state, which sequences cannot share")
     fewer = (config.max_batch_requests, options.batch(device).requests)
     if fewer[0] < fewer[1]:
         log.warning("max_batch_requests is %d in place of %d: the states of so many take half of kv_cache_memory", *fewer)

@@ -25,7 +25,7 @@ class EngineOptions:
     load_format: str = "auto"
     """`dummy` draws the weights and reads config.json alone, for measurements; no setting of the service."""
     quantize: str = "none"
-    """Keep the matrices in whole numbers: int8 or int4."""
+    """Weight-only quantisation: int8 or int4."""
     max_model_len: int | None = None
     max_batch_requests: int | None = None
     max_batch_tokens: int | None = None

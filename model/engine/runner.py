@@ -46,7 +46,7 @@ def device_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if isinstance(error, MemoryError) or any(name in text for name in MEMORY_ERRORS):
-            raise OutOfMemory(f"a step needs more memory than there is: {text}") from error
+            raise OutOfMemory(f"out of memory in a step: {text}") from error
         if any(name in text for name in DEVICE_ERRORS):
             raise DeviceFailed(f"the device failed: {text}") from error
         raise

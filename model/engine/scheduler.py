@@ -204,7 +204,7 @@ class Scheduler:
     def shrink(self) -> None:
         """Halve the tokens of a step, for good: one of so many needs more memory than there is."""
         self.budget = max(self.least_budget, self.budget // 2)
-        log.warning("a step needs more memory than there is: from now on it computes at most %d tokens", self.budget)
+        log.warning("out of memory: the token budget of a step is halved, to %d", self.budget)
 
     @property
     def least_budget(self) -> int:

@@ -88,7 +88,7 @@ def load(
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
-    With `quantize`, matrices are kept in whole numbers of that kind; with `keep_codes`, in those that the files have, if any,
+    With `quantize`, matrices are quantised to that kind; with `keep_codes`, the codes that the files have are kept, if any,
     and with `keep_floats` beside it in floats of 8 bits too.
     SettingError where the files have codes, and `quantize` asks for others.
     With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
@@ -145,7 +145,7 @@ def fill(
             if any(name.startswith(start) for name in weights.where):
                 log.info("the tensors %s* are left out: %s", start, lacking)
     if plain:
-        log.info("matrices that the files have in whole numbers are plain numbers in memory")
+        log.info("quantised weights of the checkpoint are dequantised in memory")
     if tied:
         net.head.share(net.embedding.tokens)
     net.mapped = mapped

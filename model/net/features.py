@@ -62,8 +62,26 @@ ALL = ATTENTION | {
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
-NATIVE = TRITON = ALL
-"""What the native and the Triton decoder compute."""
+NATIVE = ATTENTION | {
+    *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
+    *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
+    *("norm_place=parallel", "norm_place=shared"),
+    *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
+    *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
+    *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
+    *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+}
+"""What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
+TRITON = ATTENTION | {
+    *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
+    *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
+    *("norm_place=parallel", "norm_place=shared"),
+    *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
+    *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
+    *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
+    *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+}
+"""What the Triton decoder computes."""
 
 
 def features(config: ModelConfig) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Matrices that are kept in whole numbers of 8 or 4 bits: about a half or a quarter of bfloat16's memory.
+"""Weight-only quantisation to 8 or 4 bits: about a half or a quarter of bfloat16's memory.
 
 Scales are float16. A row has a power of two beside them, so that its largest scale is near the top of float16's range.
 Shapes: T tokens · O rows · I columns, in whole groups · G groups of 32 columns.
@@ -22,7 +22,7 @@ PLAIN = ("router", "shared_gate", "gates")
 
 
 class QuantisedLinear(Linear):
-    """x Wᵀ + b for W in whole numbers. Here W is made plain for each product; the native decoder multiplies the codes."""
+    """x Wᵀ + b for a quantised W. Here W is dequantised for each product; the native decoder multiplies the codes."""
 
     ATTRIBUTES = (*SHAPE, "kind", "has_minima")
     kind: Kind

@@ -1,16 +1,16 @@
-"""What a call of the client can end with. Every error keeps the part of the answer that has come.
+"""What a call of the client can end with. A call that failed keeps the part of the answer that has come.
 
-CallFailed
-├── Refused             the server refused the request, and would again; or it failed in the middle
-├── GaveUp              too many tries in a row brought no new token
-├── DeadlinePassed      the call's total time is over, or the next try would come after it
-├── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
-└── Broken              the stream of a chat broke, which cannot go on
+ClientError
+├── InvalidRequest          this client does not send such a request; names the field
+└── CallFailed
+    ├── Refused             the server refused the request, and would again; or it failed in the middle
+    ├── GaveUp              too many tries in a row brought no new token
+    ├── DeadlinePassed      the call's total time is over, or the next try would come after it
+    ├── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
+    └── Broken              the stream of a chat broke, which cannot go on
 """
 
 from dataclasses import dataclass
-
-from attend.model.errors import AttendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,19 @@ class Answer:
     """Calls that were made for it."""
 
 
-class CallFailed(AttendError):
+class ClientError(Exception):
+    """Root of the hierarchy. `str(error)` is a sentence."""
+
+
+class InvalidRequest(ClientError):
+    """A request that this client does not send. `field` is the offending one."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class CallFailed(ClientError):
     """A call that ended without its whole answer. `answer` is what came of it."""
 
     def __init__(self, message: str, answer: Answer) -> None:

@@ -6,7 +6,7 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any, Required, TypedDict
 
-from attend.model.errors import InvalidRequest
+from attend.service.client.errors import InvalidRequest
 from attend.service.client.retry import Call, Delta, Failed
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

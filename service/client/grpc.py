@@ -8,8 +8,7 @@ from typing import Any
 
 import grpc
 
-from attend.model.errors import InvalidRequest
-from attend.service.client.errors import Answer
+from attend.service.client.errors import Answer, InvalidRequest
 from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
-from attend.model.errors import InvalidRequest
 from attend.service.client import events
-from attend.service.client.errors import Answer
+from attend.service.client.errors import Answer, InvalidRequest
 from attend.service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Chat, Completion, Events
 from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
 

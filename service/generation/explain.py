@@ -124,7 +124,7 @@ class Explaining:
         self.service.preparation.check_text()
         if name and self.service.find(name) is not None:
             raise NotSupported(
-                f"model: attention is told of {self.service.model_name!r} alone; {name[:128]!r} is an adapter", "model"
+                f"model: /v1/attention explains {self.service.model_name!r} alone; {name[:128]!r} is an adapter", "model"
             )
 
     def _check_room(self) -> None:
@@ -205,7 +205,7 @@ class _LeftError(Exception):
 
 
 def _too_long(most: int, length: str) -> ContextTooLong:
-    return ContextTooLong(f"prompt: attention is told of at most {most} tokens; prompt and answer have {length}", "prompt")
+    return ContextTooLong(f"prompt: /v1/attention takes at most {most} tokens; prompt and answer have {length}", "prompt")
 
 
 def _size(command: ExplainCommand) -> int:

@@ -39,7 +39,7 @@ def _text(request: pb.ExplainRequest, choice: str, text: str, ids: str) -> str |
         return str(getattr(request, text))
     tokens = getattr(request, ids).ids
     if len(tokens) > MOST_TOKENS:
-        raise ContextTooLong(f"prompt: attention is told of at most {MOST_TOKENS} tokens; {ids} has {len(tokens)}", "prompt")
+        raise ContextTooLong(f"prompt: /v1/attention takes at most {MOST_TOKENS} tokens; {ids} has {len(tokens)}", "prompt")
     return tuple(tokens)
 
 

@@ -41,7 +41,7 @@ _REFUSALS: tuple[Exception, ...] = (
     Unavailable("the server is shutting down; try another replica"),
     DeadlineExceeded("the deadline passed before the first token"),
 )
-_TEXT_TOO_LONG = ContextTooLong("prompt: attention is told of at most 512 tokens; prompt and answer have 600", "prompt")
+_TEXT_TOO_LONG = ContextTooLong("prompt: /v1/attention takes at most 512 tokens; prompt and answer have 600", "prompt")
 GENERATION: tuple[Exception, ...] = (
     _RANGE,
     NotSupported("suffix is not supported yet; got ' end' (string)", "suffix"),

@@ -257,7 +257,7 @@ class Version(Shape):
     dtype: str = Field(examples=["bfloat16"])
     """The numbers that it is computed in."""
     weights: str = Field(examples=["bfloat16"])
-    """How its matrices are kept: as such numbers, or in whole numbers as int8 or int4."""
+    """How its matrices are kept: as such numbers, or quantised to int8 or int4."""
     backend: str = Field(examples=["cpu"])
     """How attention is computed."""
     slower_path: str | None = Field(examples=[None])

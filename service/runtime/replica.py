@@ -106,9 +106,20 @@ class Replica(GrpcMethods):
         behind_serve: bool,
     ) -> ASGIApp:
         """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `Site` and `build_app`."""
-        facts = (version("attend-server"), page, self.is_draining, self.template, self.form, self.keys)
+        site = Site(
+            service=self.service,
+            metrics=self.metrics,
+            version=version("attend-server"),
+            scrape=page,
+            is_draining=self.is_draining,
+            template=self.template,
+            form=self.form,
+            keys=self.keys,
+            loads=loads,
+            explaining=self.explaining,
+        )
         return build_app(
-            Site(self.service, self.metrics, *facts, loads=loads, explaining=self.explaining),
+            site,
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
             behind_serve=behind_serve,

@@ -1,4 +1,4 @@
-"""Matrices in small whole numbers: what files of quantised weights hold, and what `quantise` makes of plain ones.
+"""Quantised matrices: the integer codes that files of quantised weights hold, and what `quantise` makes of plain ones.
 
 Columns belong together in groups of 32. Column k of row o is
 

@@ -16,7 +16,7 @@ FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 """Sums keep the order in which they are written, infinities and NaN their meaning."""
 VARIANTS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
-"""The last one that a CPU has is its best. With AVX-512-BF16 and with AMX whole numbers use VNNI, too."""
+"""The last one that a CPU has is its best. With AVX-512-BF16 and with AMX quantised weights use VNNI, too."""
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
 _ROWS = (_P, _P, _I, _P, _I)

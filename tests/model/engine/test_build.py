@@ -545,9 +545,9 @@ def test_an_engine_says_how_its_weights_are_kept_and_each_way_has_a_fingerprint(
 
 def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
     plain, experts = tiny_config(), tiny_config(num_experts=4, experts_per_token=2)
-    with pytest.raises(SettingError, match=r"^quantize is int8, but the torch backend does not multiply whole numbers on cuda"):
+    with pytest.raises(SettingError, match=r"^quantize is int8, but the torch backend does not multiply quantised weights"):
         quantised_kind("int8", plain, "cuda", "torch")
-    with pytest.raises(SettingError, match=r"^quantize is int4, but cuda does not multiply experts in whole numbers"):
+    with pytest.raises(SettingError, match=r"^quantize is int4, but cuda does not multiply quantised experts"):
         quantised_kind("int4", experts, "cuda", "triton")
     assert quantised_kind("int8", plain, "cuda", "triton") == INT8
     assert quantised_kind("none", experts, "cuda", "triton") is None

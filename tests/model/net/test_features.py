@@ -74,6 +74,15 @@ def test_a_switch_asks_for_its_feature_and_for_no_other(name, value):
     assert asked == {SWITCHES[name]}
 
 
+@pytest.mark.parametrize("kind", sorted(BACKENDS))
+def test_a_feature_that_nobody_computes_yet_is_refused_by_every_backend(monkeypatch, kind):
+    config = tiny_config(embedding_scale=2.0)
+    assert serves(kind, config)
+    monkeypatch.setitem(SWITCHES, "embedding_scale", "made_up")
+    assert not serves(kind, config)
+    assert ALL is not NATIVE and ALL is not TRITON  # so that a name that is new in ALL is not theirs too
+
+
 def test_all_switches_are_tried():
     assert set(ON) == set(SWITCHES) - {"window_layers", "delta_layers"}  # which say nothing alone
 

@@ -272,7 +272,7 @@ def test_codes_that_are_not_asked_for_become_plain_numbers_and_a_line_says_so(pa
         net = load(packed, torch.float32, "cpu")
     assert not any(isinstance(module, QuantisedLinear) for module in net.modules())
     assert torch.equal(logits(net), logits(load(tmp_path / "plain", torch.float32, "cpu")))
-    assert "matrices that the files have in whole numbers are plain numbers in memory" in caplog.text
+    assert "quantised weights of the checkpoint are dequantised in memory" in caplog.text
 
 
 NAME = "model.layers.1.mlp.down_proj"
