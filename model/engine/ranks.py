@@ -8,6 +8,7 @@ Shapes: T tokens · E model width · R rows that draw · V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,12 +21,16 @@ from attend.model.engine.runner import DrawTokens, ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed
 from attend.model.net.backends import AttentionBackend, Row
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.transformer import Decoder, final_scores
 from attend.model.parallel.drawing import draw_over_ranks
 from attend.model.parallel.group import Group
 from attend.model.parallel.shards import SplitHead
 from attend.model.sampling_plan import Draw
 from attend.model.transfer import Parcel
+
+if TYPE_CHECKING:  # triton is not there on every machine
+    from attend.model.net.triton.decoder import TritonDecoder
 
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
@@ -40,7 +45,7 @@ class ShardRunner(ModelRunner):
 
     def __init__(
         self,
-        net: Decoder,
+        net: "Decoder | NativeDecoder | TritonDecoder",
         backend: AttentionBackend,
         cache: KVCache,
         device: str,
