@@ -11,7 +11,7 @@ import pytest
 from attend.service.commands.cli import app
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("model", "service", "protos", "deploy", "loadtest", "tests")
+ROOMS = ("attend", "model", "service", "protos", "deploy", "loadtest", "tests")
 PAGES = [
     page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *(page for room in ROOMS for page in (ROOT / room).rglob("*.md")))
 ]
@@ -182,3 +182,13 @@ def test_every_benchmark_that_is_named_exists(page):
     whole = (ROOT / page).read_text(encoding="utf-8")
     for what in set(re.findall(r"attend bench ([a-z_]+)\b", whole)):
         assert (ROOT / f"loadtest/bench/{what}.py").exists(), f"{page}: {what}"
+
+
+def test_nobody_is_told_to_install_another_project():
+    """On package indexes `attend` is somebody else's; ours is attend-server."""
+    files = [ROOT / "pyproject.toml", *(ROOT / page for page in PAGES)]
+    files += [path for room in ("model", "service", "loadtest", "deploy") for path in (ROOT / room).rglob("*.py")]
+    told = {
+        path: re.findall(r"(?:pip install|uvx|pipx run) [^\n`]*\battend(?!-server)[\w\[]*", path.read_text()) for path in files
+    }
+    assert {path: each for path, each in told.items() if each} == {}

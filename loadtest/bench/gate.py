@@ -49,9 +49,7 @@ def worktree(revision: str) -> Iterator[Path]:
 def build(tree: Path) -> None:
     """The tree's native kernels, where there is a compiler."""
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    package = (
-        "attend.model" if (tree / "attend").is_dir() else "model"
-    )  # an older base has no `attend`, and would find this tree's
+    package = "attend.model" if (tree / "attend").is_dir() else "model"  # an older base would import this tree's `attend`
     subprocess.run([sys.executable, "-m", f"{package}.net.native"], cwd=tree, env=environment, check=True, stdout=sys.stderr)
 
 

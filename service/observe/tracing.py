@@ -1,6 +1,6 @@
 """OpenTelemetry traces: one tree of spans for each call, made from what is known when the call has ended.
 
-Nothing is done while a call runs. The packages (`pip install attend[otel]`) are imported only where an endpoint is set; the
+Nothing is done while a call runs. Its packages (`attend-server[otel]`) are imported only where an endpoint is set; the
 SDK's own OTEL_* variables set the sampler, headers, batch sizes and resource attributes.
 """
 
@@ -85,7 +85,7 @@ def check(endpoint: str) -> None:
     except ModuleNotFoundError:  # a parent package is not there either
         found = None
     if found is None:
-        raise SettingError("otel_endpoint needs packages that are not installed: pip install 'attend[otel]'")
+        raise SettingError("otel_endpoint needs packages that are not installed: pip install 'attend-server[otel]'")
 
 
 def open_tracer(endpoint: str, model: str, *, version: str, replica: str) -> "Tracer":

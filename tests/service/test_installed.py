@@ -103,19 +103,8 @@ def installed(tmp_path_factory):
     wheels = [build("wheel", place) for place in (tree, folder / sdist.name.removesuffix(".tar.gz"))]
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv/bin/python"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-        "--quiet",
-    ]
-    subprocess.run([*pip, str(wheels[1])], check=True)
+    install = ["install", "--no-deps", "--no-index", "--no-compile", "--quiet", str(wheels[1])]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
     [site] = (folder / "venv/lib").glob("python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # as a path alone: no .pth of theirs, so not the tree
     return Installed(sdist, wheels, python)

@@ -168,7 +168,7 @@ def test_missing_packages_are_a_sentence_with_the_cure(monkeypatch, how):
 
     monkeypatch.setattr(tracing, "find_spec", find)
     tracing.check("")
-    with pytest.raises(SettingError, match=r"pip install 'attend\[otel\]'"):
+    with pytest.raises(SettingError, match=r"pip install 'attend-server\[otel\]'"):
         tracing.open_tracer("http://collector:4318", "m", version="1", replica="r")
 
 
