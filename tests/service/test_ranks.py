@@ -45,6 +45,7 @@ def unexplained(server: Server) -> list[str]:
     return [over_http.value.read().decode(), over_grpc.value.details()]
 
 
+@pytest.mark.long
 def test_ranks_answer_as_one_process_and_a_dead_one_is_replaced(tmp_path):
     with running(tmp_path / "one", "--single", *WAYS) as server:
         wanted = answers(server)

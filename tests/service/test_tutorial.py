@@ -51,6 +51,7 @@ def test_it_is_known_what_each_command_shows() -> None:
     assert [sum(words in code for words in SAYS) for code in COMMANDS] == [1] * len(COMMANDS)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_tutorials_commands_run_in_their_order(server: Server, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
