@@ -529,8 +529,8 @@ sys.exit(pytest.main(["--collect-only", "-q", "-W", "default", "-p", "no:cachepr
 def test_a_tree_that_is_not_installed_computes_and_has_its_laws_without_the_packages_of_the_service(tmp_path):
     """A copy without git and without what is built, beside the packages that a GPU machine has."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.png", "*.svg")
-    for name in ("loadtest", "model", "tests/model", "tests/gpu"):
-        shutil.copytree(TREE / name, tmp_path / name, ignore=ignored)
+    for name in ("attend", "loadtest", "model", "tests/model", "tests/gpu"):
+        shutil.copytree(TREE / name, tmp_path / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py"):
         shutil.copy(TREE / name, tmp_path / name)
     (tmp_path / "sitecustomize.py").write_text(BARE)
