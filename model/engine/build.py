@@ -156,21 +156,9 @@ def build_runner(
         graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    if group is None:
-        runner = ModelRunner(form, backend, cache, device, graphs=graphs, draw=draw, adapters=adapters, pieces=pieces)
-    else:
-        runner = ShardRunner(
-            form,
-            backend,
-            cache,
-            device,
-            graphs=graphs,
-            draw=draw,
-            pieces=pieces,
-            group=group,
-            part=net,
-            exact=options.deterministic,
-        )
+    runner = ModelRunner(form, backend, cache, device, graphs=graphs, draw=draw, adapters=adapters, pieces=pieces)
+    if group is not None:
+        runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)

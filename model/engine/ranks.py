@@ -8,29 +8,22 @@ Shapes: T tokens · E model width · R rows that draw · V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from attend.model.engine.graphs import Decoded, DecodeGraphs
+from attend.model.engine.graphs import Decoded
 from attend.model.engine.packing import needs_best_alone, packed, unpacked
-from attend.model.engine.pieces import StepPieces
 from attend.model.engine.plan import StepInput
-from attend.model.engine.runner import DrawTokens, ModelRunner, PendingStep
+from attend.model.engine.runner import ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed
-from attend.model.net.backends import AttentionBackend, Row
-from attend.model.net.kv_cache import KVCache
-from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.backends import Row
 from attend.model.net.transformer import Decoder, final_scores
 from attend.model.parallel.drawing import draw_over_ranks
 from attend.model.parallel.group import Group
 from attend.model.parallel.shards import SplitHead
 from attend.model.sampling_plan import Draw
 from attend.model.transfer import Parcel
-
-if TYPE_CHECKING:  # triton is not there on every machine
-    from attend.model.net.triton.decoder import TritonDecoder
 
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
@@ -43,22 +36,17 @@ BEAT, HURRY = b"beat", b"hurry"
 class ShardRunner(ModelRunner):
     """`ModelRunner` with a part of the decoder. All ranks must be given the same steps, in the same order."""
 
-    def __init__(
-        self,
-        net: "Decoder | NativeDecoder | TritonDecoder",
-        backend: AttentionBackend,
-        cache: KVCache,
-        device: str,
-        *,
-        graphs: DecodeGraphs | None,
-        draw: DrawTokens,
-        pieces: StepPieces | None,
-        group: Group,
-        part: Decoder,
-        exact: bool,
-    ) -> None:
-        """As `ModelRunner`. `part`: this rank's part of the decoder, in its plain form. `exact`: rows are drawn one by one."""
-        super().__init__(net, backend, cache, device, graphs=graphs, draw=draw, pieces=pieces)
+    def __init__(self, runner: ModelRunner, group: Group, part: Decoder, *, exact: bool) -> None:
+        """What `runner` would compute by itself. `part`: this rank's, in its plain form. `exact`: rows are drawn one by one."""
+        super().__init__(
+            runner.net,
+            runner.backend,
+            runner.cache,
+            runner.device,
+            graphs=runner.graphs,
+            draw=runner.draw,
+            pieces=runner.pieces,
+        )
         assert isinstance(part.head, SplitHead)
         self.group, self._exact = group, exact
         self._head, self._config = part.head, part.config
