@@ -207,8 +207,8 @@ def test_a_full_replica_is_asked_ten_times_a_second_and_answers_as_soon_as_it_ha
         assert wait_for(lambda: small.metric("attend_requests_waiting") == 1)
         answers: list[tuple[int, str, dict[str, str]]] = []
         began = time.monotonic()
-        while time.monotonic() - began < 4 * SECONDS:
-            answers.append(ask())
+        while (took := time.monotonic() - began) < 4 * SECONDS or (took < 30 * SECONDS and refused()[1] == before[1]):
+            answers.append(ask())  # where a machine is so slow that each call finds the moment over, until one does not
         spans = 1 + (time.monotonic() - began) / SECONDS
         assert {answer[:2] for answer in answers} == {(429, "queue_full")}
         assert all(int(headers["retry-after"]) >= 1 and FULL not in headers for *_, headers in answers)
