@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import read_completion
 from attend.service.grpc_api import convert
 from attend.service.http_api.body import MAX_BYTES, read_json
-from attend.service.http_api.openai import to_command
-from attend.service.http_api.schemas import read_completion
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns

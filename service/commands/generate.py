@@ -16,12 +16,13 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
 from attend.model.generation_config import read_defaults
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import read_completion
 from attend.service.generation.adapters import Shelf
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import parse
-from attend.service.http_api.openai import CompletionWriter, to_command
+from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.pieces import pieces
-from attend.service.http_api.schemas import read_completion
 from attend.service.observe.metrics import Metrics
 from attend.service.records import Chunk, Usage, whole
 from attend.service.runtime import hub, loading

@@ -9,6 +9,9 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 from attend.model.errors import InvalidRequest
 from attend.model.params import MAX_LOGPROBS
 from attend.model.tokenizer import Tokenizer
+from attend.service.contract.answers import Count, Made, ObjectKind, PromptUsage
+from attend.service.contract.requests import SOME_TOKENS, TOKENS, DeadlineMs, List, RequestId, TokenId, TokenIds, User
+from attend.service.contract.shapes import MAYBE, TEXT, Shape, between, body, one_of, told
 from attend.service.generation.explain import (
     MOST_LENS,
     MOST_NUMBERS,
@@ -20,9 +23,6 @@ from attend.service.generation.explain import (
     rows,
 )
 from attend.service.http_api.logprobs import finite
-from attend.service.http_api.responses import Count, Made, ObjectKind, PromptUsage
-from attend.service.http_api.schemas import SOME_TOKENS, TOKENS, DeadlineMs, List, RequestId, TokenId, TokenIds, User
-from attend.service.http_api.shapes import MAYBE, TEXT, Shape, between, body, one_of, told
 
 DEFAULT_TOP = 5
 

@@ -7,10 +7,10 @@ from typing import Any
 from attend.model.engine.request import TokenLogprob
 from attend.model.tokenizer import Tokenizer
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
-from attend.service.http_api.chat import ChatRequest
+from attend.service.contract.chat import ChatRequest
+from attend.service.contract.requests import StreamOptions
+from attend.service.http_api.completion_writer import timing_of
 from attend.service.http_api.logprobs import finite
-from attend.service.http_api.openai import timing_of
-from attend.service.http_api.schemas import StreamOptions
 from attend.service.records import Chunk, Usage
 
 

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr
 
 from attend.model.errors import InvalidRequest
-from attend.service.generation.embed import Embedded, command_of
-from attend.service.generation.generation import GenerationService
-from attend.service.http_api.responses import Count, ObjectKind, PromptUsage
-from attend.service.http_api.schemas import (
+from attend.service.contract.answers import Count, ObjectKind, PromptUsage
+from attend.service.contract.requests import (
     TEXTS,
     TOKENS,
     DeadlineMs,
@@ -20,7 +18,9 @@ from attend.service.http_api.schemas import (
     TruncateTokens,
     User,
 )
-from attend.service.http_api.shapes import Shape, body, told
+from attend.service.contract.shapes import Shape, body, told
+from attend.service.generation.embed import Embedded, command_of
+from attend.service.generation.generation import GenerationService
 from attend.service.records import Command
 
 

@@ -17,12 +17,13 @@ from attend.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from attend.service.contract import answers, chat_answers
+from attend.service.contract.chat import ChatRequest
+from attend.service.contract.requests import CompletionRequest
 from attend.service.errors import AnswerChanged, TooLarge, WrongMediaType
-from attend.service.http_api import chat_responses, event_ids, responses
+from attend.service.http_api import event_ids
 from attend.service.http_api.attention import Attention, AttentionRequest
-from attend.service.http_api.chat import ChatRequest
 from attend.service.http_api.embeddings import Embeddings, EmbeddingsRequest
-from attend.service.http_api.schemas import CompletionRequest
 from attend.service.http_api.tokens import DetokenizeRequest, TokenizeRequest
 from attend.service.observe.capacity import MAX_TOKENS, Question
 
@@ -104,8 +105,8 @@ _CHAT_EVENTS: dict[str, dict[str, Any]] = {
 }
 _HELLO = [{"role": "user", "content": "Hello"}]
 _COMPLETIONS = Operation(
-    responses.Completion,
-    Stream(responses.CompletionChunk, _COMPLETION_EVENTS),
+    answers.Completion,
+    Stream(answers.CompletionChunk, _COMPLETION_EVENTS),
     CompletionRequest,
     {
         "A text": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.8, "seed": 7},
@@ -123,8 +124,8 @@ _COMPLETIONS = Operation(
     errors=(*GENERATION, AnswerChanged()),
 )
 _CHAT_COMPLETIONS = Operation(
-    chat_responses.ChatCompletion,
-    Stream(chat_responses.ChatCompletionChunk, _CHAT_EVENTS),
+    chat_answers.ChatCompletion,
+    Stream(chat_answers.ChatCompletionChunk, _CHAT_EVENTS),
     ChatRequest,
     {
         "A question": {"messages": _HELLO, "max_completion_tokens": 32},
@@ -164,8 +165,8 @@ _QUESTION = tuple(
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): _COMPLETIONS,
     ("post", "/v1/chat/completions"): _CHAT_COMPLETIONS,
-    ("get", "/v1/models"): Operation(responses.ModelList, errors=(_KEY, BUG)),
-    ("get", "/v1/models/{model_id}"): Operation(responses.Model, errors=(_KEY, _MODEL, BUG)),
+    ("get", "/v1/models"): Operation(answers.ModelList, errors=(_KEY, BUG)),
+    ("get", "/v1/models/{model_id}"): Operation(answers.Model, errors=(_KEY, _MODEL, BUG)),
     ("post", "/v1/attention"): Operation(
         Attention,
         body=AttentionRequest,
@@ -202,23 +203,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("post", "/tokenize"): Operation(
-        responses.Tokens,
+        answers.Tokens,
         body=TokenizeRequest,
         requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
         errors=(_TYPE, *BODY),
     ),
     ("post", "/detokenize"): Operation(
-        responses.Text,
+        answers.Text,
         body=DetokenizeRequest,
         requests={"Two tokens": {"tokens": [72, 105]}},
         errors=(_TYPE, *BODY),
     ),
-    ("get", "/tokenizer_info"): Operation(responses.TokenizerInfo, errors=(_KEY, BUG)),
+    ("get", "/tokenizer_info"): Operation(answers.TokenizerInfo, errors=(_KEY, BUG)),
     ("get", "/healthz"): Operation("ok\n", unwell=("To be restarted.", "the engine is stuck\n")),
     ("get", "/readyz"): Operation("ready\n", unwell=("Shutting down.", "draining\n")),
-    ("get", "/version"): Operation(responses.Version),
+    ("get", "/version"): Operation(answers.Version),
     ("get", "/v1/capacity"): Operation(
-        responses.Capacity,
+        answers.Capacity,
         parameters=_QUESTION,
         errors=(
             InvalidRequest("max_tokens must be an integer from 0 to 2147483647; got 'a' (string)", "max_tokens"),
@@ -230,7 +231,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n'
     ),
 }
-"""A new route needs its row here, and its answer's shape in `responses.py`."""
+"""A new route needs its row here, and its answer's shape in `answers.py`."""
 
 TAGS = {
     "generation": "Text from the model.",

@@ -15,16 +15,18 @@ from attend.model.net.adapters import Adapter
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.contract import chat
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import CompletionRequest, read_completion, validated
 from attend.service.generation.embed import embed
 from attend.service.generation.explain import ExplainCommand, Explaining, explainable
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api import attention, chat, embeddings, event_ids
+from attend.service.http_api import attention, embeddings, event_ids
 from attend.service.http_api.body import most_bytes, read_json
 from attend.service.http_api.chat_writer import ChatWriter
+from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
-from attend.service.http_api.openai import CompletionWriter, to_command
 from attend.service.http_api.pieces import json_response
-from attend.service.http_api.schemas import CompletionRequest, read_completion, validated
 from attend.service.http_api.sse import EventStream, Writer, events
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import Load, estimate, read_question

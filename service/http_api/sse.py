@@ -16,12 +16,12 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from attend.model.errors import AttendError
+from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
 from attend.service.generation.turns import in_turns
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.problems import error_body
-from attend.service.http_api.schemas import StreamOptions
 from attend.service.records import Chunk, Usage
 
 log = logging.getLogger("attend.http")

@@ -8,11 +8,11 @@ from pydantic import Field, StrictBool, StrictStr
 
 from attend.model.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
+from attend.service.contract.requests import TOKENS, ModelName, TokenIds, validated
+from attend.service.contract.shapes import Shape, told
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import most_bytes, read_json
 from attend.service.http_api.pieces import json_response
-from attend.service.http_api.schemas import TOKENS, ModelName, TokenIds, validated
-from attend.service.http_api.shapes import Shape, told
 
 
 class TokenizeRequest(Shape):

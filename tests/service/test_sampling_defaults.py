@@ -9,9 +9,9 @@ import pytest
 
 from attend.model.chat import ChatTemplate
 from attend.model.generation_config import NO_DEFAULTS, Defaults, read_defaults
+from attend.service.contract import chat, commands
+from attend.service.contract.requests import read_completion
 from attend.service.grpc_api import convert
-from attend.service.http_api import chat, openai
-from attend.service.http_api.schemas import read_completion
 from attend.service.records import Command
 from attend.service.settings import read_settings
 from attend.v1 import generation_pb2 as pb
@@ -24,7 +24,7 @@ DEFAULTS = Defaults({name: FILE[name] for name in list(FILE)[:4]}, {"repetition_
 
 
 def completion(asked: dict[str, Any], *defaults: Defaults) -> Command:
-    return openai.to_command(read_completion({"prompt": "a"} | asked), "id", *defaults)
+    return commands.to_command(read_completion({"prompt": "a"} | asked), "id", *defaults)
 
 
 def conversation(asked: dict[str, Any], *defaults: Defaults) -> Command:

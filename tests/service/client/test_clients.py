@@ -15,8 +15,8 @@ from attend.service.client.events import Chat, Completion, Events
 from attend.service.client.grpc import AsyncGrpcClient, GrpcClient
 from attend.service.client.http import AsyncHttpClient, HttpClient
 from attend.service.client.retry import Delta, Failed, Means, Policy
-from attend.service.http_api.chat import ChatRequest
-from attend.service.http_api.schemas import CompletionRequest
+from attend.service.contract.chat import ChatRequest
+from attend.service.contract.requests import CompletionRequest
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, info
 from tests.service.client.cutting import Real, real

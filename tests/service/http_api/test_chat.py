@@ -13,8 +13,8 @@ from attend.model.grammar import GrammarSpec
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.service.chat.forms import TEXT_ALONE
 from attend.service.chat.messages import messages_of
+from attend.service.contract.chat import NOT_BUILT, ChatRequest, read_chat, to_command
 from attend.service.http_api.body import parse
-from attend.service.http_api.chat import NOT_BUILT, ChatRequest, read_chat, to_command
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole
 from tests.service.http_api.described import as_read

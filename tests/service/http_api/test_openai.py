@@ -8,8 +8,9 @@ import pytest
 from attend.model.engine.request import FinishReason, Times
 from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
-from attend.service.http_api.openai import CompletionWriter, bias_token, to_command
-from attend.service.http_api.schemas import read_completion
+from attend.service.contract.commands import bias_token, to_command
+from attend.service.contract.requests import read_completion
+from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.records import Chunk, Command, PromptPart, Usage, whole
 from tests.fakes import byte_tokenizer
 from tests.service.http_api.described import as_read

@@ -9,9 +9,9 @@ from attend.model.grammar import GrammarSpec
 from attend.service.chat.forms import form_of
 from attend.service.chat.messages import messages_of
 from attend.service.chat.tools import calling_of
-from attend.service.http_api.openai import to_command
-from attend.service.http_api.schemas import OFF, CompletionRequest, read_completion
-from attend.service.http_api.structured import grammar_of
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import OFF, CompletionRequest, read_completion
+from attend.service.contract.structured import grammar_of
 
 INTEGERS = [
     "max_tokens", "n", "best_of", "seed", "top_k", "min_tokens", "deadline_ms", "logprobs", "prompt_logprobs",

@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, settings
 
-from attend.service.http_api.responses import Error
+from attend.service.contract.answers import Error
 from tests.fakes import MODEL, VOCAB
 from tests.service.http_api.described import chatting_server, document
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
-from attend.service.http_api.chat import ChatRequest
+from attend.service.contract.chat import ChatRequest
+from attend.service.contract.requests import CompletionRequest
 from attend.service.http_api.chat_writer import ChatWriter
-from attend.service.http_api.openai import CompletionWriter
-from attend.service.http_api.schemas import CompletionRequest
+from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer
 from attend.service.records import Chunk, PromptPart, Usage
 from tests.fakes import byte_tokenizer

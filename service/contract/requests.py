@@ -45,8 +45,8 @@ from attend.model.params import (
     at_most,
     describe,
 )
-from attend.service.http_api.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
-from attend.service.http_api.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
+from attend.service.contract.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
 MAX_COMPLETION_LOGPROBS = 5

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from attend.model.engine.request import FinishReason
-from attend.service.http_api.responses import Answers, Choice, Chunk, Count, Logprob, ObjectKind, OfLogprobs, Pieces, Whole
-from attend.service.http_api.shapes import MAYBE, Shape
+from attend.service.contract.answers import Answers, Choice, Chunk, Count, Logprob, ObjectKind, OfLogprobs, Pieces, Whole
+from attend.service.contract.shapes import MAYBE, Shape
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 Nothing = Annotated[None, Field(description="Always null.")]

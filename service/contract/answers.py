@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from attend.model.engine.request import FinishReason
 from attend.model.generation_config import NO_DEFAULTS
-from attend.service.http_api.shapes import MAYBE, Shape
+from attend.service.contract.shapes import MAYBE, Shape
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0)]

@@ -6,7 +6,7 @@ from typing import Any
 from attend.model.errors import InvalidRequest
 from attend.model.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, GrammarSpec
 from attend.model.params import describe
-from attend.service.http_api.shapes import TEXT, Schema, closed, listed, one_of
+from attend.service.contract.shapes import TEXT, Schema, closed, listed, one_of
 
 FORMATS = ("text", "json_object", "json_schema")
 KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}

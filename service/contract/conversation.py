@@ -2,7 +2,7 @@
 
 from attend.service.chat.messages import BY_CLIENTS, MAX_CALLS, MAX_MESSAGES, MAX_NAME, NULL_ONLY
 from attend.service.chat.tools import CHOICES, MAX_DESCRIPTION, MAX_TOOLS, NAME, RESULTS
-from attend.service.http_api.shapes import TEXT, Schema, closed, listed, one_of
+from attend.service.contract.shapes import TEXT, Schema, closed, listed, one_of
 
 _TEXT_ONLY = {"const": "text", "description": "Text is all that a part may be."}
 _PARTS = listed(closed({"type": _TEXT_ONLY, "text": TEXT}, "type", "text"), minItems=1)

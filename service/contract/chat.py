@@ -13,11 +13,11 @@ from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.prompt import EFFORTS, prompt_of
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
-from attend.service.http_api.chat_fields import MESSAGES, TOOL_CHOICE, TOOLS
-from attend.service.http_api.openai import decoding_of, sampling_of, stops_of
-from attend.service.http_api.schemas import Generation, ModelName, kind_of, validated
-from attend.service.http_api.shapes import between, body, off, told
-from attend.service.http_api.structured import grammar_of
+from attend.service.contract.commands import decoding_of, sampling_of, stops_of
+from attend.service.contract.conversation import MESSAGES, TOOL_CHOICE, TOOLS
+from attend.service.contract.requests import Generation, ModelName, kind_of, validated
+from attend.service.contract.shapes import between, body, off, told
+from attend.service.contract.structured import grammar_of
 from attend.service.records import ChatPrompt, ChatRules, Command
 
 MAX_TOP_LOGPROBS = 20
