@@ -160,7 +160,7 @@ class StopRules:
     """No stop token is drawn, and no stop string obeyed, before so many tokens."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
+    include_stop_str_in_output: bool = False
     """Leave the stop string, or the stop token's text, in the answer."""
     ignore_eos: bool = False
 

@@ -35,6 +35,14 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_SALT = 128
+MOST_TOKENS = 512
+"""Tokens of a text. The cost, and the size of each head's answer, grow with their square."""
+MOST_NUMBERS = 1 << 19
+"""Weights and scores in an answer: some 6 MB of JSON, 2 MiB of protobuf."""
+MOST_LENS = 5
+"""Guesses of a layer in a place."""
+TOP_LOGPROBS = 5
+"""The likeliest tokens that an explanation reports in each place, where it is not asked for another number."""
 BYTES_A_TOKEN = 16
 """Of a call, for each token of the model's context: a token id with its comma takes 8 at most."""
 
@@ -177,6 +185,33 @@ class Command:
     def owner(self) -> str | None:
         """The name of the caller's key, by which callers take turns."""
         return name_of(self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainCommand:
+    """One text to explain: a prompt and its answer."""
+
+    prompt: str | tuple[int, ...]
+    answer: str | tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+    """Layers whose attention is in the answer; None: all."""
+    heads: tuple[int, ...] | None = None
+    """Query heads, in each of these layers; None: all."""
+    scores: bool = False
+    top_logprobs: int = TOP_LOGPROBS
+    logit_lens: int = 0
+    """Guesses of each layer at each place."""
+    model: str = ""
+    request_id: str
+    key: Key | None = None
+    deadline_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_request_id(self.request_id)
+        integer("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
+        integer("logit_lens", self.logit_lens, 0, MOST_LENS)
+        if self.deadline_ms is not None:
+            integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
 
 
 @dataclass(frozen=True, slots=True)

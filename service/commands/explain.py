@@ -14,10 +14,11 @@ from rich.text import Text
 
 from attend.model.errors import SettingError
 from attend.service.commands.generate import serving
-from attend.service.generation.explain import ExplainCommand, Explaining
+from attend.service.generation.explain import Explaining
 from attend.service.http_api.attention import AttentionWriter
 from attend.service.http_api.pieces import pieces
 from attend.service.observe.metrics import Metrics
+from attend.service.records import ExplainCommand
 from attend.service.settings import Settings
 
 NUMBERED = 14

@@ -1,98 +1,149 @@
-"""OpenAI's shapes: a completion request to a Command, chunks to completion objects."""
+"""What a body asks for, as a Command: one way for both transports."""
 
-import re
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
+from attend.model.chat import ChatTemplate
 from attend.model.errors import InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
-from attend.model.params import DEFAULT_PRIORITY, NO_CHANGE, DecodingParams, SamplingParams, StopRules, describe, integer
-from attend.service.contract.requests import MAX_COMPLETION_LOGPROBS, CompletionRequest, Generation
+from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.prompt import prompt_of
+from attend.service.chat.tools import calling_of
+from attend.service.contract.chat import ChatRequest
+from attend.service.contract.requests import (
+    MAX_COMPLETION_LOGPROBS,
+    CompletionRequest,
+    Continuation,
+    Generation,
+    Scored,
+    bias_tokens,
+)
+from attend.service.contract.shapes import Shape
 from attend.service.contract.structured import grammar_of
-from attend.service.records import Command, Prompt
+from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
+from attend.service.records import ChatPrompt, ChatRules, Command, ExplainCommand, Prompt
 
-DEFAULT_MAX_TOKENS = 16
+INPUT = "a string, a list of strings, token ids, or a list of token-id lists"
+TAKEN: dict[str, Callable[[Any], Any]] = {
+    "stop": lambda value: (value,) if isinstance(value, str) else tuple(value),
+    "logit_bias": lambda value: bias_tokens(value),
+}
+"""How the values of some fields are written in records; those that are lists become tuples."""
 
 
-def to_command(body: CompletionRequest, request_id: str, defaults: Defaults = NO_DEFAULTS) -> Command:
-    """What the body asks for; `defaults` are for what it leaves out. Raises InvalidRequest with the field named."""
-    n = 1 if body.n is None else body.n
-    if body.best_of is not None and body.best_of != n:
-        raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
+def to_command(
+    body: Generation,
+    request_id: str,
+    defaults: Defaults = NO_DEFAULTS,
+    template: ChatTemplate | None = None,
+    form: AnswerForm = TEXT_ALONE,
+) -> Command:
+    """What the body asks for. Its own id goes before `request_id`; `defaults` are for what it leaves out.
+
+    A chat needs its model's `template` and the `form` of its answers. Its messages become a prompt when the call is prepared,
+    and are checked then. Raises InvalidRequest with the field named.
+    """
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
-    if body.logprobs is not None:
-        integer("logprobs", body.logprobs, 0, MAX_COMPLETION_LOGPROBS)
-    of_prompt = (body.logprobs if body.echo else None, body.prompt_logprobs)
+    if isinstance(body, ChatRequest):
+        assert template is not None, "callers refuse a chat where there is no template"
+        own = _of_chat(body, template, form)
+    else:
+        assert isinstance(body, Continuation)
+        own = _of_continuation(body)
+    limit = {"max_tokens": own.pop("max_tokens")} if "max_tokens" in own else {}
     return Command(
-        prompts=prompts(body.prompt),
-        sampling=sampling_of(body, defaults),
-        stops=stops_of(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
-        n=n,
-        model=body.model or "",
-        request_id=request_id,
-        deadline_ms=body.deadline_ms,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        decoding=decoding_of(body, defaults),
-        logprobs=body.logprobs,
-        prompt_logprobs=max((top for top in of_prompt if top is not None), default=None),
-        echo=bool(body.echo),
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        priority=DEFAULT_PRIORITY if body.priority is None else body.priority,
-        cache_salt=body.cache_salt or "",
+        **asked(body, Command) | own | {"request_id": body.request_id or request_id, "logprobs": _alternatives(body)},
+        sampling=SamplingParams(**{**defaults.sampling, **asked(body, SamplingParams)}),
+        stops=StopRules(**asked(body, StopRules) | limit),
+        decoding=_decoding(body, defaults),
         grammar=grammar_of(body.response_format, body.structured_outputs),
-        resume_token_ids=tuple(body.resume_token_ids or ()),
     )
 
 
-def sampling_of(body: Generation, defaults: Defaults) -> SamplingParams:
-    """How tokens are to be drawn."""
-    return SamplingParams(**{**defaults.sampling, **given(body, "temperature", "top_p", "top_k", "min_p", "seed")})
+def to_embedding(body: EmbeddingsRequest, request_id: str) -> dict[str, Any]:
+    """The arguments of `embed.command_of`. Raises InvalidRequest with the field named."""
+    texts = prompts("input", body.input)
+    return asked(body, Command) | {"inputs": texts, "dimensions": body.dimensions, "request_id": body.request_id or request_id}
 
 
-def stops_of(body: Generation, max_tokens: int | None) -> StopRules:
-    """When answers are to end."""
-    return StopRules(
-        max_tokens=max_tokens,
-        **given(body, "min_tokens", "ignore_eos"),
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        include_stop=bool(body.include_stop_str_in_output),
-    )
+def to_explanation(body: AttentionRequest, request_id: str) -> ExplainCommand:
+    """What the body asks for. Raises InvalidRequest with the field named."""
+    if body.prompt is None:
+        raise InvalidRequest("prompt must be given: a string, or a list of token ids", "prompt")
+    return ExplainCommand(**asked(body, ExplainCommand) | {"request_id": body.request_id or request_id})
 
 
-def decoding_of(body: Generation, defaults: Defaults) -> DecodingParams:
+def asked(body: Shape, kind: type[Any]) -> dict[str, Any]:
+    """The fields of a record that the body has and gives, as the record has them."""
+    found = {field.name: value for field in fields(kind) if (value := getattr(body, field.name, None)) is not None}
+    return {name: TAKEN.get(name, _plain)(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _of_continuation(body: Continuation) -> dict[str, Any]:
+    """What is special of a prompt that is continued."""
+    if isinstance(body, CompletionRequest) and body.best_of is not None and body.best_of != (n := body.n or 1):
+        raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
+    of_prompt = (_alternatives(body) if body.echo and isinstance(body, CompletionRequest) else None, body.prompt_logprobs)
+    told = [top for top in of_prompt if top is not None]
+    return {"prompts": prompts("prompt", body.prompt), "prompt_logprobs": max(told, default=None)}
+
+
+def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerForm) -> dict[str, Any]:
+    """What is special of a conversation."""
+    if body.model == "":
+        raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
+    calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form)
+    given = body.chat_template_kwargs or {}
+    prompt = ChatPrompt(partial(prompt_of, template, body.messages, calling, given, body.reasoning_effort))
+    return {"prompts": (prompt,), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}
+
+
+def _longest(body: ChatRequest) -> int | None:
+    """The most tokens of a chat's answer, under either of its names; None for what the context has left."""
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(body, name) is not None:
+            integer(name, getattr(body, name), 1, MAX_INT32)
+    given = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
+    if len(given) > 1:
+        both = f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}"
+        raise InvalidRequest(
+            f"max_completion_tokens must equal max_tokens where both are given; {both}", "max_completion_tokens"
+        )
+    return next(iter(given), None)
+
+
+def _alternatives(body: Generation) -> int | None:
+    """How many of the likeliest tokens to report with each token; None where log probabilities are not asked for."""
+    if isinstance(body, CompletionRequest):
+        return None if body.logprobs is None else integer("logprobs", body.logprobs, 0, MAX_COMPLETION_LOGPROBS)
+    assert isinstance(body, Scored)
+    if body.top_logprobs is not None:
+        integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+        if not body.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _decoding(body: Generation, defaults: Defaults) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
-    values = {**defaults.decoding, **given(body, "presence_penalty", "frequency_penalty", "repetition_penalty")}
-    if body.logit_bias:
-        values["logit_bias"] = {bias_token(key): bias for key, bias in body.logit_bias.items()}
-    if body.bad_words:
-        values["bad_words"] = tuple(body.bad_words)
-    if body.allowed_token_ids is not None:
-        if not body.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids must hold at least one token id; got an empty list", "allowed_token_ids")
-        values["allowed_token_ids"] = tuple(body.allowed_token_ids)
-    decoding = DecodingParams(**values)
+    if body.allowed_token_ids == []:
+        raise InvalidRequest("allowed_token_ids must hold at least one token id; got an empty list", "allowed_token_ids")
+    decoding = DecodingParams(**{**defaults.decoding, **asked(body, DecodingParams)})
     return NO_CHANGE if decoding == NO_CHANGE else decoding
 
 
-def bias_token(key: str) -> int:
-    """A key of logit_bias: JSON has no integer keys, so it is a token id in plain digits."""
-    if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key):
-        raise InvalidRequest(f"logit_bias must have token ids as keys, in digits; got {describe(key)}", "logit_bias")
-    return int(key)
-
-
-def given(body: Generation, *names: str) -> dict[str, Any]:
-    """The fields that are not null, so that defaults stand in one place."""
-    return {name: value for name in names if (value := getattr(body, name)) is not None}
-
-
-def prompts(value: str | list[str] | list[int] | list[list[int]] | None) -> tuple[Prompt, ...]:
-    """One prompt or many, as text or as token ids."""
+def prompts(name: str, value: str | list[str] | list[int] | list[list[int]] | None) -> tuple[Prompt, ...]:
+    """The field `name`, one prompt or many, as text or as token ids."""
     if value is None:
-        raise InvalidRequest(
-            "prompt is required: a string, a list of strings, token ids, or a list of token-id lists", "prompt"
-        )
+        raise InvalidRequest(f"{name} is required: {INPUT}", name)
     if isinstance(value, str):
         return (value,)
     if value and isinstance(value[0], int):

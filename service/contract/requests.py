@@ -5,17 +5,16 @@ null means absent everywhere. A field of the contract that this build does not c
 that mean "off"; any other value is refused by name, never ignored.
 """
 
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidationError,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -46,13 +45,13 @@ from attend.model.params import (
     describe,
 )
 from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
-from attend.service.contract.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from attend.service.contract.structured import KINDS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from attend.service.contract.validation import kind_of, validated
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
 MAX_COMPLETION_LOGPROBS = 5
 Number = StrictInt | StrictFloat
 T = TypeVar("T")
-B = TypeVar("B", bound=BaseModel)
 List = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong item is the only one that is looked at: a body may hold half a million."""
 
@@ -123,6 +122,14 @@ def _few(biases: Any) -> Any:
     return biases
 
 
+def bias_tokens(biases: dict[str, float]) -> dict[int, float]:
+    """logit_bias by token id: JSON has no integer keys, so they are plain digits."""
+    for key in biases:
+        if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key):
+            raise InvalidRequest(f"logit_bias must have token ids as keys, in digits; got {describe(key)}", "logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
+
+
 class StreamOptions(Shape):
     """What a stream carries beside the text."""
 
@@ -135,17 +142,19 @@ class StreamOptions(Shape):
 class Generation(Shape):
     """What the bodies of both generating routes have in common."""
 
-    model: ModelName = None
-    max_tokens: StrictInt | None = param("max_tokens", **between(0, MAX_INT32))
+    model: ModelName = told(proto="model", client=True)
+    max_tokens: StrictInt | None = param("max_tokens", proto="max_tokens", **between(0, MAX_INT32))
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
-    temperature: Number | None = param("temperature", **between(0, MAX_TEMPERATURE))
+    temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
     """Divides the scores before a token is drawn; 0 takes the likeliest, of equals the one with the lowest id."""
-    top_p: Number | None = param("top_p", **above(0, 1))
+    top_p: Number | None = param("top_p", proto="sampling.top_p", **above(0, 1))
     """Draw among the likeliest that together reach this probability."""
     n: StrictInt | None = told(
         1,
         description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
+        proto="sampling.n",
+        flag=True,
         **between(1, MAX_CHOICES),
     )
     stream: StrictBool | None = told(False)
@@ -156,105 +165,149 @@ class Generation(Shape):
         Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, listed(_WORD, maxItems=MAX_STOP_STRINGS)))] | None
     ) = told(
         description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
-        "Default: none."
+        "Default: none.",
+        proto="stopping.stop_strings",
+        client=True,
+        flag=True,
     )
-    seed: StrictInt | None = param("seed", **between(SEED_LOW, SEED_HIGH))
+    seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
-    user: User = None
-    top_k: StrictInt | None = param("top_k", **between(-1, MAX_INT64))
+    user: User = told(client=True)
+    top_k: StrictInt | None = param("top_k", proto="sampling.top_k", **between(-1, MAX_INT64))
     """Draw among the k likeliest tokens; 0 and -1 mean all."""
-    min_p: Number | None = param("min_p", **between(0, 1))
+    min_p: Number | None = param("min_p", proto="sampling.min_p", **between(0, 1))
     """Draw among those at least this likely relative to the likeliest."""
     stop_token_ids: TokenIds | None = told(
-        description=f"Tokens that end an answer. {TOKENS} Default: none beside the model's own.", maxItems=MAX_STOP_TOKENS
+        description=f"Tokens that end an answer. {TOKENS} Default: none beside the model's own.",
+        maxItems=MAX_STOP_TOKENS,
+        proto="stopping.stop_token_ids",
+        client=True,
+        flag=True,
     )
-    include_stop_str_in_output: StrictBool | None = told(False)
+    include_stop_str_in_output: StrictBool | None = told(False, proto="stopping.include_stop_string", client=True, flag=True)
     """Leave the stop string, or the stop token's text, in the answer."""
-    ignore_eos: StrictBool | None = told(False)
+    ignore_eos: StrictBool | None = told(False, proto="stopping.ignore_eos", client=True, flag=True)
     """Do not end at the model's end-of-text token."""
-    min_tokens: StrictInt | None = param("min_tokens", **between(0, MAX_INT32))
+    min_tokens: StrictInt | None = param("min_tokens", proto="stopping.min_tokens", **between(0, MAX_INT32))
     """No stop token is drawn, and no stop string obeyed, before so many tokens; at most `max_tokens`."""
-    skip_special_tokens: StrictBool | None = told(True)
+    skip_special_tokens: StrictBool | None = told(True, proto="response.skip_special_tokens", client=True, flag=True)
     """Leave special tokens out of the answer's text."""
-    return_token_ids: StrictBool | None = told(False)
+    return_token_ids: StrictBool | None = told(False, proto="response.output_token_ids", flag=True)
     """Report the token ids of prompt and answer."""
-    request_id: RequestId = None
-    deadline_ms: StrictInt | None = told(**between(1, MAX_DEADLINE_MS))
+    request_id: RequestId = told(proto="request_id", client=True)
+    deadline_ms: StrictInt | None = told(proto="deadline_ms", client=True, **between(1, MAX_DEADLINE_MS))
     """Milliseconds in which to finish what fits; then `finish_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
-    presence_penalty: Number | None = param("presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY))
+    presence_penalty: Number | None = param(
+        "presence_penalty", proto="decoding.presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
+    )
     """Taken from the score of every token that the answer holds already."""
-    frequency_penalty: Number | None = param("frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY))
+    frequency_penalty: Number | None = param(
+        "frequency_penalty", proto="decoding.frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
+    )
     """Taken from a token's score once for each time that the answer holds it."""
-    repetition_penalty: Number | None = param("repetition_penalty", **above(0, MAX_REPETITION_PENALTY))
+    repetition_penalty: Number | None = param(
+        "repetition_penalty", proto="decoding.repetition_penalty", **above(0, MAX_REPETITION_PENALTY)
+    )
     """Divides the positive, and multiplies the negative, scores of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = told(
-        description=f"Added to the scores of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none."
+        description=f"Added to the scores of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
+        proto="decoding.logit_bias",
+        client=True,
     )
-    truncate_prompt_tokens: TruncateTokens = None
-    priority: StrictInt | None = told(DEFAULT_PRIORITY, **between(0, MAX_PRIORITY))
+    truncate_prompt_tokens: TruncateTokens = told(proto="truncate_prompt_tokens", client=True)
+    priority: StrictInt | None = told(DEFAULT_PRIORITY, proto="priority", client=True, **between(0, MAX_PRIORITY))
     """Higher first. A level counts as much as ten seconds of waiting, so that no call waits for ever."""
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = told(
         description=f"Callers share cached prefixes only within one salt; 1 to {MAX_SALT} characters. Default: one salt for "
         "all.",
         maxLength=MAX_SALT,
+        proto="cache_salt",
+        client=True,
     )
-    allowed_token_ids: TokenIds | None = told(description=f"Only these tokens may be drawn. {TOKENS} Default: all.", minItems=1)
+    allowed_token_ids: TokenIds | None = told(
+        description=f"Only these tokens may be drawn. {TOKENS} Default: all.",
+        minItems=1,
+        proto="decoding.allowed_token_ids",
+        client=True,
+    )
     bad_words: Annotated[List[StrictStr], WithJsonSchema(listed(_WORD, maxItems=MAX_BAD_WORDS))] | None = told(
-        description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none."
+        description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none.",
+        proto="decoding.bad_words",
+        client=True,
     )
-    response_format: Annotated[dict[StrictStr, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
+    response_format: Annotated[dict[StrictStr, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = told(client=True)
     """What the answer must look like, in OpenAI's words. Default: anything."""
-    structured_outputs: Annotated[dict[StrictStr, Any], WithJsonSchema(STRUCTURED_OUTPUTS)] | None = None
+    structured_outputs: Annotated[dict[StrictStr, Any], WithJsonSchema(STRUCTURED_OUTPUTS)] | None = told(
+        proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()), client=True
+    )
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
-    timing: StrictBool | None = told(False)
+    timing: StrictBool | None = told(False, proto="response.timing")
     """Report where the time went."""
 
 
-class CompletionRequest(Generation):
+class Scored(Shape):
+    """Log probabilities of an answer's tokens, as chats and gRPC ask for them."""
+
+    logprobs: StrictBool | None = told(False, proto="response.logprobs")
+    """Report the log probability of each token."""
+    top_logprobs: StrictInt | None = told(0, proto="response.top_logprobs", **between(0, MAX_LOGPROBS))
+    """How many of the likeliest tokens to report in each place. Only where `logprobs` is true."""
+
+
+class OverGrpc(Shape):
+    """What only messages of gRPC have."""
+
+    adapter: StrictStr | None = told(proto="adapter")
+    """The name of a LoRA adapter, beside the served model's."""
+
+
+class Continuation(Generation):
+    """What the calls have in common that continue a prompt as it stands."""
+
+    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
+        description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
+        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
+        proto="text token_ids",
+        client=True,
+    )
+    echo: StrictBool | None = told(False, proto="response.echo", flag=True)
+    """Begin each answer with its prompt."""
+    prompt_logprobs: StrictInt | None = told(
+        description="Report the log probability of each prompt token, and so many of the likeliest in its place. Must equal "
+        f"`logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
+        proto="response.prompt_logprobs",
+        **between(0, MAX_LOGPROBS),
+    )
+    resume_token_ids: TokenIds | None = told(
+        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them. "
+        f"{TOKENS} Needs a single prompt and `n` = 1. Default: none.",
+        proto="resume_token_ids",
+        client=True,
+    )
+
+
+class CompletionRequest(Continuation):
     """The body of POST /v1/completions."""
 
     model_config = body(
         "prompt", **{name: off("Not supported yet: only where it is empty.", *values) for name, values in OFF.items()}
     )
 
-    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
-        description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
-        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}."
-    )
     best_of: StrictInt | None = told(**between(1, MAX_CHOICES))
     """Must equal `n`."""
-    logprobs: StrictInt | None = told(**between(0, MAX_COMPLETION_LOGPROBS))
+    logprobs: StrictInt | None = told(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
     """Report the log probability of each token, and so many of the likeliest in its place. Default: report none."""
-    echo: StrictBool | None = told(False)
-    """Begin each answer with its prompt."""
-    prompt_logprobs: StrictInt | None = told(
-        description="Report the log probability of each prompt token, and so many of the likeliest in its place. Must equal "
-        f"`logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
-        **between(0, MAX_LOGPROBS),
-    )
-    resume_token_ids: TokenIds | None = told(
-        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them. "
-        f"{TOKENS} Needs a single prompt and `n` = 1. Default: none."
-    )
+
+
+class GenerateRequest(OverGrpc, Scored, Continuation):
+    """What a message GenerateRequest of gRPC asks for."""
 
 
 def read_completion(document: dict[str, Any]) -> CompletionRequest:
     """A parsed body as a CompletionRequest. Raises InvalidRequest with the field named."""
     return validated(CompletionRequest, refuse_unbuilt(document))
-
-
-def validated(kind: type[B], document: dict[str, Any]) -> B:
-    """A parsed body as one of ours. Raises InvalidRequest with the field named."""
-    unknown = {name for name in document.keys() - kind.model_fields.keys() if document[name] is not None}
-    if len(unknown) > 1:  # each would be an error with a text of its own
-        first = next(name for name in document if name in unknown)
-        document = {name: value for name, value in document.items() if name == first or name not in unknown}
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise explained(error, document) from error
 
 
 def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
@@ -266,42 +319,3 @@ def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
         if not means_off:
             raise NotSupported(f"{name} is not supported yet; got {describe(value)}", name)
     return {name: value for name, value in document.items() if name not in OFF}
-
-
-def kind_of(value: Any) -> type:
-    """1 and 1.0 are one kind: a number. true is not."""
-    return float if type(value) is int else type(value)
-
-
-def explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
-    """pydantic's first complaint, as one sentence about one field."""
-    found = error.errors(include_url=False, include_context=False)
-    first = found[0]
-    name = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        path = ".".join(str(part) for part in first["loc"])[:64]
-        shown = path if path.strip() and path.isprintable() else repr(path)
-        return InvalidRequest(f"{shown} is not a field of this request", path)
-    value, place = document.get(name), ""
-    inner = first["loc"][-1]
-    if isinstance(value, dict) and str(inner) in value:
-        name, value = f"{name}.{inner}", value[str(inner)]
-    same = [item for item in found if item["loc"][0] == first["loc"][0]]
-    if isinstance(value, list) and isinstance(inner, int) and len({item["loc"] for item in same}) == 1:
-        place, value = f"{name}[{inner}]", value[inner]
-    wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in same))
-    return InvalidRequest(f"{place or name} must be {wanted}; got {describe(value)}", name)
-
-
-def _wanted(kind: str, message: str) -> str:
-    known = {
-        "missing": "given",
-        "int_type": "an integer",
-        "float_type": "a number",
-        "string_type": "a string",
-        "bool_type": "a boolean",
-        "list_type": "a list",
-        "dict_type": "an object",
-        "model_type": "an object",
-    }
-    return known.get(kind) or message.replace("String should have", "a string of")

@@ -1,6 +1,6 @@
-"""What /openapi.json says of a field beside its type. None of it takes part in validation."""
+"""What is known of a field beside its type: what /openapi.json says of it, and where else than in JSON it stands."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,14 +28,37 @@ class Shape(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
-def told(default: Any = None, **keywords: Any) -> Any:
-    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type."""
-    return Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Where else than in a body of HTTP a field stands."""
+
+    proto: tuple[str, ...] = ()
+    """Its places in the message of gRPC, such as `sampling.top_p`; none where it is not there."""
+    client: bool = False
+    """Whether Attend's own HTTP clients take it."""
+    flag: bool = False
+    """Whether `attend generate` has a flag of its name."""
+
+
+def told(default: Any = None, *, proto: str = "", client: bool = False, flag: bool = False, **keywords: Any) -> Any:
+    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type.
+
+    `proto` names its places in the message of gRPC, with spaces between them; `client` and `flag`: see `Wire`.
+    """
+    field: Any = Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
+    field.metadata.append(Wire(tuple(proto.split()), client, flag))
+    return field
 
 
 def param(name: str, **keywords: Any) -> Any:
-    """A field with the default of `model/params.py`."""
-    return told(_DEFAULTS[name], **keywords)
+    """A field with the default of `model/params.py`, which the clients and the command line have too."""
+    return told(_DEFAULTS[name], client=True, flag=True, **keywords)
+
+
+def wires(model: type[BaseModel]) -> dict[str, Wire]:
+    """Where the fields of a body stand elsewhere, by name."""
+    found = {name: [each for each in field.metadata if isinstance(each, Wire)] for name, field in model.model_fields.items()}
+    return {name: each[-1] if each else Wire() for name, each in found.items()}
 
 
 def body(*required: str, **others: Schema) -> ConfigDict:

@@ -72,7 +72,7 @@ class Answer:
         """The last parts."""
         if self.parser is None:
             return []
-        cut = hit if hit is not None and not self.stops.include_stop else ""
+        cut = hit if hit is not None and not self.stops.include_stop_str_in_output else ""
         return self.parser.finish(complete=reason is FinishReason.STOP, cut=cut)
 
     @property
@@ -88,7 +88,7 @@ class Answer:
 
     def _texts(self, output: Output) -> tuple[int, ...]:
         """The tokens of a last output that are text. A stop token counts and has an id, but shows no text."""
-        hidden = self._stopped_by_token(output) and not self.stops.include_stop
+        hidden = self._stopped_by_token(output) and not self.stops.include_stop_str_in_output
         return output.token_ids[:-1] if hidden else output.token_ids
 
     def _stopped_by_token(self, output: Output) -> bool:

@@ -14,22 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attend.model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
-from attend.model.params import MAX_LOGPROBS, describe, integer
-from attend.service.access.quota import Key, name_of
+from attend.model.params import describe
+from attend.service.access.quota import name_of
 from attend.service.generation.aside import Places, TurnPool, aside, stand_back
 from attend.service.generation.generation import GenerationService, admitted
 from attend.service.generation.prepare import SLACK
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import MAX_DEADLINE_MS, check_request_id
+from attend.service.records import MOST_NUMBERS, MOST_TOKENS, ExplainCommand
 
 if TYPE_CHECKING:  # it imports torch, which no test of the wire needs
     from attend.model.explain.explainer import Explanation, Question
 
-MOST_TOKENS = 512
-"""Tokens of a text. The cost, and the size of each head's answer, grow with their square."""
-MOST_NUMBERS = 1 << 19
-"""Weights and scores in an answer: some 6 MB of JSON, 2 MiB of protobuf."""
-MOST_LENS = 5
 MOST_CALLS = 8
 """Texts that are explained or wait for it."""
 _beside = TurnPool(1, "attend-explain", stand_back)
@@ -46,33 +41,6 @@ class Explainer(Protocol):
     def explain(self, question: "Question", between: Callable[[], None]) -> "Explanation":
         """See `attend.model.explain.explainer.Explainer.explain`."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainCommand:
-    """One text to explain: a prompt and its answer."""
-
-    prompt: str | tuple[int, ...]
-    answer: str | tuple[int, ...] = ()
-    layers: tuple[int, ...] | None = None
-    """Layers whose attention is in the answer; None: all."""
-    heads: tuple[int, ...] | None = None
-    """Query heads, in each of these layers; None: all."""
-    scores: bool = False
-    top_logprobs: int = 5
-    logit_lens: int = 0
-    """Guesses of each layer at each place."""
-    model: str = ""
-    request_id: str
-    key: Key | None = None
-    deadline_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        check_request_id(self.request_id)
-        integer("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
-        integer("logit_lens", self.logit_lens, 0, MOST_LENS)
-        if self.deadline_ms is not None:
-            integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
 
 
 @dataclass(frozen=True, slots=True)

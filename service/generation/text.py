@@ -10,7 +10,7 @@ from attend.model.tokenizer import StreamDecoder, Tokenizer
 class TextStream:
     """Text of one answer. Holds back only text that may still become a stop string.
 
-    Law: the pieces put together are the decoded tokens, cut before (or, with include_stop, after) the first stop
+    Law: the pieces put together are the decoded tokens, cut before (or, with include_stop_str_in_output, after) the first stop
     string that ends after token `min_tokens`.
     """
 
@@ -42,7 +42,7 @@ class TextStream:
             found = [(len(self._held) + end - len(stop), stop) for end, stop in ends if end]
             if found:
                 at, stop = min(found)
-                return text[: at + len(stop) if self._stops.include_stop else at], stop
+                return text[: at + len(stop) if self._stops.include_stop_str_in_output else at], stop
         keep = 0 if last else max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None

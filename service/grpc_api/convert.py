@@ -1,30 +1,25 @@
 """Protobuf to a Command and chunks to protobuf. Ranges are checked in `model/params.py`, after decoding."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from attend.model.chat import ChatTemplate
 from attend.model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
-from attend.model.grammar import MAX_CHOICES, MAX_TEXT_BYTES, GrammarSpec
+from attend.model.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.model.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
-    MAX_LOGPROBS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
-    NO_CHANGE,
-    DecodingParams,
-    SamplingParams,
-    StopRules,
     at_most,
-    integer,
 )
+from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
+from attend.service.contract import commands, messages
 from attend.service.generation.turns import turn
-from attend.service.records import Chunk, Command, Prompt, PromptPart, whole
+from attend.service.records import Chunk, Command, PromptPart, whole
 from attend.v1 import generation_pb2 as pb
 
 SCORES = 64
@@ -65,104 +60,16 @@ def check_sizes(request: Request, info: EngineInfo) -> None:
         raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {characters}", "choice")
 
 
-def to_command(request: pb.GenerateRequest, request_id: str, defaults: Defaults = NO_DEFAULTS) -> Command:
-    """What the message asks for; `defaults` are for what it leaves out. Raises InvalidRequest with the field named."""
-    response = request.response
-    return Command(
-        prompts=(prompt(request),),
-        request_id=request.request_id or request_id,
-        stops=stops_of(request),
-        echo=response.echo,
-        resume_token_ids=tuple(request.resume_token_ids.ids),
-        prompt_logprobs=response.prompt_logprobs if response.HasField("prompt_logprobs") else None,
-        **arguments_of(request, defaults),
-    )
-
-
-def arguments_of(request: Request, defaults: Defaults) -> dict[str, Any]:
-    """What every call for text may ask for, as arguments of Command."""
-    sampling, response = request.sampling, request.response
-    return {
-        "sampling": sampling_of(request, defaults),
-        "n": sampling.n if sampling.HasField("n") else 1,
-        "model": request.model,
-        "adapter": request.adapter,
-        "skip_special_tokens": response.skip_special_tokens if response.HasField("skip_special_tokens") else True,
-        "decoding": decoding_of(request.decoding, defaults),
-        "grammar": grammar_of(request.decoding),
-        "cache_salt": request.cache_salt,
-        "logprobs": logprobs_of(response),
-        **given(request, "deadline_ms", "truncate_prompt_tokens", "priority"),
-    }
-
-
-def stops_of(request: Request, **default: int | None) -> StopRules:
-    """Where answers end. `default` is for a `max_tokens` that was not given."""
-    stopping = request.stopping
-    return StopRules(
-        **{**default, **given(request, "max_tokens")},
-        **given(stopping, "min_tokens"),
-        stop=tuple(stopping.stop_strings),
-        stop_token_ids=tuple(stopping.stop_token_ids),
-        include_stop=stopping.include_stop_string,
-        ignore_eos=stopping.ignore_eos,
-    )
-
-
-def logprobs_of(response: pb.ResponseOptions) -> int | None:
-    """Alternatives to report with each token of the answer."""
-    if not response.HasField("top_logprobs"):
-        return 0 if response.logprobs else None
-    if not response.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
-    return integer("top_logprobs", response.top_logprobs, 0, MAX_LOGPROBS)
-
-
-def grammar_of(decoding: pb.DecodingParameters) -> GrammarSpec | None:
-    """What the answer must look like; None for anything."""
-    kind = decoding.WhichOneof("structured_output")
-    if kind is None or (kind == "json_object" and not decoding.json_object):
-        return None
-    if kind == "json_object":
-        return GrammarSpec("json_object", "")
-    if kind == "choice":
-        return GrammarSpec("choice", json.dumps(list(decoding.choice.choices)))
-    return GrammarSpec(kind, getattr(decoding, kind))
-
-
-def sampling_of(request: Request, defaults: Defaults) -> SamplingParams:
-    """How tokens are to be drawn."""
-    asked = given(request, "temperature") | given(request.sampling, "top_k", "top_p", "min_p", "seed")
-    return SamplingParams(**{**defaults.sampling, **asked})
-
-
-def decoding_of(decoding: pb.DecodingParameters, defaults: Defaults) -> DecodingParams:
-    """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
-    params = DecodingParams(
-        **{**defaults.decoding, **given(decoding, "presence_penalty", "frequency_penalty", "repetition_penalty")},
-        allowed_token_ids=tuple(decoding.allowed_token_ids),
-        bad_words=tuple(decoding.bad_words),
-        logit_bias=dict(decoding.logit_bias),
-    )
-    return NO_CHANGE if params == NO_CHANGE else params
-
-
-def prompt(request: pb.GenerateRequest) -> Prompt:
-    """The input: empty text is an empty prompt, empty token ids and no input at all are mistakes.
-
-    Of token ids that are to be truncated only the remaining ones are read.
-    """
-    if request.WhichOneof("input") == "text":
-        return request.text
-    if request.WhichOneof("input") == "token_ids":
-        ids = request.token_ids.ids
-        return tuple(ids[-max(1, request.truncate_prompt_tokens) :] if request.HasField("truncate_prompt_tokens") else ids)
-    raise InvalidRequest("input is required: text or token_ids", "input")
-
-
-def given(message: Any, *names: str) -> dict[str, Any]:
-    """The optional fields that are present, so that defaults stand in one place."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
+def to_command(
+    request: Request,
+    request_id: str,
+    defaults: Defaults = NO_DEFAULTS,
+    template: ChatTemplate | None = None,
+    form: AnswerForm = TEXT_ALONE,
+) -> Command:
+    """What the message asks for: see `commands.to_command`. Raises InvalidRequest with the field named."""
+    body = messages.generate(request) if isinstance(request, pb.GenerateRequest) else messages.chat(request)
+    return commands.to_command(body, request_id, defaults, template, form)
 
 
 class Responses:

@@ -2,54 +2,31 @@
 
 from typing import Any
 
-from attend.model.errors import ContextTooLong, InvalidRequest
-from attend.service.generation.explain import MOST_TOKENS, ExplainCommand, Explained, Explaining, pairs, rows
+from attend.model.errors import ContextTooLong
+from attend.model.params import at_most
+from attend.service.generation.explain import Explained, Explaining, pairs, rows
 from attend.service.generation.turns import turn
+from attend.service.records import MOST_TOKENS
 from attend.v1 import generation_pb2 as pb
 
-DEFAULT_TOP = 5
 AT_ONCE = 32
 """Tokens, or rows of weights, that are written before the event loop has its next turn."""
 MOST_LISTED = 4096
 """Layers or heads that a call may name: no model has more."""
 
 
-def to_command(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
-    """What the message asks for. Raises InvalidRequest with the field named."""
-    if request.WhichOneof("input") is None:
-        raise InvalidRequest("input is required: text or token_ids", "input")
-    return ExplainCommand(
-        prompt=_text(request, "input", "text", "token_ids"),
-        answer=_text(request, "answer", "answer_text", "answer_token_ids"),
-        layers=_numbers(request, "layers"),
-        heads=_numbers(request, "heads"),
-        scores=request.scores,
-        top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else DEFAULT_TOP,
-        logit_lens=request.logit_lens,
-        model=request.model,
-        request_id=request.request_id or request_id,
-        deadline_ms=request.deadline_ms if request.HasField("deadline_ms") else None,
-    )
+def check_sizes(request: pb.ExplainRequest) -> None:
+    """Refuse lists that are too long to be carried out, while they are still protobuf's: a message may hold millions of ids.
 
-
-def _text(request: pb.ExplainRequest, choice: str, text: str, ids: str) -> str | tuple[int, ...]:
-    """A text or its tokens; a message may hold millions of ids, so they are counted first."""
-    given = request.WhichOneof(choice)
-    if given is None or given == text:
-        return str(getattr(request, text))
-    tokens = getattr(request, ids).ids
-    if len(tokens) > MOST_TOKENS:
-        raise ContextTooLong(f"prompt: /v1/attention takes at most {MOST_TOKENS} tokens; {ids} has {len(tokens)}", "prompt")
-    return tuple(tokens)
-
-
-def _numbers(request: pb.ExplainRequest, name: Any) -> tuple[int, ...] | None:
-    if not request.HasField(name):
-        return None
-    numbers = getattr(request, name).numbers
-    if len(numbers) > MOST_LISTED:
-        raise InvalidRequest(f"{name} may hold at most {MOST_LISTED} numbers; got {len(numbers)}", name)
-    return tuple(numbers)
+    Raises InvalidRequest with the field named.
+    """
+    for name in ("token_ids", "answer_token_ids"):
+        count = len(getattr(request, name).ids)
+        if count > MOST_TOKENS:
+            size = f"at most {MOST_TOKENS} tokens; {name} has {count}"
+            raise ContextTooLong(f"prompt: /v1/attention takes {size}", "prompt")
+    at_most("layers", request.layers.numbers, MOST_LISTED, "numbers")
+    at_most("heads", request.heads.numbers, MOST_LISTED, "numbers")
 
 
 async def to_response(told: Explained, explaining: Explaining) -> pb.ExplainResponse:

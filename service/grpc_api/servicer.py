@@ -21,14 +21,18 @@ from attend.model.params import at_most, describe
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.contract import messages
+from attend.service.contract.commands import to_embedding, to_explanation
+from attend.service.contract.routes import SERVICE
 from attend.service.errors import INTERNAL, advice, sentence, wire
 from attend.service.generation.aside import alone
+from attend.service.generation.embed import command_of
 from attend.service.generation.embed import embed as embed_texts
 from attend.service.generation.explain import Explaining, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.stall import Stall
 from attend.service.generation.turns import turn
-from attend.service.grpc_api import chat, embed, explain
+from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes, to_command
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import REQUEST_ID, Command, Gathered, bytes_for
@@ -37,7 +41,7 @@ from attend.v1 import generation_pb2 as pb
 log = logging.getLogger("attend.grpc")
 
 M = TypeVar("M", bound=Message)
-SERVICES = ("", "attend.v1.GenerationService")
+SERVICES = ("", SERVICE)
 """What a health check may ask for: the server, or its one service by name."""
 MAX_CHARACTERS = 1 << 20
 """Characters to be made token ids in one call, and half as many token ids to be made text, where the model's context needs no
@@ -194,7 +198,8 @@ class GrpcMethods:
                 request = await read(await received(message), pb.ExplainRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
-                command = replace(explain.to_command(request, record.request_id), key=key)
+                explain.check_sizes(request)
+                command = replace(to_explanation(messages.explain(request), record.request_id), key=key)
                 return await explain.to_response(await explaining.explain(command, record, held), explaining)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -209,9 +214,11 @@ class GrpcMethods:
                 request = await read(await received(message), pb.EmbedRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
-                command = replace(embed.to_command(request, record.request_id, self.service), key=key)
-                adapter, dimensions = self.service.adapter_of(command), embed.dimensions_of(request)
-                embedded = await embed_texts(self.service, command, dimensions, record, held, adapter=adapter)
+                embed.check_sizes(request, self.service.engine.info)
+                body = messages.embed(request)
+                command = replace(command_of(self.service, **to_embedding(body, record.request_id)), key=key)
+                adapter = self.service.adapter_of(command)
+                embedded = await embed_texts(self.service, command, body.dimensions, record, held, adapter=adapter)
                 return await embed.to_response(embedded, self.service.fingerprint(adapter))
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -306,11 +313,9 @@ class GrpcMethods:
 
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
-        if isinstance(request, pb.GenerateRequest):
-            return to_command(request, request_id, self.service.defaults)
-        if self.template is None:
+        if isinstance(request, pb.ChatRequest) and self.template is None:
             raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate")
-        return chat.to_command(request, request_id, self.template, self.service.defaults, self.form)
+        return to_command(request, request_id, self.service.defaults, self.template, self.form)
 
     def _key(self, context: Context) -> Key | None:
         """The caller's key. Serve has no interceptors, so every method asks for it."""

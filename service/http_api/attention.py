@@ -2,60 +2,20 @@
 
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
+from pydantic import Field
 
-from attend.model.errors import InvalidRequest
-from attend.model.params import MAX_LOGPROBS
 from attend.model.tokenizer import Tokenizer
 from attend.service.contract.answers import Count, Made, ObjectKind, PromptUsage
-from attend.service.contract.requests import SOME_TOKENS, TOKENS, DeadlineMs, List, RequestId, TokenId, TokenIds, User
-from attend.service.contract.shapes import MAYBE, TEXT, Shape, between, body, one_of, told
+from attend.service.contract.shapes import MAYBE, Shape
 from attend.service.generation.explain import (
-    MOST_LENS,
-    MOST_NUMBERS,
-    MOST_TOKENS,
-    ExplainCommand,
     Explained,
     Explaining,
     pairs,
     rows,
 )
 from attend.service.http_api.logprobs import finite
-
-DEFAULT_TOP = 5
-
-
-class AttentionRequest(Shape):
-    """The body of POST /v1/attention."""
-
-    model_config = body("prompt")
-
-    model: StrictStr | None = None
-    """The name of the served model; absent means it. An adapter is refused."""
-    prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = told(
-        description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
-        f"most {MOST_TOKENS} tokens."
-    )
-    answer: StrictStr | TokenIds | None = told(
-        description=f"What follows the prompt: a text, tokenized by itself, or token ids. {TOKENS} Default: nothing."
-    )
-    layers: List[TokenId] | None = told(
-        description=f"Layers whose attention is told, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
-        "head of T tokens has T * (T + 1) / 2. Default: all."
-    )
-    heads: List[TokenId] | None = None
-    """Query heads whose attention is told in each of these layers, from 0. Default: all."""
-    scores: StrictBool | None = told(False)
-    """Tell the scores before mask and softmax too."""
-    top_logprobs: StrictInt | None = told(DEFAULT_TOP, **between(0, MAX_LOGPROBS))
-    """How many of the likeliest tokens to report in each place."""
-    logit_lens: StrictInt | None = told(0, **between(0, MOST_LENS))
-    """So many guesses of each layer in each place, as if it were the last."""
-    user: User = None
-    request_id: RequestId = None
-    deadline_ms: DeadlineMs = None
 
 
 class Alternative(Shape):
@@ -164,28 +124,6 @@ class Attention(Made):
     """Where the request has `logit_lens`."""
     usage: TextUsage
     """Token counts."""
-
-
-def to_command(body: AttentionRequest, request_id: str) -> ExplainCommand:
-    """What the body asks for. Raises InvalidRequest with the field named."""
-    if body.prompt is None:
-        raise InvalidRequest("prompt must be given: a string, or a list of token ids", "prompt")
-    return ExplainCommand(
-        prompt=_text(body.prompt),
-        answer=_text(body.answer or ()),
-        layers=None if body.layers is None else tuple(body.layers),
-        heads=None if body.heads is None else tuple(body.heads),
-        scores=bool(body.scores),
-        top_logprobs=DEFAULT_TOP if body.top_logprobs is None else body.top_logprobs,
-        logit_lens=body.logit_lens or 0,
-        model=body.model or "",
-        request_id=request_id,
-        deadline_ms=body.deadline_ms,
-    )
-
-
-def _text(text: Any) -> str | tuple[int, ...]:
-    return text if isinstance(text, str) else tuple(text)
 
 
 class AttentionWriter:

@@ -20,11 +20,11 @@ from attend.model.errors import (
 from attend.service.contract import answers, chat_answers
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.errors import AnswerChanged, TooLarge, WrongMediaType
 from attend.service.http_api import event_ids
-from attend.service.http_api.attention import Attention, AttentionRequest
-from attend.service.http_api.embeddings import Embeddings, EmbeddingsRequest
-from attend.service.http_api.tokens import DetokenizeRequest, TokenizeRequest
+from attend.service.http_api.attention import Attention
+from attend.service.http_api.embeddings import Embeddings
 from attend.service.observe.capacity import MAX_TOKENS, Question
 
 BUG = RuntimeError("not one of ours")
@@ -232,12 +232,3 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
 }
 """A new route needs its row here, and its answer's shape in `answers.py`."""
-
-TAGS = {
-    "generation": "Text from the model.",
-    "models": "What is served.",
-    "attention": "What the model does with a text.",
-    "embeddings": "Texts as vectors.",
-    "tokens": "Text and token ids.",
-    "operations": "For those who run the server.",
-}

@@ -15,11 +15,26 @@ from attend.model.net.adapters import Adapter
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
-from attend.service.contract import chat
-from attend.service.contract.commands import to_command
-from attend.service.contract.requests import CompletionRequest, read_completion, validated
-from attend.service.generation.embed import embed
-from attend.service.generation.explain import ExplainCommand, Explaining, explainable
+from attend.service.contract.chat import ChatRequest, read_chat
+from attend.service.contract.commands import to_command, to_embedding, to_explanation
+from attend.service.contract.requests import CompletionRequest, read_completion
+from attend.service.contract.routes import (
+    ATTENTION,
+    CAPACITY,
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    HEALTHZ,
+    METRICS,
+    MODEL,
+    MODELS,
+    READYZ,
+    VERSION,
+)
+from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
+from attend.service.contract.validation import validated
+from attend.service.generation.embed import command_of, embed
+from attend.service.generation.explain import Explaining, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
 from attend.service.http_api.body import most_bytes, read_json
@@ -27,11 +42,12 @@ from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
+from attend.service.http_api.routing import bind
 from attend.service.http_api.sse import EventStream, Writer, events
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import Load, estimate, read_question
 from attend.service.observe.metrics import Metrics, RequestRecord
-from attend.service.records import Command, Gathered, Usage
+from attend.service.records import Command, ExplainCommand, Gathered, Usage
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
@@ -118,7 +134,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     service = site.service
     most = most_bytes(service.engine.info.max_model_len)
 
-    @router.post("/v1/completions", tags=["generation"], summary="Continue a prompt", response_description="The answers.")
+    @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
         record = opened(site.metrics, request)
@@ -126,7 +142,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
                 body = read_completion(fields)
-                return body, to_command(body, body.request_id or request.state.request_id, service.defaults)
+                return body, to_command(body, request.state.request_id, service.defaults)
 
             body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
@@ -141,20 +157,17 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             )
             return await _answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
 
-    @router.post(
-        "/v1/chat/completions", tags=["generation"], summary="Continue a conversation", response_description="The answers."
-    )
+    @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
         record = opened(site.metrics, request)
         with record.errors():
 
-            def read(fields: dict[str, Any]) -> tuple[chat.ChatRequest, Command]:
-                body = chat.read_chat(fields)
+            def read(fields: dict[str, Any]) -> tuple[ChatRequest, Command]:
+                body = read_chat(fields)
                 if site.template is None:
                     raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
-                request_id = body.request_id or request.state.request_id
-                return body, chat.to_command(body, request_id, site.template, service.defaults, site.form)
+                return body, to_command(body, request.state.request_id, service.defaults, site.template, site.form)
 
             body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
@@ -171,9 +184,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
     """What the model does with a text."""
     most = most_bytes(site.service.engine.info.max_model_len)
 
-    @router.post(
-        "/v1/attention", tags=["attention"], summary="What the model does with a text", response_description="What it does."
-    )
+    @bind(router, ATTENTION)
     async def explain_attention(request: Request) -> Response:
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
         record = opened(site.metrics, request)
@@ -181,8 +192,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
             explaining = explainable(site.explaining)
 
             def read(fields: dict[str, Any]) -> ExplainCommand:
-                body = validated(attention.AttentionRequest, fields)
-                return attention.to_command(body, body.request_id or request.state.request_id)
+                return to_explanation(validated(AttentionRequest, fields), request.state.request_id)
 
             command = await read_json(request, read, most, name_of(request.state.key))
             request.state.request_id = record.request_id = command.request_id
@@ -196,15 +206,15 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
     service = site.service
     most = most_bytes(service.engine.info.max_model_len)
 
-    @router.post("/v1/embeddings", tags=["embeddings"], summary="Texts as vectors", response_description="The vectors.")
+    @bind(router, EMBEDDINGS)
     async def embed_texts(request: Request) -> Response:
         """Each text as a vector of length 1: OpenAI's embeddings."""
         record = opened(site.metrics, request)
         with record.errors(), ExitStack() as held:
 
-            def read(fields: dict[str, Any]) -> tuple[embeddings.EmbeddingsRequest, Command]:
-                body = validated(embeddings.EmbeddingsRequest, fields)
-                return body, embeddings.to_command(body, body.request_id or request.state.request_id, service)
+            def read(fields: dict[str, Any]) -> tuple[EmbeddingsRequest, Command]:
+                body = validated(EmbeddingsRequest, fields)
+                return body, command_of(service, **to_embedding(body, request.state.request_id))
 
             body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
@@ -245,12 +255,12 @@ async def _answer(
 def _add_models(router: APIRouter, service: GenerationService) -> None:
     """What is served."""
 
-    @router.get("/v1/models", tags=["models"], summary="The served models", response_description="The models.")
+    @bind(router, MODELS)
     async def models() -> Response:
         """The served model, and its adapters."""
         return Json({"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]})
 
-    @router.get("/v1/models/{model_id:path}", tags=["models"], summary="One served model", response_description="The model.")
+    @bind(router, MODEL)
     async def model(model_id: Annotated[str, Path(description="The model's name.", examples=["attend"])]) -> Response:
         """The served model, or an adapter, by its name."""
         return Json(model_object() if service.find(model_id) is None else adapter_object(model_id))
@@ -273,7 +283,7 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
 def _add_capacity(router: APIRouter, site: Site) -> None:
     """How much room there is."""
 
-    @router.get("/v1/capacity", tags=["operations"], summary="Capacity", response_description="What there is room for.")
+    @bind(router, CAPACITY)
     async def capacity(request: Request) -> Response:
         """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
         question = read_question(request.query_params.multi_items())
@@ -287,20 +297,20 @@ def _add_operations(router: APIRouter, site: Site) -> None:
 
     @router.head("/healthz", include_in_schema=False)
     @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
-    @router.get("/healthz", tags=["operations"], summary="Liveness", response_description="Alive.")
+    @bind(router, HEALTHZ)
     async def healthz() -> Response:
         """Alive: the process answers, and its step thread has come round lately."""
         stuck = site.service.engine.heartbeat_age() >= STALE_SECONDS
         return PlainTextResponse("the engine is stuck\n" if stuck else "ok\n", 503 if stuck else 200)
 
     @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz", tags=["operations"], summary="Readiness", response_description="Ready for requests.")
+    @bind(router, READYZ)
     async def readyz() -> Response:
         """Ready for requests: the weights are loaded, and no drain has begun."""
         draining = site.is_draining()
         return PlainTextResponse("draining\n" if draining else "ready\n", 503 if draining else 200)
 
-    @router.get("/version", tags=["operations"], summary="Version", response_description="What is running.")
+    @bind(router, VERSION)
     async def version() -> Response:
         """What is running."""
         info = site.service.engine.info
@@ -318,7 +328,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
             }
         )
 
-    @router.get("/metrics", tags=["operations"], summary="Metrics", response_description="Prometheus text.")
+    @bind(router, METRICS)
     async def metrics() -> Response:
         """Prometheus text of all replicas."""
         return Response(await site.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")

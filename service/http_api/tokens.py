@@ -4,41 +4,23 @@ from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, StrictBool, StrictStr
 
 from attend.model.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
-from attend.service.contract.requests import TOKENS, ModelName, TokenIds, validated
-from attend.service.contract.shapes import Shape, told
+from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
+from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
+from attend.service.contract.validation import validated
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import most_bytes, read_json
 from attend.service.http_api.pieces import json_response
-
-
-class TokenizeRequest(Shape):
-    """The body of POST /tokenize."""
-
-    prompt: StrictStr
-    """The text."""
-    model: ModelName = None
-    add_special_tokens: StrictBool | None = told(True)
-    """With the special tokens that the checkpoint puts around a text."""
-    return_token_strs: StrictBool | None = told(False)
-    """Report each token as the vocabulary spells it, too."""
-
-
-class DetokenizeRequest(Shape):
-    """The body of POST /detokenize."""
-
-    tokens: TokenIds = Field(description=f"Token ids. {TOKENS}")
-    model: ModelName = None
+from attend.service.http_api.routing import bind
 
 
 def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemplate | None) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
     most = most_bytes(service.engine.info.max_model_len)
 
-    @router.post("/tokenize", tags=["tokens"], summary="Text to token ids", response_description="The tokens.")
+    @bind(router, TOKENIZE)
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         key: Key | None = request.state.key
@@ -49,7 +31,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         limit = service.engine.info.max_model_len
         return json_response({"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens), **texts})
 
-    @router.post("/detokenize", tags=["tokens"], summary="Token ids to text", response_description="The text.")
+    @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         key: Key | None = request.state.key
@@ -57,9 +39,7 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         service.check_model(body.model or "")
         return json_response({"prompt": await service.detokenize(body.tokens, key=key)})
 
-    @router.get(
-        "/tokenizer_info", tags=["tokens"], summary="The tokenizer", response_description="What the checkpoint says of it."
-    )
+    @bind(router, TOKENIZER_INFO)
     async def tokenizer_info() -> Response:
         """The special tokens and the chat template, as tokenizer_config.json has them."""
         info, facts = service.engine.info, service.tokenizer.facts

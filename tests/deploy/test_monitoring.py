@@ -15,8 +15,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from attend.service.contract.routes import COUNTED
 from attend.service.observe import edge
-from attend.service.observe.metrics import OUTCOMES, ROUTES
+from attend.service.observe.metrics import OUTCOMES
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 from tests.deploy.manifests import ROOT
@@ -176,7 +177,7 @@ def test_a_rule_compares_with_a_bound_that_its_histogram_has():
 def test_rules_and_panels_ask_for_outcomes_and_transports_that_exist():
     texts = [*(rule["expr"] for rule in rules), *queries.values()]
     assert {found for text in texts for found in re.findall(r'outcome="(\w+)"', text)} <= set(OUTCOMES)
-    assert {found for text in texts for found in re.findall(r'transport="(\w+)"', text)} == set(ROUTES)
+    assert {found for text in texts for found in re.findall(r'transport="(\w+)"', text)} == set(COUNTED)
 
 
 def test_the_dashboard_is_what_its_script_writes():

@@ -52,7 +52,7 @@ ELSEWHERE = {
     "shown": "where a chunk ends: http_api/test_event_ids.py",
     "chat": "the parts of the answer, and a grammar where calls are enforced: test_chat_answers.py",
 }
-STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop": "the answer's text: test_text.py"}
+STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop_str_in_output": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
     *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "lack", "history", "_plan"),

@@ -138,7 +138,7 @@ def test_an_index_shows_a_description_whose_links_lead_somewhere(installed):
     assert not re.findall(r"\]\((?!https://)[^)]*", about.get_payload())
 
 
-def test_only_the_package_is_installed(installed, tmp_path):
+def test_only_the_package_is_installed(installed, ran):
     code = "import attend, attend.model, attend.service, attend.protos, attend.v1; print(*attend.__path__)"
     done = subprocess.run([installed.python, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).is_relative_to(installed.python.parents[1])
@@ -147,7 +147,7 @@ def test_only_the_package_is_installed(installed, tmp_path):
         assert b"ModuleNotFoundError" in done.stderr, name
 
 
-def test_stubs_of_a_callers_own_work_where_the_server_is_installed(installed, tmp_path):
+def test_stubs_of_a_callers_own_work_where_the_server_is_installed(installed, ran, tmp_path):
     """By the one import that protoc's code uses itself, beside our client and by both names of ours."""
     flags = [f"--{kind}={tmp_path}" for kind in ("python_out", "grpc_python_out")]
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", *flags, "attend/v1/generation.proto"]

@@ -15,46 +15,8 @@ from attend.service.errors import INTERNAL, TABLE
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, seeded
+from tests.service.messages import generate_message
 from tests.service.sse import events_of
-
-PLACES = {
-    "sampling": ("n", "top_k", "top_p", "min_p", "seed"),
-    "stopping": ("stop_strings", "stop_token_ids", "min_tokens", "include_stop_string", "ignore_eos"),
-    "decoding": (
-        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    ),
-    "response": ("prompt_logprobs", "output_token_ids", "echo", "skip_special_tokens", "timing"),
-}  # fmt: skip
-"""Where the fields stand in a GenerateRequest; the others stand at its top."""
-NAMES = {"stop": "stop_strings", "include_stop_str_in_output": "include_stop_string", "return_token_ids": "output_token_ids"}
-"""Fields whose name in the proto is not OpenAI's."""
-
-
-def to_message(body: dict[str, Any]) -> pb.GenerateRequest:
-    """The same call as a message."""
-    request = pb.GenerateRequest()
-    for name, value in body.items():
-        field = NAMES.get(name, name)
-        group = next((getattr(request, place) for place, fields in PLACES.items() if field in fields), request)
-        if name == "prompt":
-            if isinstance(value, str):
-                request.text = value
-            else:
-                request.token_ids.SetInParent()
-                request.token_ids.ids.extend(value)
-        elif name == "logprobs":
-            request.response.logprobs, request.response.top_logprobs = True, value
-        elif name == "resume_token_ids":
-            request.resume_token_ids.ids.extend(value)
-        elif isinstance(value, list):
-            getattr(group, field).extend(value)
-        elif isinstance(value, dict):
-            getattr(group, field).update({int(key): item for key, item in value.items()})
-        else:
-            setattr(group, field, value)
-    request.response.prompt_token_ids = request.response.output_token_ids
-    return request
-
 
 TIMES = ("queue_ms", "prefill_ms", "decode_ms")
 
@@ -137,8 +99,8 @@ def over_grpc(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
         async with grpc_channel(server) as channel:
             service = GenerationServiceStub(channel)
             if stream:
-                return [response async for response in service.GenerateStream(to_message(body))]
-            return [await service.Generate(to_message(body))]
+                return [response async for response in service.GenerateStream(generate_message(body))]
+            return [await service.Generate(generate_message(body))]
 
     try:
         responses = asyncio.run(run())

@@ -12,8 +12,8 @@ from attend.service.errors import INTERNAL, TABLE
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import Server, build_server, grpc_channel
+from tests.service.messages import chat_message
 from tests.service.test_chat_answers import CALL, NOW, server
-from tests.service.test_parity import PLACES
 
 USER = {"role": "user", "content": "Time?"}
 CUT = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "U'}}
@@ -52,40 +52,6 @@ class Outcome:
             call[place] += text
 
 
-def to_message(body: dict[str, Any]) -> pb.ChatRequest:
-    """The same chat as a message."""
-    request = pb.ChatRequest()
-    for name, value in body.items():
-        if name == "messages":
-            request.messages.extend(to_turn(turn) for turn in value)
-        elif name == "tools":
-            request.tools.extend(to_tool(tool["function"]) for tool in value)
-        elif name == "tool_choice" and isinstance(value, dict):
-            request.tool_name = value["function"]["name"]
-        elif name == "chat_template_kwargs":
-            request.chat_template_kwargs = json.dumps(value)
-        elif name == "structured_outputs":
-            request.decoding.json_schema = json.dumps(value["json"])
-        elif name == "return_token_ids":
-            request.response.output_token_ids = value
-        elif name == "stop":
-            request.stopping.stop_strings.extend(value)
-        else:
-            setattr(next((getattr(request, place) for place, names in PLACES.items() if name in names), request), name, value)
-    return request
-
-
-def to_turn(turn: dict[str, Any]) -> pb.ChatMessage:
-    more = {"reasoning": turn["reasoning_content"]} if "reasoning_content" in turn else {}
-    calls = [pb.ToolCall(id=call["id"], **call["function"]) for call in turn.get("tool_calls", ())]
-    plain = {name: value for name, value in turn.items() if name not in ("tool_calls", "reasoning_content")}
-    return pb.ChatMessage(**plain, **more, tool_calls=calls)
-
-
-def to_tool(function: dict[str, Any]) -> pb.Tool:
-    return pb.Tool(**function | ({"parameters": json.dumps(function["parameters"])} if "parameters" in function else {}))
-
-
 def over_http(one: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
     more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = one.post(body | more, "/v1/chat/completions")
@@ -111,7 +77,7 @@ def over_http(one: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
 def over_grpc(one: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
     async def run() -> list[pb.GenerateResponse]:
         async with grpc_channel(one) as channel:
-            stub, message = GenerationServiceStub(channel), to_message(body)
+            stub, message = GenerationServiceStub(channel), chat_message(body)
             return [each async for each in stub.ChatStream(message)] if stream else [await stub.Chat(message)]
 
     try:

@@ -9,8 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from attend.service.contract.requests import CompletionRequest
-from attend.service.http_api.attention import AttentionRequest
-from attend.service.http_api.embeddings import EmbeddingsRequest
+from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.observe import edge
 from attend.service.settings import Settings, allowed
 from tests.fakes import build_server

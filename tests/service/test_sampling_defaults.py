@@ -29,7 +29,7 @@ def completion(asked: dict[str, Any], *defaults: Defaults) -> Command:
 
 def conversation(asked: dict[str, Any], *defaults: Defaults) -> Command:
     body = chat.read_chat({"messages": [{"role": "user", "content": "a"}]} | asked)
-    return chat.to_command(body, "id", ChatTemplate("x"), *defaults)
+    return commands.to_command(body, "id", *(defaults or (NO_DEFAULTS,)), ChatTemplate("x"))
 
 
 def message(asked: dict[str, Any], *defaults: Defaults) -> Command:

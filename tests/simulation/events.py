@@ -216,7 +216,7 @@ def _stops(dice: random.Random, setting: Setting, *, formed: bool) -> StopRules:
         min_tokens=dice.randint(0, most) if dice.random() < 0.25 and not formed else 0,
         stop=tuple(dice.sample(words, dice.choice([1, 2, 4]))) if dice.random() < 0.4 else (),
         stop_token_ids=tuple(dice.sample(range(len(WORDS)), dice.choice([1, 3]))) if dice.random() < 0.3 else (),
-        include_stop=dice.random() < 0.3,
+        include_stop_str_in_output=dice.random() < 0.3,
         ignore_eos=dice.random() < 0.3,
     )
 

@@ -124,7 +124,7 @@ class Text:
 
     def cut(self, hit: tuple[int, str]) -> str:
         at, stop = hit
-        return self.text[: at + len(stop) if self.stops.include_stop else at]
+        return self.text[: at + len(stop) if self.stops.include_stop_str_in_output else at]
 
 
 def expected(
@@ -165,7 +165,7 @@ def expected(
         stopped = token in ends and len(output) > stops.min_tokens
         if grammar is not None and not stopped:
             grammar.advance(token)
-        answer.hidden_end = stopped and not stops.include_stop
+        answer.hidden_end = stopped and not stops.include_stop_str_in_output
         hit = None if answer.hidden_end else text.push(token)
         if hit is not None:
             answer.reason, answer.stop, answer.text, answer.hidden_end = FinishReason.STOP, hit[1], text.cut(hit), False
@@ -187,5 +187,5 @@ def parts_of(command: Command, prompt: Sequence[int], text: str, reason: FinishR
         reasoning_open=prompt[-1] == THINK,
         content_formed=command.grammar is not None,
     )
-    cut = stop if isinstance(stop, str) and not command.stops.include_stop else ""
+    cut = stop if isinstance(stop, str) and not command.stops.include_stop_str_in_output else ""
     return joined([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, cut=cut)])

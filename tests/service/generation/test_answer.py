@@ -57,7 +57,7 @@ def test_a_stop_token_is_named_counted_and_hidden():
 
 
 def test_include_stop_shows_the_stop_token():
-    chunk = answer(stop_token_ids=(ord("c"),), include_stop=True).take(output("abc", FinishReason.STOP))
+    chunk = answer(stop_token_ids=(ord("c"),), include_stop_str_in_output=True).take(output("abc", FinishReason.STOP))
     assert (chunk.text, chunk.stop) == ("abc", ord("c"))
 
 

@@ -11,9 +11,10 @@ import pytest
 from attend.model.engine.request import EngineStats
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
-from attend.service.generation.explain import MOST_CALLS, MOST_NUMBERS, ExplainCommand
+from attend.service.generation.explain import MOST_CALLS
 from attend.service.http_api.attention import Attention, AttentionWriter
 from attend.service.http_api.pieces import pieces
+from attend.service.records import MOST_NUMBERS, ExplainCommand
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.explainer import ENTROPY, SINK

@@ -218,7 +218,7 @@ RESUMED = [
     (says("naïve café 日本語 😀"), {"max_tokens": 60}),
     (says("one STO two STOP three"), {"max_tokens": 60, "stop": ("STOP", "never")}),
     (says("日本語 é😀 x"), {"max_tokens": 60, "stop": ("é😀", "語 x")}),
-    (says("xx STOP yy STOP"), {"max_tokens": 60, "stop": ("STOP",), "min_tokens": 8, "include_stop": True}),
+    (says("xx STOP yy STOP"), {"max_tokens": 60, "stop": ("STOP",), "min_tokens": 8, "include_stop_str_in_output": True}),
     (says("abcSTO"), {"max_tokens": 60, "stop": ("STOP",)}),
     (says("日"), {"max_tokens": 2}),
     (seeded, {"max_tokens": 9}),

@@ -47,7 +47,7 @@ def expected(tokens: list[int], rules: StopRules) -> tuple[str, str | None]:
         ]
         if ends and min(count, len(tokens)) > rules.min_tokens:
             at, stop = min(ends)
-            return text[: at + len(stop) * rules.include_stop], stop
+            return text[: at + len(stop) * rules.include_stop_str_in_output], stop
         seen = text
     return seen, None
 
@@ -56,7 +56,7 @@ def expected(tokens: list[int], rules: StopRules) -> tuple[str, str | None]:
 @given(answers, stop_strings, st.booleans(), st.integers(0, 6))
 @example([*b"ax"], ("a", "ab"), False, 1)
 def test_the_pieces_are_the_decoded_tokens_cut_at_the_first_stop_string(tokens, stop, include, min_tokens):
-    rules = StopRules(stop=stop, include_stop=include, min_tokens=min_tokens)
+    rules = StopRules(stop=stop, include_stop_str_in_output=include, min_tokens=min_tokens)
     pieces, hit, _ = run(tokens, rules)
     assert ("".join(pieces), hit) == expected(tokens, rules)
 
@@ -112,7 +112,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text, stop):
 def test_a_stop_string_is_found_though_it_is_split_over_tokens(text, stop, shown, found):
     pieces, hit, _ = run(list(text.encode()), StopRules(stop=stop))
     assert ("".join(pieces), hit) == (shown, found)
-    pieces, hit, _ = run(list(text.encode()), StopRules(stop=stop, include_stop=True))
+    pieces, hit, _ = run(list(text.encode()), StopRules(stop=stop, include_stop_str_in_output=True))
     assert ("".join(pieces), hit) == (shown + (found or ""), found)
 
 

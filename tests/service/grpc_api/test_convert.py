@@ -1,17 +1,14 @@
 """Protobuf to a command, and chunks to protobuf."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
-from attend.model.grammar import GrammarSpec, Kind
-from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from attend.model.params import SamplingParams, StopRules
 from attend.service.grpc_api import convert
 from attend.service.grpc_api.convert import REASONS, Responses, check_sizes, to_command
 from attend.service.records import Chunk, Command, PromptPart, whole
@@ -29,169 +26,6 @@ def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprin
 def test_a_bare_text_means_the_contracts_defaults():
     expected = Command(prompts=("a",), sampling=SamplingParams(), stops=StopRules(), request_id="id")
     assert to_command(pb.GenerateRequest(text="a"), "id") == expected
-
-
-def test_every_field_reaches_the_command():
-    request = pb.GenerateRequest(
-        request_id="mine",
-        model="m",
-        token_ids=pb.TokenIds(ids=[1, 2]),
-        max_tokens=5,
-        temperature=0.5,
-        sampling=pb.SamplingParameters(n=2, top_k=7, top_p=0.25, min_p=0.125, seed=-3),
-        stopping=pb.StoppingCriteria(
-            stop_strings=["x"], stop_token_ids=[4], min_tokens=1, include_stop_string=True, ignore_eos=True
-        ),
-        decoding=D(
-            presence_penalty=0.5,
-            frequency_penalty=-1,
-            repetition_penalty=1.5,
-            logit_bias={5: -100, 0: 2.5},
-            allowed_token_ids=[0, 5],
-            bad_words=["x", " y"],
-        ),
-        response=R(skip_special_tokens=False, logprobs=True, top_logprobs=3, prompt_logprobs=7, echo=True),
-        truncate_prompt_tokens=6,
-        priority=0,
-        cache_salt="s",
-        deadline_ms=9,
-    )
-    assert to_command(request, "mine") == Command(
-        prompts=((1, 2),),
-        sampling=SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=-3),
-        stops=StopRules(max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop=True, ignore_eos=True),
-        n=2,
-        model="m",
-        request_id="mine",
-        deadline_ms=9,
-        skip_special_tokens=False,
-        decoding=DecodingParams(
-            presence_penalty=0.5,
-            frequency_penalty=-1,
-            repetition_penalty=1.5,
-            logit_bias={5: -100, 0: 2.5},
-            bad_words=("x", " y"),
-            allowed_token_ids=(0, 5),
-        ),
-        logprobs=3,
-        prompt_logprobs=7,
-        echo=True,
-        truncate_prompt_tokens=6,
-        priority=0,
-        cache_salt="s",
-    )
-    resumed = pb.GenerateRequest(text="a", resume_token_ids=pb.TokenIds(ids=[1, 2]))
-    assert to_command(resumed, "id").resume_token_ids == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "asked"),
-    [
-        (R(), (None, None)),
-        (R(logprobs=True), (0, None)),
-        (R(logprobs=True, top_logprobs=0), (0, None)),
-        (R(logprobs=True, top_logprobs=20), (20, None)),
-        (R(prompt_logprobs=0), (None, 0)),
-    ],
-)
-def test_log_probabilities_are_reported_with_as_many_alternatives_as_asked_for(options, asked):
-    command = to_command(pb.GenerateRequest(text="a", response=options), "id")
-    assert (command.logprobs, command.prompt_logprobs) == asked
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"response": R(top_logprobs=0)}, "top_logprobs"),
-        ({"response": R(top_logprobs=3)}, "top_logprobs"),
-        ({"response": R(logprobs=True, top_logprobs=21)}, "top_logprobs"),
-        ({"response": R(logprobs=True, top_logprobs=-1)}, "top_logprobs"),
-        ({"response": R(prompt_logprobs=21)}, "prompt_logprobs"),
-        ({"decoding": D(repetition_penalty=0)}, "repetition_penalty"),
-        ({"decoding": D(presence_penalty=float("nan"))}, "presence_penalty"),
-        ({"decoding": D(logit_bias={5: float("inf")})}, "logit_bias[5]"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_its_field(fields, field):
-    with pytest.raises(InvalidRequest, match=rf"^{re.escape(field)} ") as caught:
-        to_command(pb.GenerateRequest(text="a", **fields), "id")
-    assert caught.value.field == field
-
-
-def test_scores_that_nothing_changes_share_one_record():
-    assert to_command(pb.GenerateRequest(text="a", decoding=D(presence_penalty=0)), "id").decoding is NO_CHANGE
-
-
-@pytest.mark.parametrize(
-    ("decoding", "spec"),
-    [
-        (D(json_object=True), GrammarSpec("json_object", "")),
-        (D(json_schema="{}"), GrammarSpec("json_schema", "{}")),
-        (D(regex="a+"), GrammarSpec("regex", "a+")),
-        (D(grammar="start: A"), GrammarSpec("grammar", "start: A")),
-        (D(choice=D.Choices(choices=["a", 'b"'])), GrammarSpec("choice", '["a", "b\\""]')),
-    ],
-    ids=lambda value: getattr(value, "kind", ""),
-)
-def test_each_form_of_structured_output_is_the_grammar_of_its_kind(decoding, spec):
-    assert to_command(pb.GenerateRequest(text="a", decoding=decoding), "id").grammar == spec
-
-
-def test_there_is_a_case_for_each_form_of_structured_output():
-    forms = {field.name for field in D.DESCRIPTOR.oneofs_by_name["structured_output"].fields}
-    assert forms == {*get_args(Kind)} - {"tools"}, "a grammar of tools is the server's own"
-
-
-def test_a_zero_that_is_given_is_not_absent():
-    assert to_command(pb.GenerateRequest(text="a", temperature=0), "id").sampling.temperature == 0
-    assert to_command(pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(seed=0)), "id").sampling.seed == 0
-    with pytest.raises(InvalidRequest, match=r"^max_tokens"):
-        to_command(pb.GenerateRequest(text="a", max_tokens=0), "id")
-    with pytest.raises(InvalidRequest, match=r"^n must"):
-        to_command(pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(n=0)), "id")
-
-
-def test_empty_text_is_a_prompt_and_no_input_is_a_mistake():
-    assert to_command(pb.GenerateRequest(text=""), "id").prompts == ("",)
-    assert to_command(pb.GenerateRequest(token_ids=pb.TokenIds()), "id").prompts == ((),)  # refused by the service
-    with pytest.raises(InvalidRequest, match=r"^input is required") as caught:
-        to_command(pb.GenerateRequest(), "id")
-    assert caught.value.field == "input"
-
-
-SILENT = [
-    {"decoding": D()},
-    {"decoding": D(presence_penalty=0, frequency_penalty=0, repetition_penalty=1)},
-    {"decoding": D(json_object=False)},
-    {"decoding": D(bad_words=[], allowed_token_ids=[], logit_bias={})},
-    {"response": R()},
-    {"response": R(echo=False, timing=False, logprobs=False, prompt_token_ids=False)},
-    {"cache_salt": ""},
-    {"resume_token_ids": pb.TokenIds()},
-]
-
-
-@pytest.mark.parametrize("fields", SILENT)
-def test_a_value_that_asks_for_nothing_is_accepted(fields):
-    assert to_command(pb.GenerateRequest(text="a", **fields), "id") == to_command(pb.GenerateRequest(text="a"), "id")
-
-
-def test_every_field_of_the_proto_is_built():
-    """A field that is added to the proto alone fails here: it would be ignored in silence."""
-    built = {
-        "request_id", "model", "text", "token_ids", "max_tokens", "temperature", "sampling", "decoding", "stopping", "response",
-        "deadline_ms", "truncate_prompt_tokens", "cache_salt", "resume_token_ids", "adapter", "priority",
-        "decoding.presence_penalty", "decoding.frequency_penalty", "decoding.repetition_penalty", "decoding.logit_bias",
-        "decoding.allowed_token_ids", "decoding.bad_words", "decoding.json_schema", "decoding.regex", "decoding.choice",
-        "decoding.grammar", "decoding.json_object", "response.prompt_token_ids", "response.prompt_logprobs",
-        "response.output_token_ids", "response.logprobs", "response.top_logprobs", "response.echo",
-        "response.skip_special_tokens", "response.timing",
-    }  # fmt: skip
-    groups = {"": pb.GenerateRequest, "decoding.": D, "response.": R}
-    fields = {prefix + field.name for prefix, message in groups.items() for field in message.DESCRIPTOR.fields}
-    assert fields == built
 
 
 SCORES = (TokenLogprob(2, -1.5, ((9, -0.5), (8, -1.0))), TokenLogprob(3, float("-inf"), ((9, -0.5), (8, -1.0))))
@@ -358,12 +192,3 @@ def test_lists_up_to_their_limits_are_read():
     decoding = D(allowed_token_ids=[1] * VOCAB, bad_words=["x"] * 64, logit_bias=dict.fromkeys(range(300), 1.0))
     stopping = pb.StoppingCriteria(stop_token_ids=[1] * 300, stop_strings=["x"] * 4)
     check_sizes(pb.GenerateRequest(token_ids=ids, resume_token_ids=ids, decoding=decoding, stopping=stopping), info())
-
-
-def test_of_token_ids_that_are_truncated_only_those_are_read_that_stay():
-    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(1000)), truncate_prompt_tokens=3)
-    check_sizes(request, info())
-    assert to_command(request, "id").prompts == ((997, 998, 999),)
-    assert to_command(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]), truncate_prompt_tokens=3), "id").prompts == (
-        (1, 2),
-    )

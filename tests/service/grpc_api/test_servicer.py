@@ -117,7 +117,7 @@ BIG = 2**62
         ({"text": "a", "stopping": pb.StoppingCriteria(stop_token_ids=[BIG])}, "stop_token_ids"),
         ({"text": "a", "deadline_ms": BIG}, "deadline_ms"),
         ({"text": "a", "request_id": "two words"}, "request_id"),
-        ({"text": "a", "response": pb.ResponseOptions(top_logprobs=1)}, "top_logprobs needs logprobs to be true"),
+        ({"text": "a", "response": pb.ResponseOptions(top_logprobs=1)}, "top_logprobs is only allowed when logprobs is true"),
         ({"text": "a", "decoding": pb.DecodingParameters(logit_bias={BIG: 1})}, f"from 0 to 256; got {BIG}"),
         ({"text": "a", "resume_token_ids": pb.TokenIds(ids=[-1])}, "from 0 to 256; got -1"),
         ({"text": "a", "truncate_prompt_tokens": BIG}, "truncate_prompt_tokens"),

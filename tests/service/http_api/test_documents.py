@@ -13,14 +13,12 @@ from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.contract.chat import NOT_BUILT, ChatRequest
 from attend.service.contract.requests import OFF, CompletionRequest, StreamOptions
+from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
-from attend.service.http_api.attention import AttentionRequest
 from attend.service.http_api.body import MAX_BYTES
 from attend.service.http_api.documents import schemas
-from attend.service.http_api.embeddings import EmbeddingsRequest
 from attend.service.http_api.event_ids import HEADER, digest
 from attend.service.http_api.operations import OPERATIONS
-from attend.service.http_api.tokens import DetokenizeRequest, TokenizeRequest
 from tests.fakes import INFO, FakeEngine, build_server
 from tests.service.http_api.described import (
     LEAST,

@@ -10,7 +10,7 @@ from attend.model.params import MAX_INT32
 from attend.service.http_api.documents import schemas
 from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import FakeEngine, info
-from tests.service.http_api import test_chat, test_schemas
+from tests.service.contract import test_chat, test_requests
 from tests.service.http_api.described import LEAST, ask, chatting_server, faults, operation
 
 
@@ -105,7 +105,7 @@ def test_the_pattern_of_a_request_id_is_the_one_that_holds(given):
         assert (ask(chatting_server(), "POST", "/v1/completions", json=body).status_code == 200) is fits
 
 
-TABLES = {"/v1/completions": test_schemas.WRONG, "/v1/chat/completions": test_chat.WRONG}
+TABLES = {"/v1/completions": test_requests.WRONG, "/v1/chat/completions": test_chat.WRONG}
 
 
 @pytest.mark.parametrize("path", TABLES)

@@ -30,8 +30,9 @@ from attend.model.errors import (
 )
 from attend.model.params import SamplingParams
 from attend.service.access.keys import KeyRing
+from attend.service.contract.routes import COUNTED
 from attend.service.observe import logs
-from attend.service.observe.metrics import OUTCOMES, REASONS, ROUTES, Metrics, outcome_of
+from attend.service.observe.metrics import OUTCOMES, REASONS, Metrics, outcome_of
 from attend.service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, says, until
 
@@ -66,7 +67,7 @@ def test_every_series_is_there_before_any_traffic_under_the_contracts_names():
 def test_each_route_and_outcome_begins_at_zero():
     samples = families(build_server())["attend_requests"].samples
     assert {(s.labels["transport"], s.labels["route"], s.labels["outcome"]): s.value for s in samples} == {
-        (transport, route, outcome): 0 for transport, routes in ROUTES.items() for route in routes for outcome in OUTCOMES
+        (transport, route, outcome): 0 for transport, routes in COUNTED.items() for route in routes for outcome in OUTCOMES
     }
     assert set(OUTCOMES) == {"stop", "length", "deadline", "abort", "error", "rejected", "invalid"}
     assert set(samples[0].labels) == {"model", "transport", "route", "outcome"}

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from attend.model.grammar import GrammarSpec
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.service.chat.forms import TEXT_ALONE
 from attend.service.chat.messages import messages_of
-from attend.service.contract.chat import NOT_BUILT, ChatRequest, read_chat, to_command
+from attend.service.contract.chat import NOT_BUILT, ChatRequest, read_chat
+from attend.service.contract.commands import to_command
 from attend.service.http_api.body import parse
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole
@@ -32,12 +34,12 @@ def read(**body) -> ChatRequest:
 
 
 def command(**body) -> Command:
-    return replace(to_command(read(**body), "id", SHIPPED), prompts=((1, 2),))
+    return replace(to_command(read(**body), "id", template=SHIPPED), prompts=((1, 2),))
 
 
 def prompt(body: ChatRequest, template: ChatTemplate = SHIPPED) -> str:
     """What the template makes of a body."""
-    return to_command(body, "id", template).prompts[0].write()
+    return to_command(body, "id", template=template).prompts[0].write()
 
 
 def messages(*given) -> list[dict]:
@@ -214,21 +216,27 @@ def test_bare_messages_mean_the_contracts_defaults():
     assert command().decoding is NO_CHANGE
 
 
+CHANGES = {"presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+EVERYTHING: dict[str, Any] = {
+    "model": "m", "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": ["x"], "seed": -3,
+    "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True, "ignore_eos": True,
+    "min_tokens": 1, "skip_special_tokens": False, "deadline_ms": 9, **CHANGES,
+    "logit_bias": {"7": -1}, "bad_words": ["no"], "allowed_token_ids": [7, 8],
+    "logprobs": True, "top_logprobs": 20,
+    "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 9,
+}  # fmt: skip
+"""A value of each field that gRPC has too, and that is not the default."""
+
+
 def test_every_field_reaches_the_command():
-    changes = {"presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
-    body = {
-        "model": "m", "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": ["x"], "seed": -3,
-        "user": "u", "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True, "ignore_eos": True,
-        "min_tokens": 1, "skip_special_tokens": False, "deadline_ms": 9, **changes,
-        "logit_bias": {"7": -1}, "bad_words": ["no"], "allowed_token_ids": [7, 8],
-        "logprobs": True, "top_logprobs": 20,
-        "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 9,
-    }  # fmt: skip
+    body = EVERYTHING | {"max_completion_tokens": 5, "user": "u"}
     assert command(**body) == Command(
         prompts=((1, 2),),
         sampling=SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=-3),
-        stops=StopRules(max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop=True, ignore_eos=True),
-        decoding=DecodingParams(**changes, logit_bias={7: -1}, bad_words=("no",), allowed_token_ids=(7, 8)),
+        stops=StopRules(
+            max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop_str_in_output=True, ignore_eos=True
+        ),
+        decoding=DecodingParams(**CHANGES, logit_bias={7: -1}, bad_words=("no",), allowed_token_ids=(7, 8)),
         **{"n": 2, "model": "m", "request_id": "id", "deadline_ms": 9, "skip_special_tokens": False},
         **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 9, "chat": ALONE},
     )
@@ -340,7 +348,7 @@ def test_a_bad_body_is_refused_with_the_place_named(body, words):
 
 
 def asked(body: bytes) -> Command:
-    command = to_command(read_chat(parse(body)), "id", SHIPPED)
+    command = to_command(read_chat(parse(body)), "id", template=SHIPPED)
     (prompt,) = command.prompts
     return replace(command, prompts=(prompt.write(),))
 

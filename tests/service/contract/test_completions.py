@@ -2,14 +2,15 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from attend.model.engine.request import FinishReason, Times
 from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
-from attend.service.contract.commands import bias_token, to_command
-from attend.service.contract.requests import read_completion
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import bias_tokens, read_completion
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.records import Chunk, Command, PromptPart, Usage, whole
 from tests.fakes import byte_tokenizer
@@ -26,22 +27,27 @@ def test_a_bare_prompt_means_the_contracts_defaults():
     assert (SamplingParams().temperature, SamplingParams().top_p, SamplingParams().top_k) == (1, 1, 0)
 
 
+EVERYTHING: dict[str, Any] = {
+    "model": "m", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": ["x"],
+    "seed": -3, "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True,
+    "ignore_eos": True, "min_tokens": 1, "skip_special_tokens": False, "request_id": "r", "deadline_ms": 9,
+    "logprobs": 3, "echo": True, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.5,
+    "logit_bias": {"5": -100, "0": 2.5}, "prompt_logprobs": 3, "truncate_prompt_tokens": 6, "cache_salt": "s",
+    "priority": 0, "allowed_token_ids": [0, 5], "bad_words": ["x", " y"], "timing": True, "return_token_ids": True,
+}  # fmt: skip
+"""A value of each field that gRPC has too, and that is not the default."""
+
+
 def test_every_field_reaches_the_command():
-    body = {
-        "model": "m", "prompt": "a", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "n": 2, "best_of": 2, "stop": ["x"],
-        "seed": -3, "user": "u", "top_k": 7, "min_p": 0.1, "stop_token_ids": [4], "include_stop_str_in_output": True,
-        "ignore_eos": True, "min_tokens": 1, "skip_special_tokens": False, "request_id": "r", "deadline_ms": 9,
-        "logprobs": 3, "echo": True, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.5,
-        "logit_bias": {"5": -100, "0": 2.5}, "prompt_logprobs": 3, "truncate_prompt_tokens": 6, "cache_salt": "s",
-        "priority": 0, "allowed_token_ids": [0, 5], "bad_words": ["x", " y"], "timing": True, "return_token_ids": True,
-    }  # fmt: skip
-    assert command(**body) == Command(
+    assert command(prompt="a", user="u", best_of=2, **EVERYTHING) == Command(
         prompts=("a",),
         sampling=SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=-3),
-        stops=StopRules(max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop=True, ignore_eos=True),
+        stops=StopRules(
+            max_tokens=5, min_tokens=1, stop=("x",), stop_token_ids=(4,), include_stop_str_in_output=True, ignore_eos=True
+        ),
         n=2,
         model="m",
-        request_id="id",
+        request_id="r",
         deadline_ms=9,
         skip_special_tokens=False,
         decoding=DecodingParams(
@@ -95,8 +101,7 @@ def test_a_key_of_logit_bias_is_a_token_id_in_plain_digits(key):
     with pytest.raises(InvalidRequest, match=r"^logit_bias must have token ids as keys, in digits; got ") as caught:
         command(prompt="a", logit_bias={key: 1})
     assert caught.value.field == "logit_bias"
-    assert bias_token("0") == 0
-    assert bias_token("256") == 256
+    assert bias_tokens({"0": 1.0, "256": -1.0}) == {0: 1.0, 256: -1.0}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Messages of gRPC as the bodies that ask for the same over HTTP: `Wire.proto` of a field names its place in the message."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from google.protobuf.message import Message
+
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.service.chat.messages import check_count, json_object
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
+from attend.service.contract.chat import ChatMessageRequest
+from attend.service.contract.requests import GenerateRequest
+from attend.service.contract.shapes import Shape, wires
+from attend.service.contract.structured import KINDS
+from attend.service.contract.texts import AttentionRequest, EmbedRequest
+from attend.service.contract.validation import validated
+from attend.v1 import generation_pb2 as pb
+
+NOT_ASKED = frozenset({"response.prompt_token_ids"})
+"""What a message has and no body: read where the answer is written."""
+
+
+def generate(message: pb.GenerateRequest) -> GenerateRequest:
+    """A call of Generate. Raises InvalidRequest with the field named."""
+    _needs_input(message)
+    fields = fields_of(message, GenerateRequest)
+    if isinstance(fields["prompt"], list):
+        fields["prompt"] = [fields["prompt"]]  # one prompt, also where it is empty
+    return validated(GenerateRequest, fields)
+
+
+def chat(message: pb.ChatRequest) -> ChatMessageRequest:
+    """A call of Chat. Raises InvalidRequest with the field named."""
+    check_count(message.messages)
+    return validated(ChatMessageRequest, fields_of(message, ChatMessageRequest))
+
+
+def embed(message: pb.EmbedRequest) -> EmbedRequest:
+    """A call of Embed. Raises InvalidRequest with the field named."""
+    return validated(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
+
+
+def explain(message: pb.ExplainRequest) -> AttentionRequest:
+    """A call of Explain. Raises InvalidRequest with the field named."""
+    _needs_input(message)
+    return validated(AttentionRequest, fields_of(message, AttentionRequest))
+
+
+def _needs_input(message: pb.GenerateRequest | pb.ExplainRequest) -> None:
+    if message.WhichOneof("input") is None:
+        raise InvalidRequest("input is required: text or token_ids", "input")
+
+
+def fields_of(message: Message, kind: type[Shape]) -> dict[str, Any]:
+    """The fields that a message gives, under their names in a body. What is empty and not `optional` was not given.
+
+    Raises NotSupported for one that a body of this kind does not have.
+    """
+    names = places(kind)
+    fields = {}
+    for path, value in _given(message, names):
+        if path in NOT_ASKED:
+            continue
+        if path not in names:
+            name = path.rpartition(".")[2]
+            raise NotSupported(f"{name} is not for a chat, whose prompt is written by the server", name)
+        fields[names[path]] = READ[path](value, message) if path in READ else _plain(value)
+    return fields
+
+
+@cache
+def places(kind: type[Shape]) -> dict[str, str]:
+    """By its place in the message: the name of each field of a body."""
+    return {path: name for name, wire in wires(kind).items() for path in wire.proto}
+
+
+def _given(message: Message, names: dict[str, str], above: str = "") -> Iterator[tuple[str, Any]]:
+    for field, value in message.ListFields():
+        path = above + field.name
+        if isinstance(value, Message) and path not in names:
+            yield from _given(value, names, f"{path}.")
+        else:
+            yield path, value
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: a list, or an object whose keys are texts."""
+    if isinstance(value, Message):  # of one list, which may be given and empty
+        ((field, *_),) = (value.DESCRIPTOR.fields,)
+        return list(getattr(value, field.name))
+    if hasattr(value, "items"):
+        return {str(key): item for key, item in value.items()}
+    return value if isinstance(value, str | bool | int | float) else list(value)
+
+
+def _kept(tokens: pb.TokenIds, message: Any) -> list[int]:
+    """Of token ids that are to be truncated only the remaining ones are read: a message may hold millions."""
+    is_cut = "truncate_prompt_tokens" in message.DESCRIPTOR.fields_by_name and message.HasField("truncate_prompt_tokens")
+    return list(tokens.ids[-max(1, message.truncate_prompt_tokens) :] if is_cut else tokens.ids)
+
+
+def _structured(kind: str) -> Callable[[Any, Any], dict[str, Any]]:
+    """One form of structured output, in vLLM's words."""
+    (name,) = (name for name, ours in KINDS.items() if ours == kind)
+    return lambda value, message: {name: _plain(value)}
+
+
+def _tools(tools: Any, message: Any) -> list[Any]:
+    """The tools in OpenAI's words, in which `service/chat` reads them and templates write them."""
+    if len(tools) > MAX_TOOLS:  # refused for their number, and not looked at
+        return [None] * len(tools)
+    size = sum(len(tool.parameters) for tool in tools)
+    if size > MAX_SCHEMA_BYTES:  # before they are parsed
+        raise InvalidRequest(f"tools may have schemas of at most {MAX_SCHEMA_BYTES} bytes in all; got at least {size}", "tools")
+    return [{"type": "function", "function": _function(tool, f"tools[{index}]")} for index, tool in enumerate(tools)]
+
+
+def _function(tool: pb.Tool, place: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters:
+        function["parameters"] = json_object(tool.parameters, f"{place}.parameters")
+    return function | ({"strict": True} if tool.strict else {})
+
+
+def _message(message: pb.ChatMessage) -> dict[str, Any]:
+    """A message in OpenAI's words. What is empty was not given, but a content may be empty."""
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    given = {"name": message.name, "reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
+    read |= {name: value for name, value in given.items() if value}
+    if message.tool_calls:
+        read["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return read
+
+
+def _input(given: pb.EmbedInput, message: pb.EmbedRequest) -> str | list[int]:
+    """A text, or the token ids of one."""
+    if given.WhichOneof("input") is None:
+        raise InvalidRequest("input must hold text or token_ids", "input")
+    return str(given.text) if given.HasField("text") else _kept(given.token_ids, message)
+
+
+READ: dict[str, Callable[[Any, Any], Any]] = {
+    "token_ids": _kept,
+    "messages": lambda messages, message: list(map(_message, messages)),
+    "tools": _tools,
+    "tool_choice": lambda choice, message: choice or None,
+    "tool_name": lambda name, message: {"type": "function", "function": {"name": name}},
+    "chat_template_kwargs": lambda text, message: json_object(text, "chat_template_kwargs"),
+    "inputs": lambda inputs, message: [_input(each, message) for each in inputs],
+    **{f"decoding.{kind}": _structured(kind) for kind in KINDS.values()},
+}
+"""Of the places whose values are written otherwise in JSON: what makes one of the value and its message."""

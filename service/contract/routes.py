@@ -1,0 +1,118 @@
+"""Every route of HTTP, and the methods of gRPC that ask for the same. Serving, metrics, HAProxy and documents read this."""
+
+from dataclasses import dataclass
+
+SERVICE = "attend.v1.GenerationService"
+"""The name of the one service of gRPC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path, and its methods of gRPC."""
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    answer: str
+    """What an answer with status 200 is, in a few words."""
+    about: str
+    """What the README says of it."""
+    rpcs: tuple[str, ...] = ()
+    is_counted: bool = False
+    """Whether each of its calls counts in attend_requests_total: those that compute."""
+    is_queued: bool = False
+    """Whether its calls wait in the engine's queue: where that is full, HAProxy refuses them."""
+
+    @property
+    def shown(self) -> str:
+        """The path as documents write it."""
+        return self.path.replace(":path}", "}")
+
+
+COMPLETIONS = Route(
+    *("POST", "/v1/completions", "generation", "Continue a prompt", "The answers."),
+    "OpenAI completions, streamed as server-sent events when `stream` is true",
+    ("Generate", "GenerateStream"),
+    is_counted=True,
+    is_queued=True,
+)
+CHAT = Route(
+    *("POST", "/v1/chat/completions", "generation", "Continue a conversation", "The answers."),
+    "chat through the checkpoint's chat template, with [tools and reasoning](#tools-and-reasoning); the default model's "
+    "template joins the messages",
+    ("Chat", "ChatStream"),
+    is_counted=True,
+    is_queued=True,
+)
+ATTENTION = Route(
+    *("POST", "/v1/attention", "attention", "What the model does with a text", "What it does."),
+    "which tokens each token of a text attends to, how likely it was, and what each layer would say: [fields](#attention)",
+    ("Explain",),
+    is_counted=True,
+)
+EMBEDDINGS = Route(
+    *("POST", "/v1/embeddings", "embeddings", "Texts as vectors", "The vectors."),
+    "texts as vectors, in OpenAI's shape, where the checkpoint says how: [fields](#embeddings)",
+    ("Embed",),
+    is_counted=True,
+    is_queued=True,
+)
+TOKENIZE = Route(*("POST", "/tokenize", "tokens", "Text to token ids", "The tokens."), "token ids of a text", ("Tokenize",))
+DETOKENIZE = Route(
+    *("POST", "/detokenize", "tokens", "Token ids to text", "The text."), "the text of token ids", ("Detokenize",)
+)
+TOKENIZER_INFO = Route(
+    *("GET", "/tokenizer_info", "tokens", "The tokenizer", "What the checkpoint says of it."),
+    "the special tokens and the chat template, as tokenizer_config.json has them",
+)
+MODELS = Route(
+    *("GET", "/v1/models", "models", "The served models", "The models."),
+    "the served model and its LoRA adapters, each with its `parent`; with `max_model_len`, its default sampling parameters and "
+    "its stop tokens",
+)
+MODEL = Route(
+    *("GET", "/v1/models/{model_id:path}", "models", "One served model", "The model."),
+    "one of these; its name may have slashes",
+)
+CAPACITY = Route(
+    *("GET", "/v1/capacity", "operations", "Capacity", "What there is room for."),
+    "free blocks, running, waiting, tokens a second over all replicas; `?prompt_tokens=100&max_tokens=200` estimates the times "
+    "of such a call",
+)
+HEALTHZ = Route(
+    *("GET", "/healthz", "operations", "Liveness", "Alive."),
+    "alive; `/health` is the same. HAProxy answers by itself, also while no replica runs: Serve replaces one whose step thread "
+    "is stuck. With `single`: the process answers and the step thread has shown life within 10 s: each layer of a step counts, "
+    "so a long step is alive",
+)
+READYZ = Route(
+    *("GET", "/readyz", "operations", "Readiness", "Ready for requests."),
+    "ready: weights loaded, no drain begun; of the replica that answers, which HAProxy asks ten times a second at most",
+)
+METRICS = Route(
+    *("GET", "/metrics", "operations", "Metrics", "Prometheus text."),
+    "Prometheus text of all replicas, each sample with a `replica` label",
+)
+VERSION = Route(
+    *("GET", "/version", "operations", "Version", "What is running."),
+    "what is running: version, model, family, device, dtype, how the weights are kept, attention backend, why it is "
+    "[not the fastest](#the-slower-path), fingerprint",
+)
+ROUTES = (
+    *(COMPLETIONS, CHAT, ATTENTION, EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
+    *(MODELS, MODEL, CAPACITY, HEALTHZ, READYZ, METRICS, VERSION),
+)
+COUNTED = {
+    "http": tuple(route.path for route in ROUTES if route.is_counted),
+    "grpc": tuple(rpc for route in ROUTES if route.is_counted for rpc in route.rpcs),
+}
+"""By transport: the routes and methods whose calls count in attend_requests_total."""
+TAGS = {
+    "generation": "Text from the model.",
+    "models": "What is served.",
+    "attention": "What the model does with a text.",
+    "embeddings": "Texts as vectors.",
+    "tokens": "Text and token ids.",
+    "operations": "For those who run the server.",
+}

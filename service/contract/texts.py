@@ -1,0 +1,100 @@
+"""The bodies of the calls that look at texts and generate none: /v1/embeddings, /v1/attention, /tokenize, /detokenize."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
+
+from attend.model.params import MAX_LOGPROBS
+from attend.service.contract.requests import (
+    SOME_TOKENS,
+    TEXTS,
+    TOKENS,
+    DeadlineMs,
+    List,
+    ModelName,
+    RequestId,
+    TokenId,
+    TokenIds,
+    TruncateTokens,
+    User,
+)
+from attend.service.contract.shapes import TEXT, Shape, between, body, one_of, told
+from attend.service.records import MOST_LENS, MOST_NUMBERS, MOST_TOKENS, TOP_LOGPROBS
+
+
+class EmbeddingsRequest(Shape):
+    """The body of POST /v1/embeddings."""
+
+    model_config = body("input")
+
+    model: ModelName = told(proto="model")
+    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
+        description=f"What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. {TOKENS}"
+    )
+    encoding_format: Literal["float", "base64"] | None = told("float")
+    """How the answer has a vector: as numbers, or as the bytes of float32 in base64."""
+    dimensions: StrictInt | None = told(proto="dimensions", minimum=1)
+    """So many numbers of each vector, from the first on, again with length 1; at most as many as there are. Default: all."""
+    truncate_prompt_tokens: TruncateTokens = told(proto="truncate_prompt_tokens")
+    user: User = None
+    request_id: RequestId = told(proto="request_id")
+    deadline_ms: DeadlineMs = told(proto="deadline_ms")
+
+
+class EmbedRequest(EmbeddingsRequest):
+    """What a message EmbedRequest of gRPC asks for: texts and token ids side by side."""
+
+    input: List[StrictStr | TokenIds] = told(proto="inputs")  # type: ignore[assignment]  # over HTTP they are of one kind
+
+
+class AttentionRequest(Shape):
+    """The body of POST /v1/attention."""
+
+    model_config = body("prompt")
+
+    model: StrictStr | None = told(proto="model")
+    """The name of the served model; absent means it. An adapter is refused."""
+    prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = told(
+        description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
+        f"most {MOST_TOKENS} tokens.",
+        proto="text token_ids",
+    )
+    answer: StrictStr | TokenIds | None = told(
+        description=f"What follows the prompt: a text, tokenized by itself, or token ids. {TOKENS} Default: nothing.",
+        proto="answer_text answer_token_ids",
+    )
+    layers: List[TokenId] | None = told(
+        description=f"Layers whose attention is told, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
+        "head of T tokens has T * (T + 1) / 2. Default: all.",
+        proto="layers",
+    )
+    heads: List[TokenId] | None = told(proto="heads")
+    """Query heads whose attention is told in each of these layers, from 0. Default: all."""
+    scores: StrictBool | None = told(False, proto="scores")
+    """Tell the scores before mask and softmax too."""
+    top_logprobs: StrictInt | None = told(TOP_LOGPROBS, proto="top_logprobs", **between(0, MAX_LOGPROBS))
+    """How many of the likeliest tokens to report in each place."""
+    logit_lens: StrictInt | None = told(0, proto="logit_lens", **between(0, MOST_LENS))
+    """So many guesses of each layer in each place, as if it were the last."""
+    user: User = None
+    request_id: RequestId = told(proto="request_id")
+    deadline_ms: DeadlineMs = told(proto="deadline_ms")
+
+
+class TokenizeRequest(Shape):
+    """The body of POST /tokenize."""
+
+    prompt: StrictStr
+    """The text."""
+    model: ModelName = None
+    add_special_tokens: StrictBool | None = told(True)
+    """With the special tokens that the checkpoint puts around a text."""
+    return_token_strs: StrictBool | None = told(False)
+    """Report each token as the vocabulary spells it, too."""
+
+
+class DetokenizeRequest(Shape):
+    """The body of POST /detokenize."""
+
+    tokens: TokenIds = Field(description=f"Token ids. {TOKENS}")
+    model: ModelName = None

@@ -1,0 +1,148 @@
+"""Messages of gRPC ask for what bodies of HTTP ask for: every field has its place, and both make the same command."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from attend.model.chat import ChatTemplate
+from attend.model.errors import InvalidRequest
+from attend.model.grammar import GrammarSpec, Kind
+from attend.model.params import NO_CHANGE
+from attend.service.contract import messages
+from attend.service.contract.chat import ChatMessageRequest, read_chat
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import GenerateRequest, read_completion
+from attend.service.contract.texts import AttentionRequest, EmbedRequest
+from attend.service.grpc_api import convert
+from attend.service.records import Command
+from attend.v1 import generation_pb2 as pb
+from tests.service.contract.test_chat import EVERYTHING as CHAT
+from tests.service.contract.test_completions import EVERYTHING as COMPLETION
+from tests.service.messages import chat_message, generate_message
+
+D, R = pb.DecodingParameters, pb.ResponseOptions
+TEMPLATE = ChatTemplate("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+KINDS = {
+    pb.GenerateRequest: GenerateRequest,
+    pb.ChatRequest: ChatMessageRequest,
+    pb.EmbedRequest: EmbedRequest,
+    pb.ExplainRequest: AttentionRequest,
+}
+NOT_OF_CHATS = {"response.echo", "response.prompt_logprobs"}
+"""Fields of a message that chats share with other calls, and refuse."""
+HTTP_ONLY = {"user", "stream", "stream_options", "best_of", "response_format", "max_completion_tokens", "encoding_format"}
+
+
+def leaves(kind: Descriptor, known: set[str], above: str = "") -> Iterator[str]:
+    """The places in a message, as the proto has them."""
+    for field in kind.fields:
+        path = above + field.name
+        inner = field.message_type
+        if inner is None or inner.GetOptions().map_entry or path in known:
+            yield path
+        else:
+            yield from leaves(inner, known, f"{path}.")
+
+
+@pytest.mark.parametrize(("message", "kind"), KINDS.items(), ids=lambda value: value.__name__)
+def test_every_field_of_a_message_is_a_field_of_its_body_and_the_other_way_round(message, kind):
+    """A field that is added to the proto alone fails here: it would be refused."""
+    known = set(messages.places(kind))
+    more = NOT_OF_CHATS if message is pb.ChatRequest else set()
+    assert set(leaves(message.DESCRIPTOR, known)) - messages.NOT_ASKED - more == known
+    without = {name for name in kind.model_fields if name not in messages.places(kind).values()}
+    assert without <= HTTP_ONLY
+
+
+def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
+    return convert.to_command(message, "id", template=TEMPLATE)
+
+
+@pytest.mark.parametrize("name", COMPLETION)
+def test_each_field_of_a_completion_means_the_same_in_a_message(name):
+    body = {"prompt": "a"} | {name: COMPLETION[name]}
+    assert over_grpc(generate_message(body)) == to_command(read_completion(body), "id")
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_each_field_of_a_chat_means_the_same_in_a_message(name):
+    body = {"messages": [{"role": "user", "content": "a"}]} | {name: CHAT[name]}
+    if name == "top_logprobs":
+        body["logprobs"] = True
+    found, wanted = over_grpc(chat_message(body)), to_command(read_chat(body), "id", template=TEMPLATE)
+    (prompt,), (other,) = found.prompts, wanted.prompts
+    assert prompt.write() == other.write()
+    facts = ("sampling", "stops", "decoding", "n", "model", "request_id", "deadline_ms", "logprobs", "priority", "cache_salt")
+    assert [getattr(found, fact) for fact in facts] == [getattr(wanted, fact) for fact in facts]
+
+
+def test_an_adapter_is_named_in_a_message_alone():
+    assert over_grpc(pb.GenerateRequest(text="a", adapter="pirate")).adapter == "pirate"
+    with pytest.raises(InvalidRequest, match="adapter is not a field of this request"):
+        read_completion({"prompt": "a", "adapter": "pirate"})
+
+
+STRUCTURED = {
+    "json_object": (D(json_object=True), GrammarSpec("json_object", "")),
+    "json_schema": (D(json_schema="{}"), GrammarSpec("json_schema", "{}")),
+    "regex": (D(regex="a+"), GrammarSpec("regex", "a+")),
+    "grammar": (D(grammar="start: A"), GrammarSpec("grammar", "start: A")),
+    "choice": (D(choice=D.Choices(choices=["a", 'b"'])), GrammarSpec("choice", '["a", "b\\""]')),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_each_form_of_structured_output_is_the_grammar_of_its_kind(name):
+    decoding, spec = STRUCTURED[name]
+    assert over_grpc(pb.GenerateRequest(text="a", decoding=decoding)).grammar == spec
+
+
+def test_there_is_a_case_for_each_form_of_structured_output():
+    forms = {field.name for field in D.DESCRIPTOR.oneofs_by_name["structured_output"].fields}
+    assert forms == STRUCTURED.keys() == {*get_args(Kind)} - {"tools"}, "a grammar of tools is the server's own"
+
+
+def test_a_zero_that_is_given_is_not_absent():
+    assert over_grpc(pb.GenerateRequest(text="a", temperature=0)).sampling.temperature == 0
+    assert over_grpc(pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(seed=0))).sampling.seed == 0
+    with pytest.raises(InvalidRequest, match=r"^max_tokens"):
+        over_grpc(pb.GenerateRequest(text="a", max_tokens=0))
+    with pytest.raises(InvalidRequest, match=r"^n must"):
+        over_grpc(pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(n=0)))
+
+
+def test_empty_text_is_a_prompt_and_no_input_is_a_mistake():
+    assert over_grpc(pb.GenerateRequest(text="")).prompts == ("",)
+    assert over_grpc(pb.GenerateRequest(token_ids=pb.TokenIds())).prompts == ((),)  # refused by the service
+    with pytest.raises(InvalidRequest, match=r"^input is required") as caught:
+        over_grpc(pb.GenerateRequest())
+    assert caught.value.field == "input"
+
+
+SILENT: list[dict[str, Any]] = [
+    {"decoding": D()},
+    {"decoding": D(presence_penalty=0, frequency_penalty=0, repetition_penalty=1)},
+    {"decoding": D(json_object=False)},
+    {"decoding": D(bad_words=[], allowed_token_ids=[], logit_bias={})},
+    {"response": R()},
+    {"response": R(echo=False, timing=False, logprobs=False, prompt_token_ids=False)},
+    {"cache_salt": ""},
+    {"resume_token_ids": pb.TokenIds()},
+]
+
+
+@pytest.mark.parametrize("fields", SILENT)
+def test_a_value_that_asks_for_nothing_is_accepted(fields):
+    command = over_grpc(pb.GenerateRequest(text="a", **fields))
+    assert command == over_grpc(pb.GenerateRequest(text="a")) and command.decoding is NO_CHANGE
+
+
+def test_of_token_ids_that_are_truncated_only_those_are_read_that_stay():
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(1000)), truncate_prompt_tokens=3)
+    assert messages.generate(request).prompt == [[997, 998, 999]]
+    short = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]), truncate_prompt_tokens=3)
+    assert messages.generate(short).prompt == [[1, 2]]
+    given = pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=range(1000)))], truncate_prompt_tokens=3)
+    assert messages.embed(given).input == [[997, 998, 999]]
