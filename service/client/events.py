@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.utils import parsedate_to_datetime
-from typing import Any, Required, TypedDict
+from typing import Any
 
 from attend.service.client.errors import InvalidRequest
 from attend.service.client.retry import Call, Delta, Failed
@@ -16,55 +16,6 @@ AGAIN = (408, 429, 502, 503, 504)
 """The statuses after which the same request may fare better, unless the server says that it will not: 502 and 504 are a proxy's
 whose backend died. So is a 500 that is not the server's own."""
 MOST_ERROR_BYTES = 64 << 10
-
-
-class Sampled(TypedDict, total=False):
-    """Fields of both calls; service/README.md says what they mean."""
-
-    model: str
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    stop: str | list[str]
-    stop_token_ids: list[int]
-    include_stop_str_in_output: bool
-    ignore_eos: bool
-    min_tokens: int
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: dict[str, float]
-    allowed_token_ids: list[int]
-    bad_words: list[str]
-    response_format: dict[str, Any]
-    structured_outputs: dict[str, Any]
-    skip_special_tokens: bool
-    truncate_prompt_tokens: int
-    priority: int
-    cache_salt: str
-    deadline_ms: int
-    request_id: str
-    user: str
-
-
-class Completion(Sampled, total=False):
-    """Fields of a completion."""
-
-    prompt: Required[str | list[int]]
-    resume_token_ids: list[int]
-    """Tokens that the caller has from an earlier call with the same seed."""
-
-
-class Chat(Sampled, total=False):
-    """Fields of a chat."""
-
-    messages: Required[list[dict[str, Any]]]
-    max_completion_tokens: int
-    chat_template_kwargs: dict[str, Any]
-    reasoning_effort: str
 
 
 def checked(fields: Mapping[str, Any], known: type) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from attend.service.client import events
 from attend.service.client.errors import Answer, InvalidRequest
-from attend.service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Chat, Completion, Events
+from attend.service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Events
+from attend.service.client.fields import Chat, Completion
 from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
 
 PIECE = 64 << 10

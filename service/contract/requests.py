@@ -199,15 +199,15 @@ class Generation(Shape):
     """Milliseconds in which to finish what fits; then `finish_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
     presence_penalty: Number | None = param(
-        "presence_penalty", proto="decoding.presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
+        "presence_penalty", flag=False, proto="decoding.presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
     )
     """Taken from the score of every token that the answer holds already."""
     frequency_penalty: Number | None = param(
-        "frequency_penalty", proto="decoding.frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
+        "frequency_penalty", flag=False, proto="decoding.frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
     )
     """Taken from a token's score once for each time that the answer holds it."""
     repetition_penalty: Number | None = param(
-        "repetition_penalty", proto="decoding.repetition_penalty", **above(0, MAX_REPETITION_PENALTY)
+        "repetition_penalty", flag=False, proto="decoding.repetition_penalty", **above(0, MAX_REPETITION_PENALTY)
     )
     """Divides the positive, and multiplies the negative, scores of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = told(
@@ -217,7 +217,8 @@ class Generation(Shape):
     )
     truncate_prompt_tokens: TruncateTokens = told(proto="truncate_prompt_tokens", client=True)
     priority: StrictInt | None = told(DEFAULT_PRIORITY, proto="priority", client=True, **between(0, MAX_PRIORITY))
-    """Higher first. A level counts as much as ten seconds of waiting, so that no call waits for ever."""
+    """Higher first. A level counts as much as ten seconds of waiting, so that no call waits for ever. A running call
+    is not stopped for one of higher priority."""
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = told(
         description=f"Callers share cached prefixes only within one salt; 1 to {MAX_SALT} characters. Default: one salt for "
         "all.",
@@ -281,8 +282,8 @@ class Continuation(Generation):
         **between(0, MAX_LOGPROBS),
     )
     resume_token_ids: TokenIds | None = told(
-        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them. "
-        f"{TOKENS} Needs a single prompt and `n` = 1. Default: none.",
+        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them, "
+        f"and counts are those of the whole answer. {TOKENS} Needs a single prompt and `n` = 1. Default: none.",
         proto="resume_token_ids",
         client=True,
     )

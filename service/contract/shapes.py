@@ -50,9 +50,9 @@ def told(default: Any = None, *, proto: str = "", client: bool = False, flag: bo
     return field
 
 
-def param(name: str, **keywords: Any) -> Any:
-    """A field with the default of `model/params.py`, which the clients and the command line have too."""
-    return told(_DEFAULTS[name], client=True, flag=True, **keywords)
+def param(name: str, *, flag: bool = True, **keywords: Any) -> Any:
+    """A field with the default of `model/params.py`, which the clients have too."""
+    return told(_DEFAULTS[name], client=True, flag=flag, **keywords)
 
 
 def wires(model: type[BaseModel]) -> dict[str, Wire]:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from attend.service.contract.requests import CompletionRequest
-from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.observe import edge
 from attend.service.settings import Settings, allowed
 from tests.fakes import build_server
@@ -54,24 +52,6 @@ def python(code: str) -> str:
 
 def test_the_page_lists_every_setting_as_it_is() -> None:
     assert settings_table() in section("Settings")
-
-
-def test_the_page_lists_every_field_of_a_completion_and_no_other() -> None:
-    table = section("HTTP").split("### Fields")[1].split("\n\n`max_tokens` 0")[0]
-    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
-    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == CompletionRequest.model_fields.keys()
-
-
-def test_the_page_lists_every_field_of_a_call_for_attention_and_no_other() -> None:
-    table = section("HTTP").split("### Attention")[1].split("\n\n    {")[0]
-    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
-    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == AttentionRequest.model_fields.keys()
-
-
-def test_the_page_lists_every_field_of_a_call_for_embeddings_and_no_other() -> None:
-    table = section("HTTP").split("### Embeddings")[1].split("\n\n    {")[0]
-    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
-    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == EmbeddingsRequest.model_fields.keys()
 
 
 def test_the_page_lists_every_metric_and_no_other() -> None:

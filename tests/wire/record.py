@@ -4,33 +4,18 @@ With `--base` it only makes the proto as it stands the one that `buf breaking` c
 """
 
 import argparse
-import asyncio
-import json
 import shutil
 from difflib import unified_diff
 from pathlib import Path
 
 from tests.check_protos import build_base
-from tests.fakes import build_server
 from tests.wire.cases import HTTP
 from tests.wire.rpc_cases import RPC
 
 GOLDEN = Path(__file__).parent / "golden"
-OPENAPI = GOLDEN / "openapi.json"
 EXCHANGES = {f"http/{case.name}.txt": case for case in HTTP} | {f"grpc/{case.name}.txt": case for case in RPC}
 """Each exchange by its file in GOLDEN."""
 HOW_TO_ACCEPT = "the wire has changed. Where that is meant: `python -m tests.wire.record`, and read what git shows"
-
-
-def openapi() -> str:
-    """The document of /openapi.json, sorted."""
-
-    async def call() -> str:
-        async with build_server().http() as client:
-            document = (await client.get("/openapi.json")).raise_for_status().json()
-        return json.dumps(document, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
-
-    return asyncio.run(call())
 
 
 def difference(path: Path, now: str) -> str:
@@ -48,7 +33,6 @@ def record() -> None:
         (GOLDEN / kind).mkdir(parents=True)
     for name, exchange in EXCHANGES.items():
         (GOLDEN / name).write_bytes(exchange.transcript().encode("utf-8"))
-    OPENAPI.write_bytes(openapi().encode("utf-8"))
 
 
 def main() -> None:

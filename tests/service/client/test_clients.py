@@ -11,7 +11,8 @@ import pytest
 
 from attend.model.errors import QueueFull, RateLimited, Unavailable
 from attend.service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, InvalidRequest, OtherFingerprint, Refused
-from attend.service.client.events import Chat, Completion, Events
+from attend.service.client.events import Events
+from attend.service.client.fields import Chat, Completion
 from attend.service.client.grpc import AsyncGrpcClient, GrpcClient
 from attend.service.client.http import AsyncHttpClient, HttpClient
 from attend.service.client.retry import Delta, Failed, Means, Policy

@@ -1,0 +1,51 @@
+"""The fields of the calls that both HTTP clients take. Written by `make docs`; REFERENCE.md says what they mean."""
+
+from typing import Any, Required, TypedDict
+
+
+class Sampled(TypedDict, total=False):
+    """Fields of both calls."""
+
+    model: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop: str | list[str]
+    seed: int
+    user: str
+    top_k: int
+    min_p: float
+    stop_token_ids: list[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    min_tokens: int
+    skip_special_tokens: bool
+    request_id: str
+    deadline_ms: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[str, float]
+    truncate_prompt_tokens: int
+    priority: int
+    cache_salt: str
+    allowed_token_ids: list[int]
+    bad_words: list[str]
+    response_format: dict[str, Any]
+    structured_outputs: dict[str, Any]
+
+
+class Completion(Sampled, total=False):
+    """Fields of a completion."""
+
+    prompt: Required[str | list[int]]
+    resume_token_ids: list[int]
+
+
+class Chat(Sampled, total=False):
+    """Fields of a chat."""
+
+    messages: Required[list[dict[str, Any]]]
+    max_completion_tokens: int
+    chat_template_kwargs: dict[str, Any]
+    reasoning_effort: str
