@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.main import get_command
 
 from attend.model.engine.build import build_engine, size_engine
 from attend.model.engine.options import EngineOptions
@@ -19,6 +20,8 @@ from attend.model.net.native.library import load as load_native
 from attend.model.params import SamplingParams
 from attend.service.commands import bench, cli
 from attend.service.commands import inspect as inspect_cli
+from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.shapes import wires
 from attend.service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
@@ -100,6 +103,12 @@ def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("attend: grpc_port = '70000' cannot be used: ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_flags_of_generate_are_those_that_the_contract_names():
+    flags = {parameter.name for parameter in get_command(cli.app).commands["generate"].params} - {"prompt", "model"}
+    named = {name for name, wire in wires(CompletionRequest).items() if wire.flag}
+    assert flags & CompletionRequest.model_fields.keys() == named
 
 
 def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
