@@ -85,8 +85,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--cases`: see `thinned`."""
+    """`--cases`: see `thinned` and `examples`."""
     parser.addoption("--cases", type=int, help="run at most so many cases of a test, always the same ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember `--cases` for the modules that ask for `examples`."""
+    global share
+    share = 10 if config.getoption("--cases") else 1
+
+
+share = 1
+
+
+def examples(count: int) -> int:
+    """How many examples of a law Hypothesis draws: `count`, or a tenth of it with `--cases`."""
+    return count // share
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.simulation.simulate import scheduler_life
 
-LIVES, PART, STEPS = 600, 200, 230
+LIVES, PART, STEPS = 600, 50, 200
 """Lives in all, in a test, and the steps that a life has at least, as a mean."""
 
 

@@ -18,7 +18,7 @@ from tests.simulation.events import events_of, told
 from tests.simulation.life import Life
 from tests.simulation.simulate import breaks, main, service_life, shrunk
 
-LIVES, PART, STEPS = 400, 100, 70
+LIVES, PART, STEPS = 400, 25, 60
 """Lives in all, in a test, and the steps that a life has at least, as a mean."""
 HARD = 200
 """Lives in which all that may happen must have happened."""
@@ -31,6 +31,7 @@ def test_every_law_holds_after_every_step_of_every_life(first):
     assert sum(steps for _, steps in reports) >= STEPS * PART
 
 
+@pytest.mark.long
 def test_the_lives_are_hard():
     seen: Counter[str] = Counter()
     for seed in range(HARD):

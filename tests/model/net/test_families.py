@@ -25,6 +25,7 @@ from attend.model.net.families.table import FAMILIES
 from attend.model.net.rope import rotary_table
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
+from tests.conftest import examples
 from tests.model.checkpoints import (
     KINDS,
     POSITIONS,
@@ -255,7 +256,9 @@ def plain(tmp_path_factory) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if not key.startswith("rope")}
 
 
-@settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(400), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     parameters=GIVEN_ROPE, scaling=GIVEN_ROPE, beside=ROPE_BESIDE, kind=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"])
 )
