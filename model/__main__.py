@@ -13,7 +13,7 @@ from attend.model.engine.request import FinishReason, Request, TokenEngine
 from attend.model.errors import EngineFailed
 from attend.model.net.checkpoint import read_config
 from attend.model.params import SamplingParams
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import card, corpus
 from attend.model.train.evaluate import bzip2_bits_per_byte, measure, xz_bits_per_byte
 from attend.model.train.headers import MAX_TOKENS, Header, choose_headers, judge

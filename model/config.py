@@ -1,18 +1,18 @@
-"""What a model is and how its engine runs, as frozen, validated, torch-free records."""
+"""What a model is, as frozen, validated, torch-free records."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from attend.model.errors import CheckpointError, SettingError
+from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
 from attend.model.sublayers import DeltaSpec, MixtureSpec, Routing
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
+"""The shipped checkpoint."""
 KV_GROUP = 32
 """Numbers of a head that share a scale, in a KV cache of 8 bits."""
-"""The shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
 NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
 """Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
@@ -308,92 +308,3 @@ CHOICES |= {"routing": Routing}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
 SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate")
-
-
-LONGEST_DRAFT = 15
-"""Guessed tokens of one request: with the next token they fill the 16 rows of a matrix unit's tile."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSize:
-    """The blocks of one group of layers, as the scheduler hands them out. See `MemoryGroup`."""
-
-    num_blocks: int
-    """Without the reserved block 0."""
-    window: int | None = None
-    """A block goes back once all its tokens are out of sight of later queries; None: at the request's end."""
-    has_state: bool = False
-    """A request holds one block, of whatever size, from its admission to its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Sizes of one engine. Tokens are counted per step, blocks per KV cache."""
-
-    max_model_len: int
-    """Prompt plus output tokens that one request may hold."""
-    num_blocks: int
-    """KV blocks of the first group of layers, without the reserved block 0."""
-    block_size: int = 16
-    max_batch_requests: int = 64
-    max_batch_tokens: int = 1024
-    chunk_size: int = 32
-    """A part of a prompt ends at a multiple of so many tokens, counted from the prompt's beginning, where the budget allows."""
-    step_goal: float = 0.01
-    """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
-    prefix_caching: bool = True
-    """Whether a prompt may begin with blocks that an earlier request has computed."""
-    draft_tokens: int = 0
-    """Guessed tokens of a step: the streams share them, and where there are more streams there are none."""
-    groups: tuple[GroupSize, ...] = ()
-    """In the order of the model's `memory_groups`; empty: one group of full attention."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", self.groups or (GroupSize(self.num_blocks),))
-        for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise SettingError(f"{name} must be at least 1; got {value}")
-        if self.draft_tokens < 0:
-            raise SettingError(f"draft_tokens must be 0 or more; got {self.draft_tokens}")
-        if not 0 <= self.step_goal < math.inf:
-            raise SettingError(f"step_goal must be 0 or more seconds; got {self.step_goal}")
-        assert self.groups[0].num_blocks == self.num_blocks, "num_blocks are those of the first group"
-        for group in self.groups:
-            self._check_group(group)
-
-    def _check_group(self, group: GroupSize) -> None:
-        """Each group holds a request of max_model_len tokens, or with a window what one holds at a time."""
-        if group.has_state:
-            assert not self.prefix_caching, "a state of one text is no other text's"
-            if self.draft_tokens:
-                raise SettingError(
-                    "draft_tokens is set, but this model keeps a state for each sequence: a wrong guess would stay in it"
-                )
-        elif group.window is not None:
-            assert group.num_blocks >= self.window_blocks(group.window) + self.step_blocks, "a window without room for a step"
-        elif self.max_model_len > group.num_blocks * self.block_size:
-            raise SettingError(
-                f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {group.num_blocks * self.block_size}: "
-                "raise kv_cache_memory or lower max_model_len"
-            )
-
-    def window_blocks(self, window: int) -> int:
-        """Blocks that a request holds at most under a window, beside `step_blocks` that all requests of a step share.
-
-        A query sees window - 1 tokens before itself. They lie in one block more than they fill, and the next token may
-        begin another one.
-        """
-        guesses = min(self.draft_tokens, LONGEST_DRAFT)
-        return -(-(window - 1 + guesses) // self.block_size) + 2
-
-    @property
-    def reach(self) -> float:
-        """Tokens that a query attends to at most, in the layers that see most."""
-        windows = (group.window for group in self.groups if not group.has_state)
-        return max((math.inf if window is None else window for window in windows), default=0)
-
-    @property
-    def step_blocks(self) -> int:
-        """Blocks that the tokens of a step fill: under a window its first ones are out of sight only at its end."""
-        return self.max_batch_tokens // self.block_size

@@ -9,7 +9,6 @@ from zlib import crc32
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import InvalidRequest
-from attend.model.grammar import GrammarSpec
 from attend.model.params import (
     DEFAULT_PRIORITY,
     MAX_CHOICES,
@@ -25,6 +24,7 @@ from attend.model.params import (
     integer,
 )
 from attend.model.pooling import EmbeddingRules
+from attend.model.text.grammar import GrammarSpec
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import AnswerForm
 from attend.service.chat.ids import call_id

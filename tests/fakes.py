@@ -20,8 +20,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from attend.model.chat import ChatTemplate
-from attend.model.config import EngineConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.request import (
     EngineInfo,
     EngineStats,
@@ -34,7 +33,8 @@ from attend.model.engine.request import (
 )
 from attend.model.errors import EngineFailed, Unavailable
 from attend.model.pooling import EmbeddingRules, Pooling
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.generation.explain import Explaining

@@ -20,9 +20,9 @@ from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import StepReport
-from attend.model.grammar import GrammarSpec
 from attend.model.params import SamplingParams, StopRules
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.grammar import GrammarSpec
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.generation import GenerationService
 from attend.service.observe.metrics import Metrics
 from attend.service.records import Command

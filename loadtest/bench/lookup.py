@@ -17,7 +17,7 @@ import torch
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.loop import AsyncEngine
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from loadtest.bench.figures import Comparison, file, show, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.option import default_model, speed

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from attend.model.engine.request import Request
-from attend.model.grammar import GrammarSpec
-from attend.model.mask import CompiledGrammar
 from attend.model.params import SamplingParams
+from attend.model.text.grammar import GrammarSpec
+from attend.model.text.mask import CompiledGrammar
 from attend.service.chat.forms import CALLS, AnswerForm
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parts import Tool

@@ -15,11 +15,11 @@ from typing import Any
 
 import orjson
 
-from attend.model.chat import ChatTemplate
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, Times, TokenLogprob
 from attend.model.params import SamplingParams
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import form_of
 from attend.service.generation.generation import GenerationService
 from attend.service.grpc_api.servicer import GrpcMethods

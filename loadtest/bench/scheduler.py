@@ -8,7 +8,7 @@ import statistics
 import time
 from pathlib import Path
 
-from attend.model.config import EngineConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.plan import StepResult
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from attend.model.config import EngineConfig, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
     check_free,
@@ -21,6 +21,7 @@ from attend.model.engine.cache import (
     usual_memory,
 )
 from attend.model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
 from attend.model.engine.fingerprint import fingerprint, processor

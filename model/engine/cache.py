@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from attend.model.config import EngineConfig, GroupSize, MemoryGroup, ModelConfig
+from attend.model.config import MemoryGroup, ModelConfig
+from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.errors import SettingError
 from attend.model.machine import available_memory
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attend.model.config import EngineConfig, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder

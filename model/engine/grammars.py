@@ -12,7 +12,7 @@ from attend.model.errors import EngineFailed
 from attend.model.sampling_plan import Draw
 
 if TYPE_CHECKING:  # it needs llguidance, and a request without a grammar does not
-    from attend.model.mask import Grammar
+    from attend.model.text.mask import Grammar
 
 NEXT_BEST = 2
 """Tokens that are tried after a refused one."""
@@ -64,7 +64,7 @@ def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int,
 
 
 def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
-    from attend.model.mask import compute_masks
+    from attend.model.text.mask import compute_masks
 
     compute_masks(grammars.values())
     masked: dict[int, Draw] = {}

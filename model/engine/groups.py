@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from attend.model.config import EngineConfig, GroupSize
 from attend.model.engine.blocks import BlockPool
+from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.request import Request
 
 

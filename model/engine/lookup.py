@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from attend.model.config import LONGEST_DRAFT
+from attend.model.engine.config import LONGEST_DRAFT
 from attend.model.engine.request import Request
 
 MATCH = 3

@@ -10,7 +10,8 @@ from itertools import accumulate
 
 import torch
 
-from attend.model.config import EngineConfig, ModelConfig
+from attend.model.config import ModelConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner
 from attend.model.net.kv_cache import KVCache

@@ -13,8 +13,8 @@ from attend.model.sampling_plan import History, SamplingPlan
 
 if TYPE_CHECKING:
     from attend.model.engine.lookup import Lookup
-    from attend.model.mask import Grammar
     from attend.model.net.adapters import Adapter
+    from attend.model.text.mask import Grammar
 
 
 class FinishReason(StrEnum):

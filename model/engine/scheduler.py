@@ -29,8 +29,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from attend.model.config import EngineConfig
 from attend.model.engine.budget import StepCost
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.lookup import Lookup
 from attend.model.engine.plan import Plan, Scheduled, StepResult
 from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Sequence
 from itertools import count
 
-from attend.model.config import EngineConfig
 from attend.model.engine.blocks import BlockPool, Parent, Texts
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.groups import FullGroup, Group, group_of
 from attend.model.engine.request import Lack, Request
 from attend.model.pooling import Pooling

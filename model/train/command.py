@@ -14,7 +14,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import SettingError
 from attend.model.machine import usable_cores
 from attend.model.net.checkpoint import save
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import batches, corpus
 from attend.model.train.evaluate import count_bytes, xz_bits_per_byte
 from attend.model.train.plot import plot_losses

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 HELD_OUT_SHARE = 50

@@ -14,7 +14,7 @@ from attend.model.net.backends import BatchLayout, Paged, Row, TorchBackend
 from attend.model.net.checkpoint import load
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.transformer import Decoder
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus
 from attend.model.train.loss import Hidden, bits_per_byte, hidden_states
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from attend.model.schema import pointed_at
+from attend.model.text.schema import pointed_at
 
 Values = Mapping[str, frozenset[Any] | None]
 """By kind, see `kind_of`: the values that are admitted, None for all of that kind. A kind that is not there is not admitted."""

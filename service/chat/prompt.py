@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
+from attend.model.text.chat import ChatTemplate
 from attend.service.chat.messages import messages_of
 from attend.service.chat.tools import Calling
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from attend.model.chat import ChatTemplate
 from attend.model.config import MemoryGroup, ModelConfig
 from attend.model.engine.build import DTYPES, size_engine
 from attend.model.engine.options import EngineOptions
@@ -14,6 +13,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import formed, inspect, lacks_head, open_weights
 from attend.model.net.quantised import count_bytes
 from attend.model.parallel.shards import check
+from attend.model.text.chat import ChatTemplate
 from attend.service.runtime import hub
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import HUB, Settings

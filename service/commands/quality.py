@@ -19,7 +19,7 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.net.checkpoint import lacks_head, read_config
 from attend.model.net.outliers import write_with_outliers
 from attend.model.quality import Form, Quality, compare
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus
 from attend.service.runtime import hub
 from attend.service.runtime.checkpoint import read_tokenizer

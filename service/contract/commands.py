@@ -5,10 +5,10 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
+from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.prompt import prompt_of
 from attend.service.chat.tools import calling_of

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from attend.model.errors import InvalidRequest
-from attend.model.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, GrammarSpec
 from attend.model.params import describe
+from attend.model.text.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, GrammarSpec
 from attend.service.contract.shapes import TEXT, Schema, closed, listed, one_of
 
 FORMATS = ("text", "json_object", "json_schema")

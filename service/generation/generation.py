@@ -11,11 +11,11 @@ from functools import partial
 from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
 from attend.model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
 from attend.model.generation_config import NO_DEFAULTS, Defaults
-from attend.model.mask import FAULT
 from attend.model.net.adapters import Adapter
 from attend.model.params import MAX_PROMPT_SCORES, token_ids
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.mask import FAULT
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.quota import Key, Lease, name_of
 from attend.service.generation.adapters import Shelf
 from attend.service.generation.answer import Answer, Remade

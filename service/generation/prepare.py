@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 
 from attend.model.engine.request import EngineInfo, Request, check_fits
 from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
-from attend.model.grammar import GrammarCompiler, GrammarSpec
-from attend.model.mask import CompiledGrammar, Grammar
 from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.pooling import EmbeddingRules
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.mask import CompiledGrammar, Grammar
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
 from attend.service.chat.grammars import enforced
 from attend.service.chat.parser import AnswerParser

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from attend.model.params import StopRules
-from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 
 
 class TextStream:

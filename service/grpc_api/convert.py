@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attend.model.chat import ChatTemplate
 from attend.model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
-from attend.model.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.model.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
@@ -15,6 +13,8 @@ from attend.model.params import (
     MAX_STOP_TOKENS,
     at_most,
 )
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
 from attend.service.contract import commands, messages

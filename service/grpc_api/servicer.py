@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import InvalidRequest, NoChatTemplate
 from attend.model.params import at_most, describe
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm

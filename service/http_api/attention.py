@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract.answers import Count, Made, ObjectKind, PromptUsage
 from attend.service.contract.shapes import MAYBE, Shape
 from attend.service.generation.explain import (

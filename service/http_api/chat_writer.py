@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attend.model.engine.request import TokenLogprob
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import StreamOptions

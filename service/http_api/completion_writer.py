@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract.requests import CompletionRequest, Generation, StreamOptions
 from attend.service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
 from attend.service.records import Chunk, Usage

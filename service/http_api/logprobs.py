@@ -5,7 +5,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from attend.model.engine.request import TokenLogprob
-from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 from attend.service.records import Chunk, PromptPart
 
 FLOOR = -9999.0

@@ -9,9 +9,9 @@ import orjson
 from fastapi import APIRouter, Path, Request, params
 from fastapi.responses import PlainTextResponse, Response
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import NoChatTemplate
 from attend.model.net.adapters import Adapter
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm

@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
 from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
 from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from attend.model.errors import CheckpointError
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:

@@ -16,7 +16,6 @@ from typing import Any, TextIO
 
 from starlette.types import ASGIApp
 
-from attend.model.chat import ChatTemplate
 from attend.model.engine.build import build_engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
@@ -25,6 +24,7 @@ from attend.model.generation_config import read_defaults
 from attend.model.machine import usable_cores
 from attend.model.parallel.group import Group
 from attend.model.pooling import read_rules
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.generation.adapters import Shelf

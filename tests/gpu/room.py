@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from attend.model.config import EngineConfig, ModelConfig
+from attend.model.config import ModelConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.memory import SHARE, memory_left
 from attend.model.engine.pieces import StepPieces

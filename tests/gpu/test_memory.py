@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from attend.model.config import EngineConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.memory import SHARE, largest_steps, memory_left
 from attend.model.engine.pieces import StepPieces

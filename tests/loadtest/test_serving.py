@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from attend.model.grammar import MAX_TEXT_BYTES, GrammarSpec
+from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarSpec
 from attend.service.http_api.body import MAX_BYTES
 from attend.service.observe.metrics import Metrics
 from loadtest.bench import busy, mask, parsing, per_token, serving

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attend.model.config import ModelConfig
 from attend.model.net.transformer import Decoder
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.corpus import train_tokenizer
 
 transformers.logging.set_verbosity_error()

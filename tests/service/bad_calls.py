@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.errors import INTERNAL, TABLE

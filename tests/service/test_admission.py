@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 import pytest
 
-from attend.model.chat import ChatTemplate
 from attend.model.engine.request import NO_TOKEN_LEFT
 from attend.model.errors import EngineFailed, InvalidRequest, Overloaded, RateLimited
-from attend.model.grammar import GrammarCompiler, GrammarSpec
 from attend.model.params import SamplingParams, StopRules
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.generation.aside import Places

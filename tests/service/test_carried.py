@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from attend.model.engine.request import Request
-from attend.model.grammar import GrammarSpec
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
+from attend.model.text.grammar import GrammarSpec
 from attend.service.records import Command
 from tests.fakes import END, FakeEngine, build_server
 

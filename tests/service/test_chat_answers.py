@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from tests.fakes import INFO, FakeEngine, build_server, says
 from tests.service.http_api.described import faults, operation

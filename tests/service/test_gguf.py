@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.build import fingerprint
-from attend.model.tokenizer_files import read_facts
+from attend.model.text.tokenizer_files import read_facts
 from attend.service.settings import Settings
 from tests.model.gguf_files import Type, byte_level, stored_as, write_gguf
 from tests.service.commands.test_cli import attend  # noqa: F401 - a fixture

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import pytest
 
-from attend.model import grammar
 from attend.model.config import DEFAULT_MODEL
-from attend.model.grammar import GrammarSpec
+from attend.model.text import grammar
+from attend.model.text.grammar import GrammarSpec
 from attend.service.runtime.supervisor import absolute_search_path
 from attend.service.settings import Settings
 from tests.deploy.containers import needs_namespaces

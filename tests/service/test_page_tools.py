@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from tests.fakes import INFO, FakeEngine, build_server, says
 from tests.service import pages

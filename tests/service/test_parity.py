@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from attend.model.errors import EngineFailed, Overloaded, Unavailable
-from attend.model.mask import DEAD_END
+from attend.model.text.mask import DEAD_END
 from attend.service.errors import INTERNAL, TABLE
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from attend.model.chat import ChatTemplate
 from attend.model.generation_config import NO_DEFAULTS, Defaults, read_defaults
+from attend.model.text.chat import ChatTemplate
 from attend.service.contract import chat, commands
 from attend.service.contract.requests import read_completion
 from attend.service.grpc_api import convert

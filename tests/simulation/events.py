@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Literal
 
-from attend.model.config import EngineConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling

@@ -11,14 +11,14 @@ from zlib import crc32
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from attend.model import grammar
 from attend.model.engine.plan import StepInput, StepResult
 from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from attend.model.errors import DeviceFailed
-from attend.model.grammar import GrammarCompiler, GrammarSpec
-from attend.model.mask import CompiledGrammar
 from attend.model.sampling_plan import Draw, SamplingPlan
-from attend.model.tokenizer import BYTE_LETTERS, Tokenizer
+from attend.model.text import grammar
+from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.mask import CompiledGrammar
+from attend.model.text.tokenizer import BYTE_LETTERS, Tokenizer
 from attend.service.chat.forms import CALLS, REASONING, AnswerForm
 from tests.model.engine.machines import FakeRunner, Tables
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from attend.model.engine.grammars import NEXT_BEST
 from attend.model.engine.request import FinishReason, TokenLogprob
 from attend.model.errors import EngineFailed
-from attend.model.grammar import GrammarSpec
-from attend.model.mask import Grammar
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import SamplingPlan, completing
+from attend.model.text.grammar import GrammarSpec
+from attend.model.text.mask import Grammar
 from attend.service.chat.grammars import enforced
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import Part, joined

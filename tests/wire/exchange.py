@@ -15,7 +15,7 @@ import httpx
 from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.chat.forms import form_of

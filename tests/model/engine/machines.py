@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from zlib import crc32
 
-from attend.model.config import EngineConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.inputs import step_input
 from attend.model.engine.loop import AsyncEngine

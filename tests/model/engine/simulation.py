@@ -3,8 +3,8 @@
 import random
 from dataclasses import replace
 
-from attend.model.config import EngineConfig
 from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.plan import Plan, StepResult
 from attend.model.engine.repeat import by_halves, failed
 from attend.model.engine.request import FinishReason, Output, Request

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attend.model.config import GroupSize, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.engine.build import size_engine
 from attend.model.engine.cache import check_free
+from attend.model.engine.config import GroupSize
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
 from attend.model.sublayers import DeltaSpec

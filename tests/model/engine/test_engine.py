@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from attend.model.config import GroupSize
+from attend.model.engine.config import GroupSize
 from attend.model.engine.request import EngineStats, FinishReason, StepReport
 from attend.model.errors import OutOfMemory
 from attend.model.net.transformer import Decoder

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from attend.model.config import EngineConfig, GroupSize
 from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, MOST_SECONDS, SHORT_FACTOR, SHORT_SECONDS, StepCost
+from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput
 from attend.model.engine.scheduler import Scheduler

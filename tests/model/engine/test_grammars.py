@@ -10,10 +10,10 @@ from attend.model.engine.grammars import keep_to_grammars
 from attend.model.engine.plan import StepInput
 from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason
 from attend.model.engine.runner import PendingStep
-from attend.model.mask import GrammarFailed
 from attend.model.params import SamplingParams
 from attend.model.sampling import sample
 from attend.model.sampling_plan import Draw
+from attend.model.text.mask import GrammarFailed
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, masked_first, tiny_engine
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from attend.model.config import EngineConfig, GroupSize
 from attend.model.engine.blocks import Texts
+from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput
 from attend.model.engine.scheduler import Scheduler

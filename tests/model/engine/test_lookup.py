@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from attend.model.config import LONGEST_DRAFT
+from attend.model.engine.config import LONGEST_DRAFT
 from attend.model.engine.lookup import FIRST, LONGEST_PAUSE, MATCH, WINDOW, Lookup, num_right
 from attend.model.params import DecodingParams
 from tests.model.engine.machines import ask

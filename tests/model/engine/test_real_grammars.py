@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from attend.model import mask
 from attend.model.engine.request import FinishReason, Request
-from attend.model.grammar import GrammarCompiler, GrammarSpec
-from attend.model.mask import Matcher, compute_masks
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
+from attend.model.text import mask
+from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.mask import Matcher, compute_masks
 from tests.fakes import END, VOCAB, byte_tokenizer
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import answers, ask, masked_first, tiny_engine

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attend.model.config import GroupSize
 from attend.model.engine.build import build_engine, size_engine
+from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason, Request

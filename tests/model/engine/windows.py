@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
-from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.config import EngineConfig, GroupSize
 from tests.model.engine.machines import FakeRunner, Tables
 
 WINDOWS: list[tuple[int | None, ...]] = [(None, 5), (4,), (None, 2, 7), (12,), (None, 3), (9, 3)]

@@ -13,7 +13,7 @@ from attend.model.errors import CheckpointError
 from attend.model.gguf import container
 from attend.model.gguf.container import MOST_ITEMS, read_container
 from attend.model.net.checkpoint import inspect, load
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from tests.model.gguf_files import Type, make, write_gguf
 
 U32, STRING, ARRAY = 4, 8, 9

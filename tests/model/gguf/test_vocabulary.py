@@ -12,15 +12,15 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import CheckpointError
 from attend.model.gguf.documents import document
 from attend.model.gguf.splits import SPLITS
 from attend.model.net.checkpoint import read_config
-from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 from tests.model import tokenizers
 from tests.model.gguf_files import byte_level, make, scored, write_gguf
-from tests.model.test_tokenizer_kinds import NASTY
+from tests.model.text.test_tokenizer_kinds import NASTY
 
 law = settings(max_examples=40, derandomize=True, deadline=None)
 SPECIAL = ["<s>", "</s>", "<|turn|>"]

@@ -15,10 +15,10 @@ from attend.model.engine.build import build_engine, build_runner
 from attend.model.engine.plan import StepInput
 from attend.model.engine.ranks import Leader
 from attend.model.errors import DeviceFailed, SettingError
-from attend.model.grammar import GrammarCompiler, GrammarSpec
 from attend.model.net.checkpoint import save
 from attend.model.parallel.group import Group
 from attend.model.params import DecodingParams, SamplingParams
+from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from tests.fakes import END, VOCAB, byte_tokenizer
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask, run

@@ -8,7 +8,7 @@ import llguidance
 import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.grammar import GrammarSpec, _limits, _source
+from attend.model.text.grammar import GrammarSpec, _limits, _source
 from attend.service.chat.forms import CALLS, AnswerForm
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parser import AnswerParser

@@ -2,8 +2,8 @@
 
 import pytest
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.text.chat import ChatTemplate
 from attend.service.chat.messages import messages_of
 from attend.service.chat.prompt import options_of
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.grpc_api.server import grpc_server
 from attend.service.runtime import front
 from tests.fakes import FakeEngine, Rule, Server, build_server

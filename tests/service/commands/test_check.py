@@ -18,8 +18,8 @@ import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import SettingError
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
 from attend.service.access.quota import Limits
 from attend.service.commands import check, cli

@@ -9,7 +9,7 @@ import torch
 from attend.model.errors import SettingError
 from attend.model.net import quantised
 from attend.model.net.formats.codes import quantise
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.evaluate import measure
 from attend.service.commands import cli
 from attend.service.commands.quality import Text, names_of, read_text, show, table

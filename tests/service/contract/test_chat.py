@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from attend.model.chat import ChatTemplate
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.grammar import GrammarSpec
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.forms import TEXT_ALONE
 from attend.service.chat.messages import messages_of
 from attend.service.contract.chat import NOT_BUILT, ChatRequest, read_chat

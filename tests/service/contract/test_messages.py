@@ -6,10 +6,10 @@ from typing import Any, get_args
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import InvalidRequest
-from attend.model.grammar import GrammarSpec, Kind
 from attend.model.params import NO_CHANGE
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.grammar import GrammarSpec, Kind
 from attend.service.contract import messages
 from attend.service.contract.chat import ChatMessageRequest, read_chat
 from attend.service.contract.commands import to_command

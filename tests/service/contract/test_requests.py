@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.grammar import GrammarSpec
+from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.forms import form_of
 from attend.service.chat.messages import messages_of
 from attend.service.chat.tools import calling_of

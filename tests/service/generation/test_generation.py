@@ -18,8 +18,8 @@ from attend.model.errors import (
     Overloaded,
     Unavailable,
 )
-from attend.model.mask import DEAD_END, TOO_COMPLEX
 from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.model.text.mask import DEAD_END, TOO_COMPLEX
 from attend.service.generation.aside import Places
 from attend.service.records import Chunk, Command, whole
 from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, successor, until

@@ -10,11 +10,11 @@ from asyncio import events
 
 import pytest
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import ContextTooLong, InvalidRequest, NotSupported
-from attend.model.grammar import GrammarSpec
 from attend.model.params import DecodingParams, SamplingParams, StopRules
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.grammar import GrammarSpec
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.answer import Answer
 from attend.service.generation.prepare import INLINE_CHARACTERS, Preparation
 from attend.service.records import ChatPrompt, Command

@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
-from attend.model.chat import ChatTemplate
+from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from attend.service.http_api.pieces import pieces
 from attend.service.http_api.routes import Site

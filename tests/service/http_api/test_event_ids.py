@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from attend.model.chat import ChatTemplate
 from attend.model.engine.request import Output, Request
 from attend.model.errors import InvalidRequest
 from attend.model.params import SEED_HIGH, SEED_LOW
+from attend.model.text.chat import ChatTemplate
 from attend.service.http_api.event_ids import DIGITS, Numbering, place_of
 from attend.service.records import Chunk, digest_of
 from tests.fakes import END, MODEL, FakeEngine, Rule, build_server, info, says, seeded

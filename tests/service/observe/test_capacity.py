@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attend.model.config import EngineConfig
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput, StepResult
 from attend.model.engine.request import EngineStats, FinishReason, Request, StepReport

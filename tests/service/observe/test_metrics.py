@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from attend.model.config import EngineConfig, GroupSize
+from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.request import EngineStats, FinishReason, Request
 from attend.model.engine.tables import BlockTables
 from attend.model.errors import (

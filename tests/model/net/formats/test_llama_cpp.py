@@ -15,12 +15,12 @@ import torch
 
 from attend.model.gguf.splits import SPLITS
 from attend.model.net.checkpoint import load
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from tests.model import tokenizers
 from tests.model.gguf.test_vocabulary import BYTE_LEVEL, SCORED, vocabulary
 from tests.model.gguf_files import MADE, Type, byte_level, make, stored_as, write_gguf
 from tests.model.net.formats.test_gguf import QUANTISED, TOKENS, our_logits, random_blocks, wide  # noqa: F401 - a fixture
-from tests.model.test_tokenizer_kinds import NASTY
+from tests.model.text.test_tokenizer_kinds import NASTY
 
 PYTHON = os.environ.get("ATTEND_TEST_LLAMA_CPP", "")
 CHILD = Path(__file__).with_name("llama_cpp_child.py")

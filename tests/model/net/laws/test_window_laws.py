@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 import torch
 
-from attend.model.config import GroupSize, ModelConfig
+from attend.model.config import ModelConfig
+from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from attend.model.config import GroupSize
+from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.recorder import CudaRecorder

@@ -11,10 +11,10 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from attend.model import chat_sandbox
-from attend.model.chat import ChatTemplate
-from attend.model.chat_sandbox import MAX_CHARACTERS
 from attend.model.errors import CheckpointError, InvalidRequest
+from attend.model.text import chat_sandbox
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.chat_sandbox import MAX_CHARACTERS
 
 SHIPPED = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 CHATML = (
@@ -93,7 +93,7 @@ def test_a_prompt_is_what_transformers_renders(source, messages, prompted):
 
 def test_the_shipped_template_names_nothing_that_a_client_may_leave_out():
     """lm_eval renders it with the messages alone, and takes a name without a value for a mistake."""
-    file = Path(__file__).parents[2] / "model" / "default" / "tokenizer_config.json"
+    file = Path(__file__).parents[3] / "model" / "default" / "tokenizer_config.json"
     source = json.loads(file.read_text())["chat_template"]
     template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(source)
     assert template.render(messages=USER).strip() == USER[0]["content"]
@@ -101,7 +101,7 @@ def test_the_shipped_template_names_nothing_that_a_client_may_leave_out():
 
 def test_the_shipped_template_is_the_messages_line_by_line():
     assert render(SHIPPED, TALK) == "".join(message["content"] + "\n" for message in TALK)
-    shipped = ChatTemplate.load(Path(__file__).parents[2] / "model" / "default")
+    shipped = ChatTemplate.load(Path(__file__).parents[3] / "model" / "default")
     assert shipped is None or shipped.render(USER)
 
 
@@ -366,5 +366,5 @@ def test_a_damaged_file_stops_the_load(tmp_path, damage):
 
 
 def test_templates_need_no_torch():
-    source = Path(sys.modules["attend.model.chat"].__file__ or "").read_text(encoding="utf-8")
+    source = Path(sys.modules["attend.model.text.chat"].__file__ or "").read_text(encoding="utf-8")
     assert "torch" not in source

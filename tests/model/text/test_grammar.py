@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
-from attend.model.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
-from attend.model.grammar import _probed as probed
-from attend.model.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
+from attend.model.text.grammar import _probed as probed
+from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack
+from attend.model.text.tokenizer import Tokenizer
 
-DEFAULT = Path(__file__).parents[2] / "model" / "default"
+DEFAULT = Path(__file__).parents[3] / "model" / "default"
 PADDING = 37  # scores beyond the tokenizer, as padded checkpoints have
 END = 0
 POINT = {
@@ -602,7 +602,7 @@ def test_an_answer_whose_tokens_take_too_long_to_take_again_fails(monkeypatch):
     for token in long_answer(200, 1)[:300]:
         grammar.advance(token)
     spend(grammar)
-    monkeypatch.setattr("attend.model.mask.MAX_REPLAY_SECONDS", -1.0)
+    monkeypatch.setattr("attend.model.text.mask.MAX_REPLAY_SECONDS", -1.0)
     with pytest.raises(GrammarFailed, match="too complex"):
         grammar.mask()
     assert other.mask().any()
@@ -613,7 +613,7 @@ def test_an_answer_whose_tokens_take_too_long_to_take_again_fails(monkeypatch):
 )
 def test_a_spec_that_was_refused_is_refused_again_without_another_child_process(spec, monkeypatch):
     maker, children = own_compiler(), []
-    monkeypatch.setattr("attend.model.grammar._probed", lambda spec: children.append(spec) or probed(spec))
+    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec: children.append(spec) or probed(spec))
     messages = []
     for _ in range(3):
         with pytest.raises(InvalidRequest) as caught:
@@ -631,7 +631,7 @@ def test_what_is_the_servers_fault_is_not_remembered_of_a_spec(monkeypatch):
             raise faults.pop()
         return probed(spec)
 
-    monkeypatch.setattr("attend.model.grammar._probed", fail)
+    monkeypatch.setattr("attend.model.text.grammar._probed", fail)
     maker = own_compiler()
     for fault in (EngineFailed, Overloaded):
         with pytest.raises(fault):
@@ -651,14 +651,14 @@ def test_a_child_process_that_was_killed_from_outside_says_nothing_of_its_spec(n
 
 
 def test_refused_specs_are_remembered_within_bounds(monkeypatch):
-    monkeypatch.setattr("attend.model.grammar.MAX_REFUSED_GRAMMARS", 2)
+    monkeypatch.setattr("attend.model.text.grammar.MAX_REFUSED_GRAMMARS", 2)
     maker, children = own_compiler(), []
 
     def fail(spec):
         children.append(spec.text)
         raise InvalidRequest("regex: no", "regex")
 
-    monkeypatch.setattr("attend.model.grammar._probed", fail)
+    monkeypatch.setattr("attend.model.text.grammar._probed", fail)
     for text in ("a", "b", "c", "c", "b", "a"):
         with pytest.raises(InvalidRequest):
             maker.compile(GrammarSpec("regex", text))
@@ -667,7 +667,7 @@ def test_refused_specs_are_remembered_within_bounds(monkeypatch):
 
 def test_callers_of_one_new_spec_share_one_child_process(monkeypatch):
     maker, children = own_compiler(), []
-    monkeypatch.setattr("attend.model.grammar._probed", lambda spec: children.append(spec) or probed(spec))
+    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec: children.append(spec) or probed(spec))
     maker._probes = threading.BoundedSemaphore(1)
     threads = [threading.Thread(target=maker.compile, args=(GrammarSpec("regex", "x+"),)) for _ in range(4)]
     for thread in threads:

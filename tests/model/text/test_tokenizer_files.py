@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from attend.model.errors import CheckpointError, InvalidRequest
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 from tests.model.tokenizers import complete, gpt2
 
 TEXTS = ["the cat", "<|new|> the<|new|>cat", "sat <|turn|>x", "<image> then <|b|><|a|>  the[PAD]", " at at<s>", "<|tool|>"]

@@ -11,10 +11,10 @@ from typing import Any
 
 from jinja2 import Template, meta
 
-from attend.model.chat_sandbox import ChatEnvironment, OverLimit, Refused, raise_exception, render
 from attend.model.errors import CheckpointError, InvalidRequest
 from attend.model.params import describe
-from attend.model.tokenizer_files import named_tokens, read_facts, read_object
+from attend.model.text.chat_sandbox import ChatEnvironment, OverLimit, Refused, raise_exception, render
+from attend.model.text.tokenizer_files import named_tokens, read_facts, read_object
 
 MAX_TEMPLATE = 1 << 20
 """Characters."""

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import InvalidRequest
-from attend.model.grammar import _compiled, _fault, _source, _try
-from attend.model.schema import FORMATS, pointed_at, rewritten
-from tests.model.test_grammar import compiled
+from attend.model.text.grammar import _compiled, _fault, _source, _try
+from attend.model.text.schema import FORMATS, pointed_at, rewritten
+from tests.model.text.test_grammar import compiled
 
 CLOSED = {"type": "object", "additionalProperties": False}
 SCORE = CLOSED | {"properties": {"score": {"type": "integer", "multipleOf": 5}}, "required": ["score"]}
@@ -140,7 +140,7 @@ def test_the_place_is_told_to_the_caller():
 
 
 def test_a_place_is_looked_for_no_longer_than_it_may(monkeypatch):
-    monkeypatch.setattr("attend.model.schema.PLACE_SECONDS", 0.0)
+    monkeypatch.setattr("attend.model.text.schema.PLACE_SECONDS", 0.0)
     assert _try("json_schema", json.dumps({"properties": {"email": EMAIL}}))[0].startswith("regex, character 2")
 
 

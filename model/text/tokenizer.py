@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from attend.model.errors import InvalidRequest
 from attend.model.gguf.places import is_gguf
-from attend.model.tokenizer_files import named_tokens, read_facts, read_raw
+from attend.model.text.tokenizer_files import named_tokens, read_facts, read_raw
 
 REPLACEMENT = "\ufffd"
 """What an incomplete UTF-8 sequence decodes to."""

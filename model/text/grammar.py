@@ -29,13 +29,13 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
-from attend.model.grammar_tokens import for_grammars
-from attend.model.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from attend.model.params import describe
-from attend.model.schema import place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
+from attend.model.text.grammar_tokens import for_grammars
+from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
+from attend.model.text.schema import place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
 
 if TYPE_CHECKING:
-    from attend.model.tokenizer import Tokenizer
+    from attend.model.text.tokenizer import Tokenizer
 
 Value = TypeVar("Value")
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "tools"]
@@ -55,7 +55,9 @@ _PROBE_MEMORY = 1 << 30
 _PROBE_STACK = 1 << 20  # threads have 2 MiB at the least (glibc, unlimited stack): what fits into 1 MiB fits into them
 _PROBE_STEPS = 64
 _MAX_PROBES = 2  # at once
-_PROBE_CODE = "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); from attend.model.grammar import probe; probe()"
+_PROBE_CODE = (
+    "import os, sys; os.nice(10); sys.path.insert(0, sys.argv[1]); from attend.model.text.grammar import probe; probe()"
+)
 # A core that is free compiles as fast; one that streams need is mostly theirs.
 
 _CAUSES: dict[int, str] = {
@@ -302,7 +304,7 @@ def _escape(text: str) -> str:
 def _probed(spec: GrammarSpec) -> str:
     """`_source` of a spec that a child process compiled and walked within its limits; InvalidRequest or Overloaded if not."""
     # -P: the folder that the server was started in is no place to import from.
-    command = [sys.executable, "-P", "-c", _PROBE_CODE, str(Path(__file__).parents[2])]
+    command = [sys.executable, "-P", "-c", _PROBE_CODE, str(Path(__file__).parents[3])]
     asked = json.dumps([spec.kind, spec.text]).encode()
     try:
         child = subprocess.run(command, input=asked, capture_output=True, timeout=_PROBE_WALL_SECONDS, check=False)

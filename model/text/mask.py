@@ -16,7 +16,7 @@ import llguidance
 from attend.model.errors import EngineFailed
 from attend.model.machine import usable_cores
 
-if TYPE_CHECKING:  # numpy takes longer to import than the child process of model/grammar.py takes for its work
+if TYPE_CHECKING:  # numpy takes longer to import than the child process of model/text/grammar.py takes for its work
     import numpy as np
     from numpy.typing import NDArray
 

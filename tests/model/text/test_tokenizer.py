@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from attend.model.errors import CheckpointError
-from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 from attend.model.train.corpus import END_OF_TEXT
 from tests.model.checkpoints import byte_level_tokenizer, write_tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 import llguidance
 
 from attend.model.errors import InvalidRequest
-from attend.model.tokenizer import Tokenizer
+from attend.model.text.tokenizer import Tokenizer
 
 DECODERS = (b'"ByteLevel"', b'"ByteFallback"')
 """A tokenizer whose decoder has one of these says each byte of a text."""

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from attend.model.tokenizer import StreamDecoder, Tokenizer
+from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 from tests.model.tokenizers import KINDS, complete
 
 law = settings(max_examples=30, derandomize=True, deadline=None)

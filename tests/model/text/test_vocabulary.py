@@ -9,10 +9,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from attend.model.errors import NotSupported
-from attend.model.grammar import GrammarCompiler, GrammarSpec
-from attend.model.grammar_tokens import for_grammars
-from attend.model.tokenizer import StreamDecoder, Tokenizer
-from tests.model.test_tokenizer_kinds import with_letters
+from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.grammar_tokens import for_grammars
+from attend.model.text.tokenizer import StreamDecoder, Tokenizer
+from tests.model.text.test_tokenizer_kinds import with_letters
 from tests.model.tokenizers import ENDS, KINDS, complete
 
 GAP = 10

@@ -10,8 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from attend.model.chat import ChatTemplate
 from attend.model.errors import CheckpointError, InvalidRequest
+from attend.model.text.chat import ChatTemplate
 from tests.model.chat_templates import ASK, CONVERSATIONS, EXTRAS, PAPERS, PARTS, TEMPLATES, TOOLS
 from tests.model.tokenizers import complete
 
