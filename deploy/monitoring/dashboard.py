@@ -125,7 +125,7 @@ def latency() -> Iterator[Panel]:
         ("Decode", "attend_request_decode_seconds"),
     ):
         yield panel(title, "s", quantiles(name))
-    yield panel("Prompt tokens of a call", "none", quantiles("attend_request_prompt_tokens"))
+    yield panel("Prompt tokens of a request", "none", quantiles("attend_request_prompt_tokens"))
     yield panel("Tokens of an answer", "none", quantiles("attend_request_generation_tokens"))
 
 
@@ -138,7 +138,7 @@ def engine() -> Iterator[Panel]:
     yield panel("Steps a second", "none", {"{{replica}}": total("attend_step_seconds_count", "replica")})
     heartbeat = {"{{replica}}": f"attend_engine_heartbeat_seconds{{{CHOSEN}}}"}
     yield panel(
-        "Since the step thread last showed life",
+        "Since the step thread last made progress",
         "s",
         heartbeat,
         text="From 10 s on Serve replaces it, after a minute an alert.",
