@@ -28,7 +28,7 @@ class EngineCollector(Collector):
                 "KV cache usage, 0 to 1: share of the blocks that requests hold, in the fullest KV cache group",
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
-            ("engine_heartbeat_seconds", "Since the step thread last made progress", self._engine.heartbeat_age()),
+            ("engine_heartbeat_seconds", "Seconds since the step thread last made progress", self._engine.heartbeat_age()),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])

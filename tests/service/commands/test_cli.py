@@ -306,7 +306,7 @@ def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
     size = 3 * 4 * (4 * 8 * 12 + 3 * 80)
     memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
     assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
-    assert f"; states {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
+    assert f"; recurrent state {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5_text"])
