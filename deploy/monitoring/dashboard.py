@@ -84,16 +84,16 @@ def overview() -> Iterator[Panel]:
     yield panel("Requests in preparation (tokenized, validated)", "none", preparing)
     yield panel("Log lines dropped a second", "none", {"{{replica}}": total("attend_log_lines_dropped_total", "replica")})
     states = {"{{state}}": "max by (state) (attend_replicas)", "died": "max(attend_replica_deaths_total)"}
-    yield panel(
-        "Replicas", "none", states, text="As Serve's controller reports them; died: total since the cluster started."
-    )
+    yield panel("Replicas", "none", states, text="As Serve's controller reports them; died: total since the cluster started.")
     yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: valid. Only with API keys.")
     keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}
     yield panel("API keys", "none", keys, kind="stat", width=4, text="In use on each replica. Only with API keys.")
     age = {"{{replica}}": f"attend_api_keys_file_age_seconds{{{CHOSEN}}}"}
-    yield panel("Age of the key file", "s", age, kind="stat", width=4, text="Age of the file that the keys in use were read from.")
+    yield panel(
+        "Age of the key file", "s", age, kind="stat", width=4, text="Age of the file that the keys in use were read from."
+    )
 
 
 def edge() -> Iterator[Panel]:
@@ -101,11 +101,11 @@ def edge() -> Iterator[Panel]:
     held = {"{{transport}} on {{node}}": "attend_edge_connections"}
     yield panel("Connections", "none", held | {"limit, {{transport}} on {{node}}": "attend_edge_connections_limit"})
     yield panel("Accepted requests", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
-    yield panel(
-        "Routes to every replica", "none", {"{{node}}": "attend_edge_ok"}, kind="stat", text="0 while replicas change."
-    )
+    yield panel("Routes to every replica", "none", {"{{node}}": "attend_edge_ok"}, kind="stat", text="0 while replicas change.")
     refusals = {"{{transport}}": total("attend_edge_refusals_total", "transport", "")}
-    yield panel("Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests.")
+    yield panel(
+        "Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests."
+    )
     errors = {
         "to clients": total("attend_edge_errors_total", "", ""),
         "from replicas": total("attend_edge_replica_errors_total", "", ""),
@@ -144,7 +144,9 @@ def engine() -> Iterator[Panel]:
         text="Liveness: from 10 s on Serve replaces the replica; an alert after a minute.",
     )
     slower = {"{{replica}}: {{reason}}": f"attend_slower_path_info{{{CHOSEN}}}"}
-    yield panel("Slower path", "none", slower, kind="stat", text="1 where a backend serves that is slower than the machine's fastest.")
+    yield panel(
+        "Slower path", "none", slower, kind="stat", text="1 where a backend serves that is slower than the machine's fastest."
+    )
 
 
 def cache() -> Iterator[Panel]:

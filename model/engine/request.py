@@ -117,9 +117,9 @@ class Request:
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     tables: list["array[int]"] = field(default_factory=list)
-    """Its blocks in each group of layers, int64: a step copies them as they lie in memory. A block that went back is 0."""
+    """Its block table in each KV cache group, int64: a step copies it as it lies in memory. An evicted block is 0."""
     version: int = 0
-    """Of its tables: another one wherever they changed but by blocks at their ends, and by zeros from their beginnings on."""
+    """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
     room: int = 0
     """Tokens that it has room for in every group; 0 while it waits."""
     num_known: int = 0
