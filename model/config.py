@@ -209,7 +209,7 @@ class ModelConfig:
             raise CheckpointError(f"config.json: delta_layers {self.delta_layers!r} need a delta and must be a list")
         if len(set(self.delta_layers)) == self.num_layers:
             raise CheckpointError(
-                "config.json: a model without an attention layer is not supported: all of its layers have a recurrent state"
+                "config.json: a recurrent state in every layer is not supported: one layer must have attention"
             )
 
     @property

@@ -76,12 +76,8 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Top-k sampling: among the k most likely tokens; 0 means all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Top-p (nucleus) sampling: among the most likely tokens that together reach this probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Min-p sampling: among tokens at least this likely, relative to the most likely one.")
-    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Top-p (nucleus) sampling: cumulative probability, above 0 to 1.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Min-p sampling: probability relative to the most likely token's.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Sampling seed: the same seed gives the same text.")] = None,
     n: Annotated[int, typer.Option(help="Number of answers.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given up to 4 times.")] = None,

@@ -85,9 +85,7 @@ class Metrics:
         if keys is not None:
             self.registry.register(KeysCollector(keys, model))
         self._read(GaugeMetricFamily, "requests_preparing", "Requests in preparation: being tokenized and validated", preparing)
-        self._read(
-            CounterMetricFamily, "log_lines_dropped", "Log lines dropped: they could not be written in time", logs.lines_dropped
-        )
+        self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that could not be written in time", logs.lines_dropped)
         self._twins = VllmNames(self.registry) if vllm_names else None
         self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests that produced a token")
         self.generation_tokens = self._count("generation_tokens", "Generated tokens sent to clients")
@@ -102,22 +100,14 @@ class Metrics:
                 for outcome in OUTCOMES:
                     self._requests.labels(model, transport, route, outcome)
         self._rejected = Counter(
-            "attend_requests_rejected",
-            "Rejected requests by reason: admission control, backpressure and draining",
-            ["model", "reason"],
-            registry=self.registry,
+            "attend_requests_rejected", "Rejected requests by reason", ["model", "reason"], registry=self.registry
         )
         for reason in REASONS:
             self._rejected.labels(model, reason)
         self.first_token = self._histogram("time_to_first_token_seconds", "Time to first token (TTFT)", SECONDS)
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Inter-token latency (ITL): between two tokens of an answer", STEP_SECONDS
-        )
-        self.per_token = self._histogram(
-            "time_per_output_token_seconds",
-            "Time per output token (TPOT): mean of an answer after its first token",
-            STEP_SECONDS,
-        )
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Inter-token latency (ITL)", STEP_SECONDS)
+        about = "Time per output token (TPOT): mean of an answer after its first token"
+        self.per_token = self._histogram("time_per_output_token_seconds", about, STEP_SECONDS)
         self.duration = self._histogram("request_duration_seconds", "End-to-end latency of a request", SECONDS)
         self.queue = self._histogram("request_queue_seconds", "Queue time: arrival in the engine to the first step", SECONDS)
         self.prefill = self._histogram("request_prefill_seconds", "Prefill time: first step to the first token", SECONDS)

@@ -80,7 +80,7 @@ REFUSED = {
     "4 value heads are not divisible by 3 key heads": {"linear_num_key_heads": 3},
     "layer_types must name linear_attention or full_attention for each of 4 layers": {"layer_types": ["full_attention"] * 3},
     "layer_types": {"layer_types": ["sliding_attention"] * 4},
-    "one must attend": {"layer_types": ["linear_attention"] * 4},
+    "a recurrent state in every layer": {"layer_types": ["linear_attention"] * 4},
     "full_attention_interval": {"layer_types": None, "full_attention_interval": 0},
     "attn_output_gate": {"attn_output_gate": False},
     "output_gate_type": {"output_gate_type": "sigmoid"},
