@@ -160,7 +160,7 @@ class ModelConfig:
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"config.json: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly"
+                f"config.json: {self.num_heads} query heads are not divisible by {self.num_kv_heads} key/value heads"
             )
         self._check_positions()
         self._check_layers()
@@ -173,7 +173,7 @@ class ModelConfig:
     def _check_positions(self) -> None:
         size = self.head_size if self.rope_size is None else self.rope_size
         if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= self.head_size:
-            raise CheckpointError(f"config.json: {size!r} columns of a head of {self.head_size} cannot be rotated")
+            raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {self.head_size}")
         if self.positions == "rotary" and size % 2:
             raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
         if self.rope_scaling is not None:
@@ -208,7 +208,9 @@ class ModelConfig:
         if not isinstance(self.delta_layers, tuple) or (self.delta_layers and self.delta is None):
             raise CheckpointError(f"config.json: delta_layers {self.delta_layers!r} need a delta and must be a list")
         if len(set(self.delta_layers)) == self.num_layers:
-            raise CheckpointError("config.json: a model all of whose layers keep a state is not supported: one must attend")
+            raise CheckpointError(
+                "config.json: a recurrent state in every layer is not supported: one layer must have attention"
+            )
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

@@ -67,9 +67,9 @@ class Overloaded(AttendError):
 
 
 class QueueFull(Overloaded):
-    """The engine has as many requests as it may, running and waiting.
+    """Backpressure: the engine has as many requests as it may, running and waiting.
 
-    `stays`: it has no room for any other call either, and so many wait that they are not all begun within STAYS_SECONDS.
+    `stays`: it has no room for any other call either, and the queue is too long to be started within STAYS_SECONDS.
     """
 
     reason = "queue"

@@ -44,7 +44,7 @@ class DeltaSpec:
                 raise CheckpointError(f"config.json: delta: {name} must be a positive integer; got {value!r}")
         if self.value_heads % self.key_heads:
             raise CheckpointError(
-                f"config.json: delta: {self.value_heads} value heads cannot share {self.key_heads} key heads evenly"
+                f"config.json: delta: {self.value_heads} value heads are not divisible by {self.key_heads} key heads"
             )
 
     @property

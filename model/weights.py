@@ -106,7 +106,7 @@ def passed_over(folder: Path) -> str | None:
     unread = sorted(name for name in there if name.endswith(".safetensors") and name not in read)
     if INDEX in there and WHOLE in read:
         unread.insert(0, INDEX)
-    return f"{_few(read)} read, {_few(unread)} passed over" if unread else None
+    return f"{_few(read)} read, {_few(unread)} ignored" if unread else None
 
 
 def _files(folder: Path) -> set[str]:

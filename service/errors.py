@@ -40,7 +40,10 @@ class WrongMediaType(InvalidRequest):
 class AnswerChanged(AttendError):
     """An answer that is made again to go on with is another one."""
 
-    def __init__(self, message: str = "made again, the answer does not begin as it did: ask for it anew") -> None:
+    def __init__(
+        self,
+        message: str = "the regenerated answer differs from the tokens already sent: send the request without Last-Event-ID",
+    ) -> None:
         super().__init__(message)
 
 

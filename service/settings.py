@@ -71,9 +71,9 @@ class Settings(BaseModel):
 
     model: str = Field(
         "",
-        description="checkpoint folder, .gguf file, or hf://ORG/NAME, also with @REVISION; empty is the shipped default model",
+        description="checkpoint folder, .gguf file, or hf://ORG/NAME, also with @REVISION; empty: the shipped default model",
     )
-    served_model_name: str = Field("", description="name that callers use; empty is that of folder or file, or ORG/NAME")
+    served_model_name: str = Field("", description="model name in the API; empty: the name of the folder or file, or ORG/NAME")
     host: str = Field("127.0.0.1", description="address that HTTP and gRPC listen on")
     port: Port = Field(8000, description="HTTP port")
     grpc_port: Port = Field(9000, description="gRPC port")
@@ -83,98 +83,109 @@ class Settings(BaseModel):
         description="auto is bfloat16 where a GPU, the native decoder or the CPU itself computes it fast; else float32",
     )
     backend: Literal["auto", "native", "triton", "torch", "reference"] = Field(
-        "auto", description="who computes attention; auto is the fastest that fits"
+        "auto", description="attention backend; auto is the fastest that supports the model"
     )
     quantize: Literal["none", "int8", "int4"] = Field(
         "none",
         description="weight-only quantisation: half or a quarter of the memory; faster where the native decoder serves",
     )
     generation_config: Literal["none", "model"] = Field(
-        "none", description="model takes the defaults of sampling from the checkpoint's generation_config.json"
+        "none", description="model takes the default sampling parameters from the checkpoint's generation_config.json"
     )
     tool_parser: ToolParser = Field(
-        "auto", description="how the model writes tool calls; auto asks its chat template; none: they are text"
+        "auto", description="format of the model's tool calls; auto detects it in the chat template; none: they stay text"
     )
     reasoning_parser: ReasoningParser = Field(
-        "auto", description="how the model writes its reasoning; auto asks its chat template; none: it is text"
+        "auto", description="format of the model's reasoning; auto detects it in the chat template; none: it stays text"
     )
     adapter: str = Field(
-        "", description="a LoRA adapter, NAME=FOLDER; the flag may stand several times, the variable has commas"
+        "", description="LoRA adapter, NAME=FOLDER; repeat the flag for several; the variable is comma-separated"
     )
-    adapters_folder: str = Field(
-        "", description="folder of LoRA adapters, each under its folder's name; looked at once a second"
-    )
-    max_adapters: Annotated[int, Field(ge=1, le=1024)] = Field(8, description="LoRA adapters that are loaded at the same time")
+    adapters_folder: str = Field("", description="folder of LoRA adapters, each named as its folder; scanned once a second")
+    max_adapters: Annotated[int, Field(ge=1, le=1024)] = Field(8, description="maximum number of loaded LoRA adapters")
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(
-        None, description="tokens of prompt and answer; default: the model's"
+        None, description="context length: tokens of prompt and answer; default: the model's"
     )
     max_batch_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        None, description="requests that run at the same time; default: 64, and 256 on a GPU"
+        None, description="maximum batch size in requests; default: 64, and 256 on a GPU"
     )
     max_batch_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="tokens that one step computes at most; default: 1024, and 8192 on a GPU"
+        None, description="token budget of a step; default: 1024, and 8192 on a GPU"
     )
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
-        256, description="requests that may wait; more are refused with 429"
+        256, description="maximum queue length in requests; more are rejected with 429"
     )
     max_queued_tokens: Annotated[int, Field(ge=1)] = Field(
-        1 << 19, description="tokens of the prompts that wait; beyond them calls are refused with 429, unless none waits"
+        1 << 19,
+        description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
     )
-    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(32, description="tokens in a KV block")
+    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(
+        32, description="tokens in a KV cache block"
+    )
     kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(_bytes)] | None = Field(
         None,
-        description="bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a GPU what is left, on a CPU "
-        "16 whole contexts, but at most a quarter of the free memory",
+        description="size of the KV cache in bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a "
+        "GPU the memory that is left, on a CPU 16 full contexts, but at most a quarter of the free memory",
     )
     kv_dtype: Literal["auto", "int8"] = Field(
-        "auto", description="what keys and values are kept in; auto: as computed; int8: half the memory of bfloat16, CPU only"
+        "auto",
+        description="data type of the KV cache; auto: that of the computation; int8: half the memory of bfloat16, CPU only",
     )
-    prefix_caching: bool = Field(True, description="reuse the KV cache of prompts for later ones with the same prefix")
+    prefix_caching: bool = Field(
+        True, description="prefix caching: reuse the KV cache of earlier requests with the same prefix"
+    )
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
-        0, description="speculative decoding by prompt lookup: draft tokens of a step; answers stay the same; 0 is off"
+        0, description="speculative decoding by prompt lookup: draft tokens of a step; answers do not change; 0: off"
     )
     deterministic: bool = Field(
-        False, description="tokens with the same bits whatever else runs; refused where the machine cannot keep it"
+        False,
+        description="batch invariance: a request gets the same bits in any batch; the start fails where the backend cannot",
     )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0,
-        description="CPU threads of the engine; 0 is one for each core that affinity and cgroup allow, shared out among ranks",
+        description="CPU threads of the engine; 0: one for each core that affinity and cgroup allow, divided among ranks",
     )
-    request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="longest life of a request")
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="maximum duration of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(
-        None, description="milliseconds after which a call that names no deadline_ms ends with what it has; default: none"
+        None,
+        description="deadline in milliseconds of a request without deadline_ms, which ends with the tokens so far; "
+        "default: none",
     )
-    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(30.0, description="how long a stop waits for streams")
-    replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="copies of the model, or the fewest of them")
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
+        30.0, description="draining: how long a shutdown waits for running requests"
+    )
+    replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="replicas of the model; with autoscaling, the minimum")
     max_replicas: Annotated[int, Field(ge=1, le=90)] | None = Field(
-        None, description="copies that a high load may raise them to; default: no more than replicas"
+        None, description="maximum number of replicas with autoscaling; default: replicas, without autoscaling"
     )
     tensor_parallel: Annotated[int, Field(ge=1, le=16)] = Field(
-        1, description="processes that share each copy of the model, on one node, each with a GPU or a CPU core of its own"
+        1, description="tensor parallelism: ranks of each replica, on one node, each with a GPU or a CPU core of its own"
     )
-    proxy: Literal["haproxy", "python"] = Field("haproxy", description="data plane in front of the replicas")
+    proxy: Literal["haproxy", "python"] = Field("haproxy", description="reverse proxy in front of the replicas")
     max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0,
-        description="most connections of one address at the same time, with HAProxy; 0 is no limit: a gateway is one address",
+        description="limit on connections of one client address, with HAProxy; 0: no limit (a gateway is one address)",
     )
     max_errors_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         200,
-        description="HTTP errors that one API key, and unknown keys together, may get in a second from one address before "
-        "HAProxy refuses their calls for ten; 0 is no limit, and so is no api_keys_file",
+        description="limit of HTTP errors a second of one API key, and of all unknown keys together, from one address; beyond "
+        "it HAProxy rejects their requests for ten seconds; 0, or no api_keys_file: no limit",
     )
     tls_cert: str = Field(
-        "", description="PEM file of the certificate and its chain: HTTP and gRPC speak TLS alone; empty: none"
+        "", description="PEM file of the certificate and its chain: HTTP and gRPC then accept only TLS; empty: no TLS"
     )
     tls_key: str = Field("", validate_default=True, description="PEM file of the private key of tls_cert, without a password")
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
-    api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty asks for none")
-    cors_origins: str = Field("", description="origins whose pages may call, comma-separated, or *; empty lets none")
+    api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
+    cors_origins: str = Field("", description="allowed CORS origins, comma-separated, or *; empty: none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
-    metrics_compat: Literal["", "vllm"] = Field("", description="vllm shows the metrics under vLLM's names too; empty does not")
-    otel_endpoint: str = Field("", description="OpenTelemetry collector's OTLP/HTTP URL for traces; empty makes none")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
-    log_format: Literal["text", "json"] = Field("text", description="how a log line is written")
-    log_file: str = Field("", description="file that log lines are added to; empty is the standard error of `attend serve`")
+    metrics_compat: Literal["", "vllm"] = Field(
+        "", description="vllm: export the metrics under vLLM's names too; empty: only under Attend's"
+    )
+    otel_endpoint: str = Field("", description="OTLP/HTTP URL of an OpenTelemetry collector for traces; empty: no tracing")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum severity of log lines")
+    log_format: Literal["text", "json"] = Field("text", description="format of log lines")
+    log_file: str = Field("", description="file to append log lines to; empty: standard error of `attend serve`")
 
     @field_validator("model")
     @classmethod
@@ -191,7 +202,7 @@ class Settings(BaseModel):
         pairs = _pairs(value)
         if not all(name and folder for name, folder in pairs) or len(dict(pairs)) < len(pairs):
             raise PydanticCustomError(
-                "adapter", "it must be a name, = and a folder; several, of other names, have commas between them"
+                "adapter", "it must be NAME=FOLDER, or several of them with different names, comma-separated"
             )
         return value
 
@@ -207,9 +218,9 @@ class Settings(BaseModel):
     @classmethod
     def _has_its_certificate(cls, value: str, info: ValidationInfo) -> str:
         if bool(value) != bool(info.data.get("tls_cert")):
-            raise PydanticCustomError("tls", "tls_cert and tls_key name two files that belong together")
+            raise PydanticCustomError("tls", "tls_cert and tls_key must be set together")
         if value and info.data.get("proxy") == "python":
-            raise PydanticCustomError("tls", "TLS needs proxy = haproxy, or single: proxy = python speaks none")
+            raise PydanticCustomError("tls", "TLS needs proxy = haproxy, or single: proxy = python does not support it")
         return value
 
     @field_validator("single")

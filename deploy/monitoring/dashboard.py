@@ -66,95 +66,97 @@ def overview() -> Iterator[Panel]:
         ("Running", "none", f"sum(attend_requests_running{{{CHOSEN}}})"),
         ("Waiting", "none", f"sum(attend_requests_waiting{{{CHOSEN}}})"),
         ("Calls", "reqps", total("attend_requests_total")),
-        ("Tokens made", "none", total("attend_generation_tokens_total")),
+        ("Tokens generated", "none", total("attend_generation_tokens_total")),
     ):
         yield panel(title, unit, {"": expr}, kind="stat", width=4)
     yield panel("Calls by outcome", "reqps", {"{{outcome}}": total("attend_requests_total", "outcome")})
     tokens = {"prompt": total("attend_prompt_tokens_total"), "answer": total("attend_generation_tokens_total")}
-    yield panel("Tokens a second", "none", tokens)
+    yield panel("Throughput, tokens a second", "none", tokens)
     late = {
         "errors": f"model:attend_calls_failed:ratio_rate5m{{{MODEL}}}",
         "late first tokens": f"model:attend_first_token_late:ratio_rate5m{{{MODEL}}}",
         "late next tokens": f"model:attend_next_token_late:ratio_rate5m{{{MODEL}}}",
         "refused": f"model:attend_calls_rejected:ratio_rate5m{{{MODEL}}}",
     }
-    yield panel("Share that breaks an objective", "percentunit", late, text="Needs the recording rules of rules.yaml.")
-    yield panel("Refused, by reason", "reqps", {"{{reason}}": total("attend_requests_rejected_total", "reason")})
+    yield panel("Share that violates an objective", "percentunit", late, text="Needs the recording rules of rules.yaml.")
+    yield panel("Rejected, by reason", "reqps", {"{{reason}}": total("attend_requests_rejected_total", "reason")})
     preparing = {"{{replica}}": f"attend_requests_preparing{{{CHOSEN}}}"}
-    yield panel("Calls that are tokenized and checked", "none", preparing)
+    yield panel("Requests in preparation (tokenized, validated)", "none", preparing)
     yield panel("Log lines dropped a second", "none", {"{{replica}}": total("attend_log_lines_dropped_total", "replica")})
     states = {"{{state}}": "max by (state) (attend_replicas)", "died": "max(attend_replica_deaths_total)"}
-    yield panel(
-        "Replicas", "none", states, text="As Serve's controller knows them; of those that died, all since the cluster began."
-    )
+    yield panel("Replicas", "none", states, text="As Serve's controller reports them; died: total since the cluster started.")
     yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
-    yield panel("Key file", "none", good, kind="stat", width=4, text="1: good. Only where callers need keys.")
+    yield panel("Key file", "none", good, kind="stat", width=4, text="1: valid. Only with API keys.")
     keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}
-    yield panel("API keys", "none", keys, kind="stat", width=4, text="In force on each replica. Only where callers need keys.")
+    yield panel("API keys", "none", keys, kind="stat", width=4, text="In use on each replica. Only with API keys.")
     age = {"{{replica}}": f"attend_api_keys_file_age_seconds{{{CHOSEN}}}"}
-    yield panel("Age of the key file", "s", age, kind="stat", width=4, text="Of the one that the keys in force were read from.")
+    yield panel(
+        "Age of the key file", "s", age, kind="stat", width=4, text="Age of the file that the keys in use were read from."
+    )
 
 
 def edge() -> Iterator[Panel]:
     """HAProxy, which callers connect to; nothing with --single."""
     held = {"{{transport}} on {{node}}": "attend_edge_connections"}
-    yield panel("Connections", "none", held | {"most, {{transport}} on {{node}}": "attend_edge_connections_limit"})
-    yield panel("Calls that it took", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
-    yield panel(
-        "It leads to every replica", "none", {"{{node}}": "attend_edge_ok"}, kind="stat", text="0 while replicas change."
-    )
+    yield panel("Connections", "none", held | {"limit, {{transport}} on {{node}}": "attend_edge_connections_limit"})
+    yield panel("Accepted requests", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
+    yield panel("Routes to every replica", "none", {"{{node}}": "attend_edge_ok"}, kind="stat", text="0 while replicas change.")
     refusals = {"{{transport}}": total("attend_edge_refusals_total", "transport", "")}
-    yield panel("Refused while all queues are full", "reqps", refusals, text="No replica counts or logs these calls.")
+    yield panel(
+        "Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests."
+    )
     errors = {
-        "callers got": total("attend_edge_errors_total", "", ""),
-        "replicas gave": total("attend_edge_replica_errors_total", "", ""),
+        "to clients": total("attend_edge_errors_total", "", ""),
+        "from replicas": total("attend_edge_replica_errors_total", "", ""),
     }
-    yield panel("Answers of 500 or more over HTTP", "reqps", errors, text="HAProxy made those that no replica gave itself.")
+    yield panel("HTTP 5xx responses", "reqps", errors, text="Those that no replica sent are HAProxy's own.")
 
 
 def latency() -> Iterator[Panel]:
     """What callers wait for."""
     for title, name in (
         ("Time to first token", "attend_time_to_first_token_seconds"),
-        ("Between two tokens", "attend_inter_token_latency_seconds"),
-        ("Mean time per token after the first", "attend_time_per_output_token_seconds"),
-        ("Whole call", "attend_request_duration_seconds"),
-        ("In the queue", "attend_request_queue_seconds"),
+        ("Inter-token latency", "attend_inter_token_latency_seconds"),
+        ("Time per output token", "attend_time_per_output_token_seconds"),
+        ("End-to-end latency", "attend_request_duration_seconds"),
+        ("Queue time", "attend_request_queue_seconds"),
         ("Prefill", "attend_request_prefill_seconds"),
         ("Decode", "attend_request_decode_seconds"),
     ):
         yield panel(title, "s", quantiles(name))
-    yield panel("Prompt tokens of a call", "none", quantiles("attend_request_prompt_tokens"))
-    yield panel("Tokens of an answer", "none", quantiles("attend_request_generation_tokens"))
+    yield panel("Prompt tokens of a request", "none", quantiles("attend_request_prompt_tokens"))
+    yield panel("Generated tokens of an answer", "none", quantiles("attend_request_generation_tokens"))
 
 
 def engine() -> Iterator[Panel]:
     """What the replicas do."""
     yield panel("Running", "none", {"{{replica}}": f"attend_requests_running{{{CHOSEN}}}"})
     yield panel("Waiting", "none", {"{{replica}}": f"attend_requests_waiting{{{CHOSEN}}}"})
-    yield panel("Requests in a step", "none", {"{{replica}}": mean("attend_step_batch_size")})
-    yield panel("Step", "s", quantiles("attend_step_seconds"))
+    yield panel("Batch size of a step", "none", {"{{replica}}": mean("attend_step_batch_size")})
+    yield panel("Step duration", "s", quantiles("attend_step_seconds"))
     yield panel("Steps a second", "none", {"{{replica}}": total("attend_step_seconds_count", "replica")})
     heartbeat = {"{{replica}}": f"attend_engine_heartbeat_seconds{{{CHOSEN}}}"}
     yield panel(
-        "Since the step thread last showed life",
+        "Seconds since the step thread last made progress",
         "s",
         heartbeat,
-        text="From 10 s on Serve replaces it, after a minute an alert.",
+        text="Liveness: from 10 s on Serve replaces the replica; an alert after a minute.",
     )
     slower = {"{{replica}}: {{reason}}": f"attend_slower_path_info{{{CHOSEN}}}"}
-    yield panel("Slower path", "none", slower, kind="stat", text="1 where another backend serves than the machine's fastest.")
+    yield panel(
+        "Slower path", "none", slower, kind="stat", text="1 where a backend serves that is slower than the machine's fastest."
+    )
 
 
 def cache() -> Iterator[Panel]:
     """The KV cache."""
-    yield panel("KV blocks that requests hold", "percentunit", {"{{replica}}": f"attend_kv_cache_usage{{{CHOSEN}}}"})
+    yield panel("KV cache usage", "percentunit", {"{{replica}}": f"attend_kv_cache_usage{{{CHOSEN}}}"})
     yield panel("Preemptions a second", "none", {"{{replica}}": total("attend_preemptions_total", "replica")})
     hits, asked = (total(f"attend_prefix_cache_{what}_total", "replica") for what in ("hits", "queries"))
-    yield panel("Prompt tokens found in the prefix cache", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
+    yield panel("Prefix cache hit rate", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
-    yield panel("Guessed tokens that were right", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
+    yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"
     yield panel("Cache", "none", {labels: f"attend_cache_config_info{{{CHOSEN}}}"}, kind="stat", width=WIDTH)
 

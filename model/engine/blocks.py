@@ -1,8 +1,8 @@
-"""The pool of KV blocks: which are held, and which hold a known text. Plain bookkeeping; `KVCache` has the tensors.
+"""The pool of KV cache blocks: which are held, and which hold a known text. Plain bookkeeping; `KVCache` has the tensors.
 
-A full block whose tokens are known can still be found after its last holder has freed it, until the pool allocates it
-again: that is the prefix cache. A block is known by its tokens and by the blocks before it, so a lookup compares token ids
-and does not depend on a hash.
+A full block whose tokens are known can still be found after its last holder has freed it, until the pool evicts it,
+to allocate it again: that is the prefix cache. A block is known by its tokens and by the blocks before it, so a lookup compares
+token ids and does not depend on a hash.
 """
 
 from collections import Counter, OrderedDict

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may compute, beside running streams or alone: a prediction of its seconds, which is learned."""
+"""The token budget of a step: how many prefill tokens it takes, beside decodes or alone, by a learned model of its time."""
 
 import math
 from collections import deque

@@ -191,7 +191,7 @@ def read_net(
 
 
 def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
-    """Refuse by name what so many ranks do not compute together: SettingError."""
+    """Refuse by name what is not supported with so many ranks: SettingError."""
     changes = {
         "quantize": options.quantize != "none",
         "adapters": options.adapters,
@@ -199,7 +199,7 @@ def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> Non
     }
     for name, is_set in changes.items():
         if ranks > 1 and is_set:
-            raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which ranks do not compute together yet")
+            raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which tensor parallelism does not support yet")
     check(config, ranks)
 
 
@@ -265,7 +265,7 @@ def warm_up(engine: Engine) -> None:
     while engine.has_work:
         for output in engine.step():
             if output.error is not None:
-                raise EngineFailed(f"the model cannot run a first step: {output.error}")
+                raise EngineFailed(f"the model's first step failed: {output.error}")
     engine.observer = observer
 
 
@@ -294,7 +294,8 @@ def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) 
         raise SettingError(f"quantize is {wanted}, but the {backend} backend does not multiply quantised weights on {device}")
     if backend.partition("-")[0] not in ("native", "triton"):
         log.warning(
-            "quantize is %s without the native backend: each product first makes its matrix plain, which is slow", wanted
+            "quantize is %s without the native backend: each matrix product first dequantises its weights, which is slow",
+            wanted,
         )
     return KINDS[wanted]
 
@@ -305,7 +306,7 @@ def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, bac
         return dtype
     if device != "cpu" or backend == "triton":
         who = "the triton backend" if device == "cpu" else device
-        raise SettingError(f"kv_dtype is {options.kv_dtype}, but it is not computed on {who} yet: it needs device = cpu")
+        raise SettingError(f"kv_dtype is {options.kv_dtype}, but {who} has no int8 KV cache yet: it needs device = cpu")
     return torch.int8
 
 
@@ -313,7 +314,7 @@ def check_guesses(options: EngineOptions, dtype: torch.dtype, backend: str) -> N
     """Refuse guesses where sums that depend on the number of rows are rounded more coarsely than to float32: SettingError."""
     how = f"in {name_of(dtype)}" if options.kv_dtype == "auto" else f"with kv_dtype = {options.kv_dtype}"
     if (dtype, options.kv_dtype) != (torch.float32, "auto"):
-        why = f"a guess could change an answer of the {backend} backend {how}"
+        why = f"speculative decoding could change an answer of the {backend} backend {how}"
         raise SettingError(f"draft_tokens is set, but {why}: it needs float32, or the native backend")
 
 
@@ -332,7 +333,7 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
     """The sizes that are asked for, whatever the memory. Raises SettingError."""
     asked = options.max_model_len
     if asked is not None and asked > config.max_positions:
-        raise SettingError(f"max_model_len is {asked}, but this model knows only {config.max_positions} positions")
+        raise SettingError(f"max_model_len is {asked}, but this model has only {config.max_positions} positions")
     context, batch = asked or config.default_context, options.batch(device)
     return EngineConfig(
         max_model_len=context,
@@ -388,9 +389,11 @@ def size_engine(
 
 
 def tell_states(options: EngineOptions, config: EngineConfig, device: str) -> None:
-    """Log the settings that do not hold, since layers keep a state for each sequence."""
+    """Log the settings that do not hold for a model with a recurrent state."""
     if options.prefix_caching and not config.prefix_caching:
         log.warning("prefix caching is off: this model has layers with a recurrent state, which sequences cannot share")
     fewer = (config.max_batch_requests, options.batch(device).requests)
     if fewer[0] < fewer[1]:
-        log.warning("max_batch_requests is %d in place of %d: the states of so many take half of kv_cache_memory", *fewer)
+        log.warning(
+            "max_batch_requests is %d in place of %d: more recurrent states would take over half of kv_cache_memory", *fewer
+        )

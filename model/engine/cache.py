@@ -24,7 +24,9 @@ def free_memory() -> int:
 def check_free(memory: int) -> None:
     """Refuse a cache larger than what is free: its pages are taken as they are used, so it would fail late. SettingError."""
     if memory > (free := available_memory()):
-        raise SettingError(f"kv_cache_memory is {memory} bytes, but only {free} are free beside the weights: lower it")
+        raise SettingError(
+            f"kv_cache_memory is {memory} bytes, but only {free} bytes are free after loading the weights: lower it"
+        )
 
 
 def free_device_memory() -> int:

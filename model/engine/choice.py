@@ -34,11 +34,11 @@ FASTEST_FIRST = ("native", "triton", "torch")
 COMPUTED = {"native": NATIVE, "triton": TRITON}
 """The backends that do not compute every feature."""
 NEEDS = {
-    "native": "it needs bfloat16 on a CPU, heads of at most 256 numbers, at most 16 to a key/value head, blocks of 32, "
-    "and convolutions over at most 16 tokens",
-    "triton": "it needs a CUDA device, heads of at most 256 numbers, and at most 32 of them to a key/value head",
+    "native": "it needs bfloat16 on a CPU, a head size of at most 256, at most 16 query heads per KV head, "
+    "KV blocks of 32 tokens, and convolutions over at most 16 tokens",
+    "triton": "it needs a CUDA device, a head size of at most 256, and at most 32 query heads per KV head",
 }
-OTHER_NEEDS = "this model asks for something that it does not compute"
+OTHER_NEEDS = "this model has a feature that it does not support"
 ABSENT = {"native": "it was not built: run python -P -m attend.model.net.native", "triton": "triton is not installed"}
 
 
@@ -56,7 +56,7 @@ def choose_backend(
         if kind.supports(config, dtype, device, block_size):
             return kind(config.attention_variants)
     if shared and not computes_parts(wanted, config):
-        raise SettingError(f"backend is {wanted}, but it does not compute this model in parts, as tensor_parallel asks")
+        raise SettingError(f"backend is {wanted}, but it does not support this model with tensor_parallel")
     kind = kind_of(wanted)
     raise SettingError(f"backend is {wanted}, but {ABSENT[wanted] if kind is None else _lack(wanted, config)}")
 
@@ -72,7 +72,7 @@ def _lack(name: str, config: ModelConfig) -> str:
     """Why a backend is refused for a model: the features that it does not compute, or else what it needs besides."""
     lacking = sorted(features(config) - COMPUTED.get(name, ALL))
     if lacking:
-        return f"it does not compute {', '.join(lacking)}, which this model asks for"
+        return f"it does not support {', '.join(lacking)}, which this model needs"
     return NEEDS.get(name, OTHER_NEEDS)
 
 
@@ -118,9 +118,9 @@ def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path,
     if isinstance(form, NativeDecoder):
         return Adapters(targets_of(folder), NativeAdapters(form))
     if device != "cpu" or not isinstance(form, Decoder):
-        raise SettingError(f"adapters are set, but they are not computed on {device}: they need device = cpu")
+        raise SettingError(f"adapters are set, but LoRA is not supported on {device}: it needs device = cpu")
     if exact:
-        raise SettingError("adapters are set beside deterministic, which then needs the native backend: bfloat16 on a CPU")
+        raise SettingError("adapters and deterministic are both set, which needs the native backend: bfloat16 on a CPU")
     return Adapters(targets_of(folder), AdaptedDecoder(form))
 
 

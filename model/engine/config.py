@@ -60,10 +60,10 @@ class EngineConfig:
     def _check_group(self, group: GroupSize) -> None:
         """Each group holds a request of max_model_len tokens, or with a window what one holds at a time."""
         if group.has_state:
-            assert not self.prefix_caching, "a state of one text is no other text's"
+            assert not self.prefix_caching, "prefix caching with a recurrent state"
             if self.draft_tokens:
                 raise SettingError(
-                    "draft_tokens is set, but this model keeps a state for each sequence: a wrong guess would stay in it"
+                    "draft_tokens is set, but this model has a recurrent state: a rejected draft token would stay in it"
                 )
         elif group.window is not None:
             assert group.num_blocks >= self.window_blocks(group.window) + self.step_blocks, "a window without room for a step"

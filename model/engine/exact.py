@@ -34,11 +34,11 @@ def check_exact(runner: ModelRunner, num_blocks: int, max_model_len: int) -> Non
     wanted = _scores(runner, _computed(runner, text, blocks, length))
     for chunk in CHUNKS:
         if not torch.equal(wanted, _scores(runner, _computed(runner, text, blocks, chunk))):
-            _refuse(runner, f"a prompt in chunks of {chunk} gets other scores than the whole prompt")
+            _refuse(runner, f"chunked prefill with chunks of {chunk} gives other logits than the whole prompt")
     room = num_blocks - -(-length // size)
     strangers = [Row([blocks[-1 - at]], 0, min(1 + at, length, size)) for at in range(min(STRANGERS, room))]
     if not torch.equal(wanted, _scores(runner, _computed(runner, text, blocks, 16, strangers))):
-        _refuse(runner, "a request in a batch gets other scores than alone")
+        _refuse(runner, "a request in a batch gives other logits than alone")
 
 
 def _refuse(runner: ModelRunner, why: str) -> None:

@@ -1,11 +1,11 @@
-"""The blocks of one group of layers that keep the same kind of memory, and how many each request may hold.
+"""The blocks of one KV cache group, layers that keep the same kind of memory, and how many each request may hold.
 
 - Full attention: a request holds blocks for all of its tokens.
-- A window of W tokens: it holds the blocks that a later query may see. A block that no later query sees goes back, and its
+- A window of W tokens: it holds the blocks that a later query may see. A block that no later query sees is evicted, and its
   entry in the request's table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken part by
   part, as tokens are computed, out of the request's claim: blocks for its tokens, at most those that a window spans. The
   claims together are never more than the blocks, so a part of a prompt always finds one, also where blocks are shared.
-- A state: one block from the admission to the end, which is never shared.
+- A recurrent state: one block from the admission to the end, which is never shared.
 """
 
 from array import array
@@ -42,7 +42,7 @@ class Group(Protocol):
         ...
 
     def let_go(self, request: Request) -> None:
-        """Free what no later query sees."""
+        """Evict the blocks that no later query sees."""
         ...
 
     def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""Prompt lookup: a guess at the next tokens, made from the text so far (Saxena 2023).
+"""Speculative decoding by prompt lookup: draft tokens, made from the text so far (Saxena 2023).
 
 Text repeats itself: what followed the last few tokens when they last occurred is likely to follow now. A step can compute such
-a draft together with a stream's next token, since reading the weights costs the same for one token as for some. Kept are
-the tokens that would have been drawn anyway: the one after each right guess, and none after the first wrong one. So the
+a draft together with a stream's next token, since reading the weights costs the same for one token as for some. Accepted are
+the tokens that would have been sampled anyway: the one after each right draft token, and none after the first wrong one. So the
 answer has the same tokens with and without drafts (Leviathan et al. 2023, for a draft without probabilities and draws that
 are functions of seed and position).
 """

@@ -85,7 +85,7 @@ class ShardRunner(ModelRunner):
         first, *others = (int(part) for part in self.group.gather(self._digest))
         for rank, other in enumerate(others, start=1):
             if other != first:
-                raise DeviceFailed(f"rank {rank} of the model has computed other numbers than rank 0")
+                raise DeviceFailed(f"rank {rank} computed other hidden states than rank 0")
 
 
 class Leader:

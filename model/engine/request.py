@@ -48,11 +48,10 @@ class Times:
     """Tokens that were not computed, since an earlier request had the same prefix."""
 
 
-NO_SCORE = "the model's scores are not finite"
+NO_SCORE = "the model's logits are not finite"
 NO_HIDDEN = "the model's hidden states are not finite"
 NO_TOKEN_LEFT = (
-    "the parameters exclude each other: they leave no token to draw (allowed_token_ids, bad_words, logit_bias, "
-    "min_tokens, structured output)"
+    "the sampling parameters exclude every token (allowed_token_ids, bad_words, logit_bias, min_tokens, structured output)"
 )
 """Errors of a request. The last is the caller's."""
 
@@ -118,9 +117,9 @@ class Request:
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     tables: list["array[int]"] = field(default_factory=list)
-    """Its blocks in each group of layers, int64: a step copies them as they lie in memory. A block that went back is 0."""
+    """Its block table in each KV cache group, int64: a step copies it as it lies in memory. An evicted block is 0."""
     version: int = 0
-    """Of its tables: another one wherever they changed but by blocks at their ends, and by zeros from their beginnings on."""
+    """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
     room: int = 0
     """Tokens that it has room for in every group; 0 while it waits."""
     num_known: int = 0
@@ -133,7 +132,7 @@ class Request:
     _plan: SamplingPlan | None = field(default=None, init=False, repr=False)
     lack: Lack | None = None
     num_cached: int = 0
-    """Tokens that were found in the prefix cache when the request was first scheduled."""
+    """Prefix cache hits, in tokens when the request was first scheduled."""
     finish_reason: FinishReason | None = None
     arrived_at: float = 0.0
     rank: float = 0.0
@@ -197,7 +196,7 @@ def check_fits(request: Request, limit: int) -> None:
     if not request.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
     if request.output and len(request.output) >= request.max_tokens:
-        text = f"resume_token_ids must hold fewer tokens than the answer may have, which is {request.max_tokens}"
+        text = f"resume_token_ids must hold fewer tokens than max_tokens, which is {request.max_tokens}"
         raise InvalidRequest(f"{text}; got {len(request.output)}", "resume_token_ids")
     if request.max_total_tokens > limit:
         field_name = "prompt" if len(request.prompt) >= limit else "max_tokens"
@@ -275,7 +274,7 @@ class EngineStats:
     num_preemptions: int = 0
     """Since the start, as are those below."""
     num_prefix_queries: int = 0
-    """Tokens that were looked up in the prefix cache."""
+    """Prefix cache queries, in tokens."""
     num_prefix_hits: int = 0
     """Tokens that were found there."""
     num_drafted: int = 0

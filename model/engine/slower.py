@@ -38,14 +38,14 @@ def _absence(best: str) -> tuple[str, str] | None:
 def _refusal(best: str, config: ModelConfig, dtype: torch.dtype, block_size: int, *, shared: bool) -> tuple[str, str]:
     """The first reason that `supports` of the backend has; the dtype last: where none is set it follows from the others."""
     if shared and not computes_parts(best, config):
-        return "tensor_parallel", "it does not compute this model in parts"
+        return "tensor_parallel", "it does not support tensor parallelism for this model"
     if lacking := sorted(features(config) - COMPUTED[best]):
-        return "model", f"it does not compute {', '.join(lacking)}"
+        return "model", f"it does not support {', '.join(lacking)}"
     group, most = config.num_heads // config.num_kv_heads, _most_group(best)
     if group > most:
-        return "heads", f"the model has {group} query heads to a key/value head, and it takes at most {most}"
+        return "heads", f"the model has {group} query heads per KV head, and it takes at most {most}"
     if config.head_size > native.MAX_HEAD:
-        return "heads", f"the model's heads have {config.head_size} numbers, and it takes at most {native.MAX_HEAD}"
+        return "heads", f"the model's head size is {config.head_size}, and it takes at most {native.MAX_HEAD}"
     if best == "native" and block_size % native.BLOCK:
         return "block_size", f"block_size is {block_size}, and it takes multiples of {native.BLOCK}"
     if best == "native" and dtype != torch.bfloat16:

@@ -89,7 +89,7 @@ class Explainer:
         after_T = torch.tensor((*question.tokens[1:], 0))
         next_tokens = guesses(self._net, outputs[-1], after_T, max(1, question.top))
         if not next_tokens.entropy_N.isfinite().all():
-            raise EngineFailed("the model's scores are not finite")
+            raise EngineFailed("the model's logits are not finite")
         lens = None
         if question.lens:
             lens = guesses(self._net, torch.cat(outputs), after_T.repeat(len(outputs)), question.lens)

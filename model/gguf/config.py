@@ -84,7 +84,7 @@ class Keys:
         """The numbers of a small tensor in float32: factors of rope."""
         stored = self.container.tensors[tensor]
         if stored.kind.name != "F32" or len(stored.shape) != 1 or stored.size > mmap.PAGESIZE:
-            raise self.wrong(f"tensor {tensor} must be at most {mmap.PAGESIZE // 4} numbers in F32")
+            raise self.wrong(f"tensor {tensor} must have at most {mmap.PAGESIZE // 4} elements in F32")
         with stored.file.open("rb") as file:
             file.seek(stored.start)
             return list(struct.unpack(f"<{stored.shape[0]}f", file.read(stored.size)))
@@ -110,7 +110,7 @@ def _common(keys: Keys) -> Raw:
         raise keys.wrong("tensor token_embd.weight is missing")
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     if hidden % heads and keys.get("attention.key_length") is None:
-        raise keys.wrong(f"{keys.arch}.embedding_length {hidden} cannot be shared by {heads} heads evenly")
+        raise keys.wrong(f"{keys.arch}.embedding_length {hidden} is not divisible by {heads} heads")
     head = keys.size("attention.key_length", max(1, hidden // heads))
     if (values := keys.size("attention.value_length", head)) != head:
         raise keys.wrong(f"{keys.arch}.attention.value_length {values} differs from key_length {head}: not supported")

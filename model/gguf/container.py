@@ -223,7 +223,9 @@ class _Reader:
             raise self._wrong(f"tensor {name} is of the unknown type {kind}")
         block, size = GGML_QUANT_SIZES[KINDS[kind]]
         if shape[-1] % block:
-            raise self._wrong(f"tensor {name} has rows of {shape[-1]} numbers, which blocks of {block} do not divide")
+            raise self._wrong(
+                f"tensor {name} has rows of {shape[-1]} elements, which is not a multiple of the block size {block}"
+            )
         count = 1
         for each in shape:
             count *= each

@@ -131,7 +131,7 @@ def tokenizer(container: Container) -> Tokenizer:
     except CheckpointError:
         raise
     except Exception as error:  # the library raises bare Exception for every kind of damage
-        raise vocabulary.wrong(f"its tokens make no tokenizer: {error}") from error
+        raise vocabulary.wrong(f"no tokenizer can be built from its tokens: {error}") from error
     strips = vocabulary.kind == "llama" and container.metadata.get("general.architecture") == "phi3"
     raw.add_tokens(_added(vocabulary, strips=strips))
     _frame(raw, vocabulary, maker.starts(vocabulary))

@@ -148,7 +148,9 @@ class Targets:
         wanted = {module: self._sizes(config, module) for module in self.modules if config.changes(module)}
         if not wanted:
             named = str(config.targets)[:64]
-            raise CheckpointError(f"{config.folder / CONFIG}: target_modules {named} name no matrix of this model's layers")
+            raise CheckpointError(
+                f"{config.folder / CONFIG}: target_modules {named} match no weight matrix of this model's layers"
+            )
         try:
             content = _content(path, sum(sum(map(math.prod, sizes)) for sizes in wanted.values()))
             tensors = safetensors.torch.load(content)
@@ -156,7 +158,7 @@ class Targets:
             raise CheckpointError(f"{path} is damaged: {error}") from error
         factors = {module: self._factors(path, tensors, module, sizes) for module, sizes in wanted.items()}
         if tensors:
-            raise CheckpointError(f"{path}: tensor {min(tensors)} belongs to no matrix that this model has and {CONFIG} names")
+            raise CheckpointError(f"{path}: tensor {min(tensors)} matches no weight matrix of this model that {CONFIG} names")
         digest = hashlib.sha256(repr(replace(config, folder=Path())).encode() + hashlib.sha256(content).digest())
         return Adapter(digest.hexdigest(), self._joined(config, factors))
 

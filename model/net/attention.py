@@ -33,7 +33,7 @@ class Attention(Protocol):
         ...
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
-        """The outputs [T, ...] of a layer that keeps a state. `inputs_T`: what it made of each token by itself, [T, ...]."""
+        """The outputs [T, ...] of a recurrent layer. `inputs_T`: what it made of each token by itself, [T, ...]."""
         ...
 
 

@@ -101,7 +101,9 @@ def load(
     if not keep_floats or quantize is not None:
         forms = whole_numbers(forms)
     if quantize is not None and forms:
-        raise SettingError(f"quantize is {quantize.name}, but {folder} is quantised: its weights stay as they are without it")
+        raise SettingError(
+            f"quantize is {quantize.name}, but {folder} is already quantised: leave quantize out to keep its weights"
+        )
     if quantize is not None:
         quantise_matrices(net, quantize)
     elif keep_codes:
@@ -193,7 +195,7 @@ def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
     """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
     embedding = forms.get("embedding.tokens")
     if rounded := sum(not form.exact for form in forms.values()):
-        log.info("%d matrices are rounded once more, to int8: their type in the file is not kept in memory", rounded)
+        log.info("%d weight matrices are requantised to int8: their type in the file is not supported in memory", rounded)
 
     def kept(path: str, linear: Linear) -> Linear:
         form = embedding if path == "head" and net.config.tied_head else forms.get(path)

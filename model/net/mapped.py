@@ -30,7 +30,7 @@ def large_pages(count: int, dtype: torch.dtype) -> Tensor:
     try:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
     except OSError as error:  # of a system that promises no more memory than it has
-        raise MemoryError(f"the system has no {size} bytes of memory to give: {error.strerror}") from error
+        raise MemoryError(f"out of memory: the system cannot allocate {size} bytes: {error.strerror}") from error
     with suppress(AttributeError, OSError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)

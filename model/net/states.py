@@ -1,4 +1,4 @@
-"""Layers that keep a state of a fixed size for each sequence, in place of keys and values.
+"""Layers with a recurrent state: of a fixed size for each sequence, in place of a KV cache.
 
 Such a layer is a `Recurrence`: it knows what its states are and how tokens move them on. Who holds the states, and which
 tokens belong to which sequence, is known to the `attention` argument of the decoder.

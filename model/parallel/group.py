@@ -75,7 +75,7 @@ class Group:
                 time.sleep(LOOK_SECONDS)
                 waited += LOOK_SECONDS
                 if waited > START_SECONDS:
-                    raise DeviceFailed(f"not all {self.ranks} ranks of the model have begun within {START_SECONDS:g} s")
+                    raise DeviceFailed(f"not all {self.ranks} ranks of the model started within {START_SECONDS:g} s")
             self._bytes = self._gloo("bytes")
             if self.device.startswith("cuda"):
                 self._numbers = c10d.ProcessGroupNCCL(self.store, self.rank, self.ranks, self._patience)  # not run yet

@@ -86,14 +86,18 @@ def check(config: ModelConfig, ranks: int) -> None:
     sizes = [("heads", config.num_heads), ("columns of the MLP", config.mlp_size)]
     for layer in config.layers:
         if layer.delta is not None and ranks > 1:
-            raise SettingError(f"tensor_parallel is {ranks}, but this model keeps states, which ranks do not share yet")
+            raise SettingError(
+                f"tensor_parallel is {ranks}, but a recurrent state is not supported with tensor parallelism yet"
+            )
         if layer.experts is not None and layer.experts.shared_expert_size is not None:
             sizes.append(("columns of the shared expert", layer.experts.shared_expert_size))
     for name, size in sizes:
         if size % ranks:
-            raise SettingError(f"tensor_parallel is {ranks}, but {ranks} ranks cannot share {size} {name} evenly")
+            raise SettingError(f"tensor_parallel is {ranks}, but {size} {name} are not divisible by it")
     if not shared:
-        raise SettingError(f"tensor_parallel is {ranks}, but {ranks} ranks cannot share {config.num_kv_heads} key/value heads")
+        raise SettingError(
+            f"tensor_parallel is {ranks}, but {config.num_kv_heads} key/value heads cannot be divided among {ranks} ranks"
+        )
 
 
 def config_of(config: ModelConfig, ranks: int) -> ModelConfig:

@@ -67,7 +67,7 @@ class _Budget:
     def tick(self, characters: int) -> None:
         """One round of a loop, or one call of a macro, whose body writes so many characters of its own."""
         self.rounds += 1
-        _require(self.rounds <= MAX_ROUNDS, f"went through more than {MAX_ROUNDS} rounds of its loops")
+        _require(self.rounds <= MAX_ROUNDS, f"exceeded {MAX_ROUNDS} loop iterations")
         self.charge(characters)
         self.check()
 

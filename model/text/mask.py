@@ -32,7 +32,7 @@ MIN_USES = 256
 """New states that last for fewer masks and tokens are of no help. A schema of long strings needs ten states a mask."""
 FAULT = "structured output: "
 """How the reason begins for which an answer cannot follow its grammar any further. That is its caller's, as the grammar is."""
-DEAD_END = f"{FAULT}what the schema or grammar allows came to a dead end: no text that it allows goes on from here"
+DEAD_END = f"{FAULT}the schema or grammar reached a dead end: no token can continue the answer"
 TOO_COMPLEX = f"{FAULT}the grammar is too complex to be followed any further"
 
 

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--root", type=Path, default=corpus.standard_library(), help="the Python files; default: the stdlib")
     parser.add_argument("--context", type=int, help="tokens of a window; default: as many as the model knows")
-    parser.add_argument("--kv-dtype", choices=["auto", "int8"], default="auto", help="what keys and values are kept in")
+    parser.add_argument("--kv-dtype", choices=["auto", "int8"], default="auto", help="data type of the KV cache")
     options = parser.parse_args()
     texts = corpus.read_texts(options.root, held_out=True)
     hidden = through_8_bits if options.kv_dtype == "int8" else hidden_states

@@ -21,10 +21,12 @@ MOST_ERROR_BYTES = 64 << 10
 def checked(fields: Mapping[str, Any], known: type) -> dict[str, Any]:
     """The fields that are given. Raises InvalidRequest for one that this client does not send, such as `n`."""
     for name in fields.keys() - known.__annotations__.keys():
-        raise InvalidRequest(f"{name} is not a field of this client, whose streams have one answer that can go on", name)
+        raise InvalidRequest(f"{name} is not supported by this client: its streams have one answer, which can be resumed", name)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):
-        raise InvalidRequest("prompt must be one text, or the token ids of one: a stream of several cannot go on", "prompt")
+        raise InvalidRequest(
+            "prompt must be one string or one list of token ids: a stream of several prompts cannot be resumed", "prompt"
+        )
     return {name: value for name, value in fields.items() if value is not None}
 
 

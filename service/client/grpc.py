@@ -145,7 +145,9 @@ def call_of(means: Means, request: pb.GenerateRequest) -> Call:
         ("response.prompt_logprobs", request.response.HasField("prompt_logprobs")),
     ):
         if asked:
-            raise InvalidRequest(f"{name} is not a field of this client, whose streams have one answer that can go on", name)
+            raise InvalidRequest(
+                f"{name} is not supported by this client: its streams have one answer, which can be resumed", name
+            )
     seed = request.sampling.seed if request.sampling.HasField("seed") else None
     return Call(means, seed, request.resume_token_ids.ids)
 

@@ -126,7 +126,7 @@ class Call:
         self.remaining()
         if self._last is not None and delta.fingerprint != self._last.fingerprint:
             texts = f"{delta.fingerprint!r}, but the answer began with {self._last.fingerprint!r}"
-            raise OtherFingerprint(f"the server that goes on has the system_fingerprint {texts}", self.answer)
+            raise OtherFingerprint(f"the server that resumes the answer has the system_fingerprint {texts}", self.answer)
         self._last = delta
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
@@ -140,7 +140,7 @@ class Call:
         if not failed.again:
             raise Refused(str(failed), self.answer, failed.code) from failed
         if not self._resumable and self._last is not None:
-            raise Broken(f"the stream of a chat broke, which cannot go on: {failed}", self.answer) from failed
+            raise Broken(f"the stream of a chat broke, and a chat cannot be resumed: {failed}", self.answer) from failed
         if self._barren >= policy.tries:
             raise GaveUp(f"{self._barren} tries in a row brought no new token; the last one: {failed}", self.answer) from failed
         wait = failed.after + policy.wait(self._barren, self._means.draw)

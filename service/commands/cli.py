@@ -73,21 +73,21 @@ def generate(
         str | None, typer.Argument(help="Text to continue; without it, that of standard input.", show_default=False)
     ] = None,
     model: ModelOption = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy, 2 the wildest.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest tokens; 0 means all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that reach this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw among tokens at least this likely, relative to the likeliest.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Top-k sampling: among the k most likely tokens; 0 means all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Top-p (nucleus) sampling: cumulative probability, above 0 to 1.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Min-p sampling: probability relative to the most likely token's.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Sampling seed: the same seed gives the same text.")] = None,
     n: Annotated[int, typer.Option(help="Number of answers.")] = 1,
-    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; may be given up to 4 times.")] = None,
-    stop_token_ids: Annotated[str, typer.Option(help="Token ids to stop at, as 1,2,3.")] = "",
-    min_tokens: Annotated[int, typer.Option(help="No stop before so many tokens.")] = 0,
-    include_stop_str_in_output: Annotated[bool, typer.Option(help="Leave the stop text in.")] = False,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-text token.")] = False,
-    skip_special_tokens: Annotated[bool, typer.Option(help="Show no special tokens.")] = True,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given up to 4 times.")] = None,
+    stop_token_ids: Annotated[str, typer.Option(help="Stop token ids, as 1,2,3.")] = "",
+    min_tokens: Annotated[int, typer.Option(help="Minimum number of new tokens.")] = 0,
+    include_stop_str_in_output: Annotated[bool, typer.Option(help="Include the stop string in the answer.")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="Ignore the end-of-sequence (EOS) token.")] = False,
+    skip_special_tokens: Annotated[bool, typer.Option(help="Leave special tokens out.")] = True,
     prompt_token_ids: Annotated[str, typer.Option(help="The prompt as token ids, as 1,2,3.")] = "",
-    echo: Annotated[bool, typer.Option(help="Show the prompt before the answer.")] = False,
+    echo: Annotated[bool, typer.Option(help="Echo the prompt before the answer.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, with 0 to 5 alternatives.")] = None,
     return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
     adapter: Annotated[
@@ -131,12 +131,12 @@ def generate(
 @app.command()
 def explain(
     text: Annotated[
-        str | None, typer.Argument(help="The text to look at; without it, that of standard input.", show_default=False)
+        str | None, typer.Argument(help="The prompt to explain; without it, that of standard input.", show_default=False)
     ] = None,
-    answer: Annotated[str, typer.Option(help="What follows it.")] = "",
-    layer: Annotated[int | None, typer.Option(help="Layer to draw, from 0; default: the last that attends.")] = None,
-    head: Annotated[int | None, typer.Option(help="Query head to draw, from 0; default: the mean of all.")] = None,
-    lens: Annotated[bool, typer.Option("--lens", help="Tell what each layer would say next.")] = False,
+    answer: Annotated[str, typer.Option(help="The answer that follows the prompt.")] = "",
+    layer: Annotated[int | None, typer.Option(help="Layer to show, from 0; default: the last one with attention.")] = None,
+    head: Annotated[int | None, typer.Option(help="Query head to show, from 0; default: the mean of all.")] = None,
+    lens: Annotated[bool, typer.Option("--lens", help="Logit lens: the next token as each layer predicts it.")] = False,
     model: ModelOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -156,8 +156,8 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for the run's state and the finished checkpoint.")] = Path("run"),
     tokens: Annotated[int, typer.Option(help="Tokens to train on, over all epochs.")] = 20_000_000,
     context: Annotated[int, typer.Option(help="Tokens in a training sequence.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Sequences in a step.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate; warms up, then falls linearly to zero.")] = 3e-3,
+    batch: Annotated[int, typer.Option(help="Batch size: sequences in a step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate; warms up, then falls linearly to zero.")] = 3e-3,
     original: Annotated[bool, typer.Option(help="Sinusoidal positions, post-norm, ReLU, LayerNorm, as in 2017.")] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of Python files; default: the standard library.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is one a core.")] = 0,
@@ -220,7 +220,9 @@ def quality(
             show_default=False,
         ),
     ] = None,
-    quantize: Annotated[str, typer.Option(help="Forms beside the model as it is, with commas between them.")] = "int8,int4",
+    quantize: Annotated[
+        str, typer.Option(help="Quantised formats to compare with the model as it is, comma-separated.")
+    ] = "int8,int4",
     text: Annotated[
         Path | None,
         typer.Option(
@@ -230,12 +232,16 @@ def quality(
     num_bytes: Annotated[
         int | None,
         typer.Option(
-            "--bytes", help="How much of the text is read; default: about a minute a form on two slow cores.", metavar="N"
+            "--bytes",
+            help="Bytes of the text that are read; default: about a minute for each format on two slow cores.",
+            metavar="N",
         ),
     ] = None,
     outliers: Annotated[
         float | None,
-        typer.Option(help="Put outliers of this factor into the model first, without changing its function.", metavar="FACTOR"),
+        typer.Option(
+            help="Inject outliers of this factor into the model first, without changing its function.", metavar="FACTOR"
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:

@@ -60,26 +60,28 @@ def draw(found: dict[str, Any], console: Console) -> None:
     """The table of queries and keys, its strongest links, and the likeliest token at each place."""
     names = [visible(token["token"]) for token in found["tokens"]]
     if len(names) > TOKENS:
-        raise SettingError(f"a terminal shows at most {TOKENS} tokens; the text has {len(names)}: --json tells all")
+        raise SettingError(f"a terminal shows at most {TOKENS} tokens; the text has {len(names)}: --json prints all")
     for layer in found["layers"]:
         if layer["kind"] == "state":
-            console.print(f"Layer {layer['layer']} keeps a state in place of keys and values: it has no weights to show.\n")
+            console.print(
+                f"Layer {layer['layer']} has a recurrent state in place of a KV cache: it has no attention weights to show.\n"
+            )
             continue
         weights = mean([head["weights"] for head in layer["heads"]])
         heads = [head["head"] for head in layer["heads"]]
         which = f"head {heads[0]}" if len(heads) == 1 else f"the mean of its {len(heads)} heads"
         console.print(
-            Text(f"Layer {layer['layer']} of 0 to {found['num_layers'] - 1}, {which}. Each row asks; each column answers.\n")
+            Text(f"Layer {layer['layer']} of 0 to {found['num_layers'] - 1}, {which}. Rows are queries; columns are keys.\n")
         )
         console.print(numbers(names, weights) if len(names) <= NUMBERED else shades(names, weights))
-        console.print(Text("\nStrongest links between two tokens:"))
+        console.print(Text("\nLargest attention weights between two tokens:"))
         for weight, query, key in links(weights):
             console.print(Text(f"  {weight:4.0%}  {names[query]} ({query}) -> {names[key]} ({key})"))
     console.print()
     console.print(expected(found, names))
     for layer in found.get("logit_lens", ()):
         guess = layer["guesses"][-1][0]
-        line = f"after layer {layer['layer']:>2} the next token would be {visible(guess['token'])}"
+        line = f"logit lens of layer {layer['layer']:>2}: the next token is {visible(guess['token'])}"
         console.print(Text(f"{line}, {probability(guess['logprob'])}"))
 
 

@@ -100,10 +100,12 @@ def _in_words(cache: dict[str, int]) -> str:
     each, past = cache["kv_bytes_per_token"], cache["kv_bytes_per_token_past_windows"]
     parts = [f"KV cache {_size(each)} a token"]
     if past < each:
-        parts[-1] += f", {_size(past)} once it is out of the windows' sight"
+        parts[-1] += f", {_size(past)} beyond the sliding windows"
     if cache["state_bytes"]:
-        parts.append(f"states {_size(cache['state_bytes'])} a request")
-    parts.append(f"a cache of 1 GiB holds {cache['kv_tokens_in_gib']:,} tokens, of {cache['requests_in_gib']} requests at most")
+        parts.append(f"recurrent state {_size(cache['state_bytes'])} a request")
+    parts.append(
+        f"a KV cache of 1 GiB holds {cache['kv_tokens_in_gib']:,} tokens, of {cache['requests_in_gib']} requests at most"
+    )
     return "; ".join(parts)
 
 

@@ -16,19 +16,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-NameArgument = Annotated[str, typer.Argument(help="Whose key it is: 1 to 64 letters, digits and . _ -", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(help="Name of the key: 1 to 64 letters, digits and . _ -", show_default=False)]
 FileOption = Annotated[
     str, typer.Option("--file", help="The file of hashes that the server reads.", envvar="ATTEND_API_KEYS_FILE", metavar="PATH")
 ]
 # Limits are text: `read_limit` complains of them in the same words as it does of the file.
 RequestsOption = Annotated[
-    str, typer.Option("--requests-per-minute", help=f"1 to {MAX_LIMIT}, on each replica; default: no limit.", metavar="N")
+    str,
+    typer.Option(
+        "--requests-per-minute",
+        help=f"Rate limit of requests, 1 to {MAX_LIMIT}, on each replica; default: no limit.",
+        metavar="N",
+    ),
 ]
 TokensOption = Annotated[
-    str, typer.Option("--tokens-per-minute", help="Prompt and answer, likewise; default: no limit.", metavar="N")
+    str,
+    typer.Option(
+        "--tokens-per-minute", help="Rate limit of prompt and answer tokens, on each replica; default: no limit.", metavar="N"
+    ),
 ]
 ConcurrentOption = Annotated[
-    str, typer.Option("--concurrent", help="Answers being made at the same time, likewise; default: no limit.", metavar="N")
+    str, typer.Option("--concurrent", help="Limit of concurrent answers, on each replica; default: no limit.", metavar="N")
 ]
 
 

@@ -142,7 +142,7 @@ def _row(name: str, quality: Quality, first: Quality, num_bytes: int) -> dict[st
 def table(found: Mapping[str, Any]) -> str:
     """The rows for a person: a Markdown table."""
     first = found["forms"][0]["form"]
-    lines = [f"| weights | bits per byte | over {first} | KL divergence, nats a token | same likeliest token |"]
+    lines = [f"| weights | bits per byte | over {first} | KL divergence, nats a token | same most likely token |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     for row in found["forms"]:
         ratio = f"{row['ratio']:.4f} ± {row['ratio_error']:.4f}" if row["ratio_error"] else "1"

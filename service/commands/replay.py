@@ -64,7 +64,7 @@ def replay(asked: Mapping[str, Any], response: Mapping[str, Any], ask: Ask, prec
         what = "the text is the same (the answer has no token_ids)" if by_text else "all tokens are the same"
         return Verdict("same", f"{what}, with the seed {body['seed']}")
     if not precise():
-        text = "matrices there have other bits in another batch, so a token that scores nearly the same may be drawn instead"
+        text = "matrix products there are not batch-invariant, so another token with nearly the same score may be sampled"
         return Verdict("impossible", f"{text}; {differences[0]}")
     return Verdict("different", differences[0])
 
@@ -87,7 +87,7 @@ def _body(asked: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, An
     """The request of the second answer. Raises Impossible."""
     seed = response.get("seed")
     if type(seed) is not int:
-        raise Impossible("the answer names no seed: with another one other tokens are drawn")
+        raise Impossible("the answer has no seed: another seed samples other tokens")
     if asked.get("seed") not in (None, seed):
         raise Impossible(f"the request has the seed {asked['seed']}, and the answer {seed}: they do not belong together")
     reasons = [choice.get("finish_reason") for choice in response["choices"]]
@@ -103,7 +103,7 @@ def _check_weights(response: Mapping[str, Any], again: Mapping[str, Any]) -> Non
     old, new = response.get("system_fingerprint"), again["system_fingerprint"]
     if old != new:
         raise Impossible(
-            f"the answer has the system_fingerprint {old!r}, and who answers now has {new!r}: other weights or set-up"
+            f"the answer has the system_fingerprint {old!r}, and who answers now has {new!r}: other weights or configuration"
         )
 
 

@@ -99,7 +99,7 @@ class Shelf:
             try:
                 self.look()
             except Exception:  # an error of any kind must not end the thread
-                log.exception("looking at the folder of adapters failed")
+                log.exception("scanning adapters_folder failed")
 
     def _looked(self) -> dict[str, str]:
         """Load the adapters of the folder; returns the errors, by name."""
@@ -118,7 +118,7 @@ class Shelf:
                     found[name] = (seen, self._loaded(name, place))
                     log.info("the adapter %r is served", name)
                 except (AttendError, MemoryError) as error:  # any other would end the thread that looks
-                    bad[name] = (seen, str(error) or "it does not fit into memory")
+                    bad[name] = (seen, str(error) or "out of memory")
         for name in self._found.keys() - found.keys():
             log.info("the adapter %r is no longer served", name)
         self._found, self._bad = found, bad

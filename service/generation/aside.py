@@ -1,6 +1,7 @@
-"""Work beside the event loop, in which callers take turns. Long work runs only while the engine leaves a core free.
+"""Thread pools for work that would block the event loop, scheduled fairly among callers. Long work runs only while the engine
+leaves a core free.
 
-A prompt of some thousand characters is worked on at once, by threads beside the engine's. A text of a MiB, or a large schema,
+A prompt of some thousand characters is worked on at once, by a thread pool of its own. A text of a MiB, or a large schema,
 would take a core from every stream for a second: it runs on one thread that the operating system lets run when nothing else
 wants to (SCHED_IDLE).
 

@@ -89,7 +89,9 @@ class Preparation:
     def check_text(self) -> None:
         """Raise NotSupported where the model makes embeddings alone."""
         if not self.info.makes_text:
-            raise NotSupported("this model makes no text: its checkpoint has no head; POST /v1/embeddings is served", "model")
+            raise NotSupported(
+                "this model generates no text: its checkpoint has no head; POST /v1/embeddings is served", "model"
+            )
 
     async def _enforced(self, command: Command, *, is_open: bool) -> GrammarSpec | None:
         """The grammar of the answers: the one asked for, or one with calls and reasoning in it."""

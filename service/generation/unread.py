@@ -103,7 +103,7 @@ class Coming:
                 yield
         except TimeoutError as error:
             if self._is_over:
-                raise Overloaded("too many calls are still being sent") from error
+                raise Overloaded("too many request bodies are still being received") from error
             raise SlowBody(f"the message must arrive within {seconds:g} seconds") from error
         finally:
             self._limit = None

@@ -21,34 +21,34 @@ class EngineCollector(Collector):
         """Each metric, as it is now."""
         stats, info = self._engine.stats(), self._engine.info
         gauges = (
-            ("requests_running", "Requests that hold KV blocks", stats.num_running),
-            ("requests_waiting", "Requests that wait for KV blocks or a place", stats.num_waiting),
+            ("requests_running", "Running requests: they hold KV cache blocks", stats.num_running),
+            ("requests_waiting", "Queued requests: they wait for KV cache blocks or a place in the batch", stats.num_waiting),
             (
                 "kv_cache_usage",
-                "Share of the KV blocks that requests hold, 0 to 1, in the group of layers where it is highest",
+                "KV cache usage, 0 to 1: share of the blocks that requests hold, in the fullest KV cache group",
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
-            ("engine_heartbeat_seconds", "Since the step thread last showed life", self._engine.heartbeat_age()),
+            ("engine_heartbeat_seconds", "Seconds since the step thread last made progress", self._engine.heartbeat_age()),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
             gauge.add_metric([self._model], value)
             yield gauge
-        about = "The KV cache: tokens in a block, and the blocks of the first group of layers"
+        about = "KV cache: tokens in a block, and the number of blocks of the first KV cache group"
         facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
         facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
         yield facts
         slower = info.slower_path
-        about = "1 with the reason why another backend serves than the fastest of this machine; else 0, with none"
+        about = "1 with the reason if a backend serves that is slower than this machine's fastest; else 0, with none"
         way = GaugeMetricFamily("attend_slower_path_info", about, labels=["model", "reason"])
         way.add_metric([self._model, slower.reason if slower else "none"], 1 if slower else 0)
         yield way
         counters = (
-            ("preemptions", "Requests that lost their blocks and computed them again", stats.num_preemptions),
-            ("prefix_cache_queries", "Tokens that were looked up in the prefix cache", stats.num_prefix_queries),
-            ("prefix_cache_hits", "Tokens that were found in the prefix cache", stats.num_prefix_hits),
-            ("draft_tokens", "Tokens of answers that were guessed", stats.num_drafted),
-            ("draft_tokens_accepted", "Guessed tokens that were drawn", stats.num_accepted),
+            ("preemptions", "Preemptions: requests that lost their KV cache blocks and recomputed them", stats.num_preemptions),
+            ("prefix_cache_queries", "Prefix cache queries, in tokens", stats.num_prefix_queries),
+            ("prefix_cache_hits", "Prefix cache hits, in tokens", stats.num_prefix_hits),
+            ("draft_tokens", "Speculative decoding: draft tokens", stats.num_drafted),
+            ("draft_tokens_accepted", "Speculative decoding: accepted draft tokens", stats.num_accepted),
         )
         for name, text, value in counters:
             counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
@@ -65,13 +65,13 @@ class KeysCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Each metric, as it is now."""
-        text = "1 while the API key file is good; with 0 the keys read before stay in force, and no replica can start"
+        text = "1 while the API key file is valid; with 0 the keys read before stay in use, and no replica can start"
         gauges = (
             ("attend_api_keys_file_ok", text, self._keys.file_ok),
-            ("attend_api_keys", "API keys that are in force", self._keys.number),
+            ("attend_api_keys", "API keys in use", self._keys.number),
             (
                 "attend_api_keys_file_age_seconds",
-                "Since the API key file that the keys in force were read from was changed",
+                "Age of the API key file that the keys in use were read from",
                 time.time() - self._keys.file_time,
             ),
         )

@@ -23,19 +23,22 @@ Row = dict[str, str]
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 ABOUT = {
-    "attend_edge_ok": ("gauge", "Whether HAProxy answers and leads to every replica that runs, 1 or 0"),
+    "attend_edge_ok": ("gauge", "1 if HAProxy answers and routes to every running replica, else 0"),
     "attend_edge_connections": (
         "gauge",
-        "Connections of callers that HAProxy holds, but for those that began before a reload",
+        "Client connections open on HAProxy, without those from before a reload",
     ),
-    "attend_edge_connections_limit": ("gauge", "Connections of callers that HAProxy takes at the same time"),
-    "attend_edge_requests_total": ("counter", "Calls that HAProxy took, since it was last started or reloaded"),
-    "attend_edge_refusals_total": ("counter", "Calls that HAProxy refused since every replica had said that its queue is full"),
+    "attend_edge_connections_limit": ("gauge", "Limit of concurrent client connections on HAProxy"),
+    "attend_edge_requests_total": ("counter", "Requests that HAProxy accepted since it was last started or reloaded"),
+    "attend_edge_refusals_total": (
+        "counter",
+        "Load shedding: requests that HAProxy rejected because the queue of every replica was full",
+    ),
     "attend_edge_errors_total": (
         "counter",
-        "Answers of HTTP with 500 or more that callers got of HAProxy or through it",
+        "HTTP responses with status 5xx that clients got from HAProxy or through it",
     ),
-    "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica gave"),
+    "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica sent"),
 }
 """Every metric of the edge: its type and its help. Each sample has the label `node`."""
 

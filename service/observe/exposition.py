@@ -13,7 +13,7 @@ def serving(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str
     """Who serves: the state of each replica and of each proxy, and the replicas that ended without being told to."""
     states, statuses = sorted(Counter(replicas).items()), sorted(Counter(proxies).items())
     known = "Replicas by their state, as Serve's controller knows them"
-    died = "Replicas that ended without being told to, or did not start"
+    died = "Replicas that died, or did not start"
     return (
         family("attend_replicas", "gauge", known, [({"state": state}, number) for state, number in states])
         + family(

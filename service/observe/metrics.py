@@ -79,14 +79,14 @@ class Metrics:
         self.registry.register(EngineCollector(engine, model))
         if keys is not None:
             self.registry.register(KeysCollector(keys, model))
-        self._read(GaugeMetricFamily, "requests_preparing", "Calls that are being tokenized and checked", preparing)
-        self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that nobody took in time", logs.lines_dropped)
+        self._read(GaugeMetricFamily, "requests_preparing", "Requests in preparation: being tokenized and validated", preparing)
+        self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that could not be written in time", logs.lines_dropped)
         self._twins = VllmNames(self.registry) if vllm_names else None
-        self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the calls that produced a token")
-        self.generation_tokens = self._count("generation_tokens", "Tokens handed to callers")
+        self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests that produced a token")
+        self.generation_tokens = self._count("generation_tokens", "Generated tokens sent to clients")
         self._requests = Counter(
             "attend_requests",
-            "Generation calls by how they ended",
+            "Finished generation requests by outcome",
             ["model", "transport", "route", "outcome"],
             registry=self.registry,
         )
@@ -95,21 +95,22 @@ class Metrics:
                 for outcome in OUTCOMES:
                     self._requests.labels(model, transport, route, outcome)
         self._rejected = Counter(
-            "attend_requests_rejected", "Calls refused for want of room", ["model", "reason"], registry=self.registry
+            "attend_requests_rejected", "Rejected requests by reason", ["model", "reason"], registry=self.registry
         )
         for reason in REASONS:
             self._rejected.labels(model, reason)
-        self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to the first token", SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer", STEP_SECONDS)
-        self.per_token = self._histogram("time_per_output_token_seconds", "Mean over an answer, after its first", STEP_SECONDS)
-        self.duration = self._histogram("request_duration_seconds", "Arrival to the end of a call", SECONDS)
-        self.queue = self._histogram("request_queue_seconds", "Arrival in the engine to the first step", SECONDS)
-        self.prefill = self._histogram("request_prefill_seconds", "First step to the first token", SECONDS)
-        self.decode = self._histogram("request_decode_seconds", "First token to the last", SECONDS)
-        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a call", TOKENS)
-        self.answer_length = self._histogram("request_generation_tokens", "Tokens of an answer", TOKENS)
-        self.step_seconds = self._shared("step_seconds", "One step of the engine", STEP_SECONDS)
-        self.step_batch = self._shared("step_batch_size", "Requests in a step", BATCH)
+        self.first_token = self._histogram("time_to_first_token_seconds", "Time to first token (TTFT)", SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Inter-token latency (ITL)", STEP_SECONDS)
+        about = "Time per output token (TPOT): mean of an answer after its first token"
+        self.per_token = self._histogram("time_per_output_token_seconds", about, STEP_SECONDS)
+        self.duration = self._histogram("request_duration_seconds", "End-to-end latency of a request", SECONDS)
+        self.queue = self._histogram("request_queue_seconds", "Queue time: arrival in the engine to the first step", SECONDS)
+        self.prefill = self._histogram("request_prefill_seconds", "Prefill time: first step to the first token", SECONDS)
+        self.decode = self._histogram("request_decode_seconds", "Decode time: first token to the last", SECONDS)
+        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request", TOKENS)
+        self.answer_length = self._histogram("request_generation_tokens", "Generated tokens of an answer", TOKENS)
+        self.step_seconds = self._shared("step_seconds", "Duration of an engine step", STEP_SECONDS)
+        self.step_batch = self._shared("step_batch_size", "Batch size: requests in a step", BATCH)
         engine.on_step(self._stepped)
 
     def load(self) -> Load:

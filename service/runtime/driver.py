@@ -116,7 +116,7 @@ async def start(settings: Settings, statistics: int) -> None:
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
-        say("HAProxy does not know every replica yet: calls that it cannot place get 503")
+        say("HAProxy does not route to every replica yet: requests that it cannot route get 503")
 
 
 async def tell_changes(statistics: int | None) -> None:
@@ -141,10 +141,10 @@ async def leads_nowhere(lost: routes.Lost, cluster: census.Census, statistics: i
     leads = "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.known, APP, statistics) > 0
     what = lost.look(leads, asyncio.get_running_loop().time())
     if what == "restart":
-        say(f"HAProxy has led to no replica for {routes.RESTART_SECONDS:g} s although one runs: it is started again")
+        say(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
         await beside(census.restart_proxies)
     if what == "end":
-        say(f"HAProxy has led to no replica for {routes.END_SECONDS:g} s although one runs: the server ends")
+        say(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
     return what == "end"
 
 
@@ -164,7 +164,7 @@ async def say_ready(settings: Settings) -> None:
             if facts := await ask_replicas("describe", seconds=5.0):
                 return say(ready_line(settings, facts[0]))
         await asyncio.sleep(AGAIN_SECONDS)
-    raise EngineFailed(f"no replica has said for {DESCRIBE_SECONDS:g} s what it is")
+    raise EngineFailed(f"no replica has reported its model within {DESCRIBE_SECONDS:g} s")
 
 
 async def may_serve(unknown: bool) -> bool:

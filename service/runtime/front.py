@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         if self._head_bytes:
-            self._end(408, "the request came too slowly", "request_timeout")
+            self._end(408, "the request was sent too slowly", "request_timeout")
         else:
             self.transport.close()
 

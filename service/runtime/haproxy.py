@@ -300,7 +300,7 @@ class Watch:
             from renew import say  # type: ignore[import-not-found]  # the copy beside this one
 
             names = ", ".join(sorted(written))
-            say("error", f"files of HAProxy were removed from {FOLDER} and are written anew: {names}", *self.log, "attend.edge")
+            say("error", f"files of HAProxy were removed from {FOLDER} and are rewritten: {names}", *self.log, "attend.edge")
 
     def stand_in(self) -> None:
         """Serve with the same configuration until Ray has started its next HAProxy. With the socket Ray would think it had."""

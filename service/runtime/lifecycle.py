@@ -17,7 +17,7 @@ from attend.service.settings import Settings
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end before `stop` was set; it is given up otherwise. Raises what it raises."""
+    """Run `work` until `stop` is set: True if it finished first, False if it was cancelled. Raises what `work` raises."""
     task, told = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
@@ -31,7 +31,7 @@ async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 
 def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
-    """What `function` returns in a thread that nobody waits for at the end, as Serve may wait for ever in it."""
+    """Run `function` in a background (daemon) thread, which does not delay the exit: Serve may block in it for ever."""
     loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def settle(setter: Callable[[Any], None], value: Any) -> None:

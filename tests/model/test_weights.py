@@ -169,7 +169,7 @@ def test_a_whole_file_is_taken_beside_an_index_and_the_log_names_what_is_not(fol
     net = load(folder, torch.float32, "cpu")
     assert torch.equal(net.norm.weight, fresh["model.norm.weight"]) and inspect(folder) == net.config
     others = ["consolidated.safetensors", *(sorted(set(table.values())) if shards else [])]
-    said = f"{folder}: {WHOLE} is read, {INDEX}, {', '.join(others)} are passed over"
+    said = f"{folder}: {WHOLE} is read, {INDEX}, {', '.join(others)} are ignored"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 

@@ -58,10 +58,10 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
     strangers = {str(key): value for key, value in values.items() if key not in known and value is not None}
     if objects := sorted(key for key, value in strangers.items() if isinstance(value, dict)):
         raise CheckpointError(
-            f"config.json: {name} has {', '.join(objects)}: positions of one kind of layers are not supported"
+            f"config.json: {name} has {', '.join(objects)}: RoPE parameters for each layer type are not supported"
         )
     if strangers:
-        _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does without: passed over")
+        _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does not use: ignored")
     rotated = int(head_size * number(values, "partial_rotary_factor", 1.0))
     fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}
     fields["rope_size"] = None if rotated == head_size else rotated
@@ -152,8 +152,10 @@ def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_t
     fields = rope_of(raw, "rope_parameters", whole, head_size)
     slides = rope_of(raw, "rope_parameters", local, head_size)
     if slides["rope_scaling"] not in (None, fields["rope_scaling"]):
-        raise CheckpointError("config.json: layers with a window cannot be scaled otherwise than those without")
+        raise CheckpointError("config.json: RoPE scaling of sliding-window layers must be that of the other layers")
     alike = slides["rope_scaling"] == fields["rope_scaling"] and slides["rope_theta"] == fields["rope_theta"]
     if slides["rope_scaling"] is not None and not alike:
-        raise CheckpointError("config.json: layers with a window cannot be scaled, and turn by a theta of their own")
+        raise CheckpointError(
+            "config.json: RoPE scaling of sliding-window layers with a rope_theta of their own is not supported"
+        )
     return fields if alike else fields | {"local_rope_theta": slides["rope_theta"]}

@@ -132,7 +132,7 @@ FUSED = {
 }
 LEFT_OUT = {
     **dict.fromkeys(("model.visual.", "visual."), "images and videos are not served"),
-    "mtp.": "the model's own guesses at the next tokens are not used",
+    "mtp.": "multi-token prediction (MTP) is not supported",
 }
 QWEN3_5 = Family(
     read,

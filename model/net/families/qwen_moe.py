@@ -29,7 +29,7 @@ def expert_layers(raw: Raw) -> tuple[int, ...] | None:
     """Every `decoder_sparse_step`-th layer but those of `mlp_only_layers`; None: all of them."""
     count, step, without = size(raw, "num_hidden_layers"), size(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     if not isinstance(without, list) or not all(type(layer) is int for layer in without):
-        raise CheckpointError(f"config.json: mlp_only_layers must be a list of numbers of layers; got {without!r}")
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list of layer indices; got {without!r}")
     layers = tuple(layer for layer in range(count) if (layer + 1) % step == 0 and layer not in without)
     return None if len(layers) == count else layers
 

@@ -132,7 +132,7 @@ def stop_tokens(raw: Raw) -> tuple[int, ...]:
 def head_size_of(raw: Raw, hidden: str, heads: str) -> int:
     """Columns of one head where a config does not say: an even share of the width."""
     if size(raw, hidden) % size(raw, heads):
-        raise CheckpointError(f"config.json: {hidden} {raw[hidden]} cannot be shared by {heads} {raw[heads]} evenly")
+        raise CheckpointError(f"config.json: {hidden} {raw[hidden]} is not divisible by {heads} {raw[heads]}")
     return size(raw, hidden) // size(raw, heads)
 
 

@@ -1,64 +1,63 @@
 """Kinds of checkpoint that are known and not served: which served kind is nearest, and what differs."""
 
-IMAGES = "it reads images beside text, and its text model lies nested in config.json"
-MAMBA = "most of its layers keep a state for each sequence (Mamba) where ours keep keys and values"
-CHUNKS = "most of its layers see only their own chunk of the text, and its experts scale what they read by a sigmoid"
-ENCODER = "it reads text and does not continue it"
-BOTH = "it has an encoder beside its decoder"
+IMAGES = "it is multimodal (images), and its text model is nested in config.json"
+MAMBA = "most of its layers have a recurrent state (Mamba) in place of a KV cache"
+CHUNKS = "most of its layers have chunked attention, and its router scales the experts' input by a sigmoid"
+ENCODER = "it is an encoder, which generates no text"
+BOTH = "it is an encoder-decoder"
 
 STRANGERS: dict[str, tuple[str | None, str]] = {
     "bamba": ("granite", MAMBA),
     "bart": (None, BOTH),
     "bert": (None, ENCODER),
-    "bloom": ("gpt2", "its positions are a slope of the attention scores (ALiBi), and its embeddings are normed"),
-    "cohere": ("cohere2", "all of its layers rotate, and some models norm queries and keys with a gain for each head"),
+    "bloom": ("gpt2", "its position encoding is ALiBi, and its embeddings are normed"),
+    "cohere": ("cohere2", "all of its layers have RoPE, and some models have QK norms with a gain for each head"),
     "dbrx": ("mixtral", "it clips queries, keys and values, and its norms are LayerNorms without bias"),
-    "deepseek_v2": ("qwen2_moe", "keys and values are kept in one compressed vector (latent attention)"),
+    "deepseek_v2": ("qwen2_moe", "it has multi-head latent attention (MLA)"),
     "deepseek_v3": (
         "qwen3_moe",
-        "keys and values are kept in one compressed vector (latent attention), and experts are chosen by groups, "
-        "by a sigmoid and a bias",
+        "it has multi-head latent attention (MLA), and its router chooses experts by groups, with a sigmoid and a bias",
     ),
-    "falcon": ("gpt_neox", "its heads lie grouped in one matrix, and some models have ALiBi for positions"),
+    "falcon": ("gpt_neox", "its query, key and value heads are interleaved in one matrix, and some models have ALiBi"),
     "falcon_h1": ("llama", MAMBA),
-    "falcon_mamba": (None, "it has no attention: its layers keep a state for each sequence (Mamba)"),
+    "falcon_mamba": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
     "gemma3": ("gemma3_text", IMAGES),
-    "gemma3n": ("gemma3_text", "it has embeddings for each layer, and several residual streams that are mixed (AltUp, LAuReL)"),
+    "gemma3n": ("gemma3_text", "it has per-layer embeddings, and several mixed residual streams (AltUp, LAuReL)"),
     "glm": ("glm4", "it does not norm the outputs of its sublayers"),
-    "glm4_moe": ("qwen3_moe", "its experts are chosen by a sigmoid and a bias, and a shared one has no gate"),
-    "gpt_bigcode": ("gpt2", "its query heads share one key/value head"),
-    "gpt_neo": ("gpt2", "its attention scores are not scaled, and every other layer has a window"),
-    "gptj": ("gpt_neox", "one norm serves attention and MLP, and its head has a bias"),
-    "granitemoe": ("granite", "its experts lie in one tensor for each projection under names of their own"),
+    "glm4_moe": ("qwen3_moe", "its router has a sigmoid and a bias, and its shared expert has no gate"),
+    "gpt_bigcode": ("gpt2", "it has multi-query attention (one key/value head)"),
+    "gpt_neo": ("gpt2", "its attention scores are not scaled, and every other layer has a sliding window"),
+    "gptj": ("gpt_neox", "attention and MLP share one norm, and its head has a bias"),
+    "granitemoe": ("granite", "its experts are fused into one tensor for each projection, under other names"),
     "granitemoehybrid": ("granite", MAMBA),
     "jamba": ("mixtral", MAMBA),
-    "lfm2": ("llama", "most of its layers are short convolutions, which keep a state for each sequence"),
-    "lfm2_moe": ("qwen3_moe", "most of its layers are short convolutions, which keep a state for each sequence"),
+    "lfm2": ("llama", "most of its layers are short convolutions, which have a recurrent state"),
+    "lfm2_moe": ("qwen3_moe", "most of its layers are short convolutions, which have a recurrent state"),
     "llama4": ("mixtral", f"{CHUNKS}, and {IMAGES}"),
     "llama4_text": ("mixtral", CHUNKS),
     "llava": ("llama", IMAGES),
-    "mamba": (None, "it has no attention: its layers keep a state for each sequence (Mamba)"),
-    "mamba2": (None, "it has no attention: its layers keep a state for each sequence (Mamba)"),
+    "mamba": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
+    "mamba2": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
     "ministral3": ("mistral", "its queries are scaled by their positions"),
     "mistral3": ("mistral", IMAGES),
     "mllama": ("llama", IMAGES),
     "modernbert": (None, ENCODER),
-    "mpt": ("gpt_neox", "its positions are a slope of the attention scores (ALiBi)"),
+    "mpt": ("gpt_neox", "its position encoding is ALiBi"),
     "mt5": (None, BOTH),
     "nemotron": ("starcoder2", "its norms are LayerNorms with gains of 1 + w, and its MLP squares a ReLU"),
     "nemotron_h": ("llama", MAMBA),
     "olmo": ("olmo2", "its norms are LayerNorms without gain, before each sublayer"),
-    "olmoe": ("qwen3_moe", "it norms queries and keys over all heads side by side, and some models clip them"),
-    "opt": ("gpt2", "its positions are counted from 2, and its names of weights are others"),
-    "phi": ("gpt_neox", "one norm serves attention and MLP, and its head has a bias"),
-    "phimoe": ("mixtral", "its experts are chosen one after the other with a threshold (SparseMixer)"),
+    "olmoe": ("qwen3_moe", "its QK norms span all heads, and some models clip queries, keys and values"),
+    "opt": ("gpt2", "its positions start at 2, and its weights have other names"),
+    "phi": ("gpt_neox", "attention and MLP share one norm, and its head has a bias"),
+    "phimoe": ("mixtral", "its router chooses experts one after the other, with a threshold (SparseMixer)"),
     "qwen2_5_vl": ("qwen2", IMAGES),
     "qwen2_vl": ("qwen2", IMAGES),
     "qwen3_vl": ("qwen3", IMAGES),
-    "recurrent_gemma": ("gemma2", "most of its layers keep a state for each sequence (a gated linear recurrence)"),
+    "recurrent_gemma": ("gemma2", "most of its layers have a recurrent state (a gated linear recurrence)"),
     "roberta": (None, ENCODER),
-    "rwkv": (None, "it has no attention: its layers keep a state for each sequence"),
-    "stablelm": ("starcoder2", "its MLP is gated beside LayerNorms, and some models run attention and MLP side by side"),
+    "rwkv": (None, "it has no attention: its layers have a recurrent state"),
+    "stablelm": ("starcoder2", "it has a gated MLP with LayerNorms, and some models run attention and MLP in parallel"),
     "t5": (None, BOTH),
     "zamba2": ("llama", MAMBA),
 }
@@ -70,4 +69,5 @@ def introduce(kind: object) -> str:
     if not isinstance(kind, str) or kind not in STRANGERS:
         return ""
     nearest, differs = STRANGERS[kind]
-    return f" ({differs}; {'nothing near it is served' if nearest is None else f'the nearest that is served is {nearest}'})"
+    near = "no similar model_type is supported" if nearest is None else f"the nearest supported model_type is {nearest}"
+    return f" ({differs}; {near})"

@@ -246,9 +246,9 @@ def _notes(settings: Settings, groups: Any, schemes: Any) -> Iterator[str]:
     if any(scheme.layout == FLOATS for scheme in schemes):
         yield fp8.PLAIN
     if any(group.get(key) for group in groups for key in ("input_activations", "output_activations")):
-        yield "activations are not rounded as config_groups say: they are as precise as for any other weights"
+        yield "the activation quantisation of config_groups is ignored: activations keep their precision"
     if settings.get("kv_cache_scheme"):
-        yield "kv_cache_scheme is passed over: the KV cache is what --kv-dtype says"
+        yield "kv_cache_scheme is ignored: --kv-dtype sets the type of the KV cache"
 
 
 def _by_rows(part: Tensor, rows: int) -> Tensor:

@@ -15,7 +15,7 @@ from attend.model.net.formats.reading import SCALES, Find, Part, Settings, Store
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
 """Scales that are powers of two, in a byte each."""
-PLAIN = "its weights become plain numbers where Triton does not serve the whole model: no CPU multiplies floats of 8 bits"
+PLAIN = "its FP8 weights are dequantised unless Triton serves the whole model: no CPU multiplies FP8"
 SPARE = (".input_scale", ".activation_scale", ".input_scale_ub", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 """Endings of the names of scales of activations: those are not rounded here, or with scales of our own."""
 

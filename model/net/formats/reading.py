@@ -90,7 +90,7 @@ def whole(settings: Settings, *keys: str, default: int | None = None) -> int:
     key = next((key for key in keys if settings.get(key) is not None), keys[0])
     value = default if settings.get(key) is None else settings[key]
     if not isinstance(value, int) or isinstance(value, bool):
-        raise refused(f"{key} must be a whole number; got {value!r}")
+        raise refused(f"{key} must be an integer; got {value!r}")
     return value
 
 
@@ -139,7 +139,7 @@ def count_groups(columns: int, group: int) -> int:
 def count_words(numbers: int, bits: int) -> int:
     """How many words of 32 bits hold so many numbers. Raises ValueError where some bits would be left."""
     if numbers * bits % 32:
-        raise ValueError(f"{numbers} numbers of {bits} bits are no whole words of 32 bits")
+        raise ValueError(f"{numbers} values of {bits} bits do not fill whole 32-bit words")
     return numbers * bits // 32
 
 

@@ -55,7 +55,7 @@ TENSORS = {
     "quanto": (".weight._data", ".weight._scale"),
 }
 """How names of tensors end that only these have: folders may say nothing else of them."""
-INSTEAD = "take the model's AWQ, GPTQ, compressed-tensors, FP8 or GGUF checkpoint, or its plain one with --quantize"
+INSTEAD = "take the model's AWQ, GPTQ, compressed-tensors, FP8 or GGUF checkpoint, or its unquantised one with --quantize"
 
 
 def format_of(raw: Mapping[str, Any]) -> Format | None:

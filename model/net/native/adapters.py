@@ -11,7 +11,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.adapters import Adapter, Group, LowRank
 from attend.model.net.native.decoder import NativeDecoder, numbers_of_matrices
 
-NO_ROOM = "an adapter does not fit into memory"
+NO_ROOM = "out of memory: an adapter does not fit"
 
 
 class NativeAdapters:

@@ -36,7 +36,7 @@ BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
 """Tokens that a convolution sees."""
-NO_ROOM = "the native decoder's copy of the matrices does not fit into memory"
+NO_ROOM = "out of memory: the native decoder's packed weights do not fit"
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
@@ -216,7 +216,7 @@ def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
 
 def _check(failed: int) -> None:
     if failed:
-        raise MemoryError("the native decoder's buffers for this step do not fit into memory")
+        raise MemoryError("out of memory: the native decoder's buffers of this step do not fit")
 
 
 def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:

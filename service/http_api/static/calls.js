@@ -37,7 +37,7 @@ class Call {
 
   constructor(id, name, onresult) {
     Object.assign(this, { id, name, onresult });
-    this.came = make("summary", {}, "Arguments as they come");
+    this.came = make("summary", {}, "Arguments, streaming");
     this.pieces = make("pre", { className: "pieces" });
     this.card = make("article", { className: "call", ariaLabel: `Call of ${name}`, ariaBusy: "true" },
       make("p", { className: "head" }, make("b", {}, name), make("code", {}, id)),
@@ -59,7 +59,7 @@ class Call {
     if (this.isDone) return;
     this.isDone = true;
     this.card.ariaBusy = "false";
-    this.came.textContent = `Arguments as they came, in ${this.pieces.childElementCount} deltas`;
+    this.came.textContent = `Arguments as streamed, in ${this.pieces.childElementCount} deltas`;
     if (this.isWhole) {
       this.came.parentElement.open = false;
       this.card.firstChild.after(make("pre", { className: "arguments" }, pretty(this.arguments)));

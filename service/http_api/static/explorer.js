@@ -34,7 +34,7 @@ export async function explore(text) {
     showText();
     say("Fetching the weights");
     await fetchWeights();
-    say("Asking every layer");
+    say("Computing the logit lens");
     await read.fetchLens();
     showToken();
     say(`${read.tokens.length} tokens, ${read.layers.length} layers of ${read.numHeads} heads`);
@@ -96,7 +96,7 @@ function point(token) {
 /** The chosen token in words. */
 function facts() {
   const { id, token, logprob, entropy } = attention.tokens[at.token];
-  const own = [`id ${id}`, ...(logprob === null ? [] : [`${percent(Math.exp(logprob))} likely here`, `entropy ${entropy.toFixed(2)} nats`])];
+  const own = [`id ${id}`, ...(logprob === null ? [] : [`probability ${percent(Math.exp(logprob))}`, `entropy ${entropy.toFixed(2)} nats`])];
   const rows = [...(head()?.row(at.token) ?? [])].map((weight, i) => [attention.tokens[i].token, weight]);
   const sink = head()?.sinks ? [["(sink)", head().sinks[at.token]]] : [];
   const strongest = [...rows, ...sink].sort((a, b) => b[1] - a[1]).slice(0, STRONGEST);

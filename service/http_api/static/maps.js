@@ -29,7 +29,7 @@ export function drawMaps(place, attention, layers) {
   }
 }
 
-const note = ({ numHeads }) => make("td", { colSpan: numHeads, className: "hint" }, "keeps a state: no weights");
+const note = ({ numHeads }) => make("td", { colSpan: numHeads, className: "hint" }, "recurrent state: no weights");
 
 /** A pixel shows the largest weight of those that fall on it; its square root, so that small ones can be seen. */
 function draw(canvas, head, length, [red, green, blue]) {

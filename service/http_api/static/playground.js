@@ -73,7 +73,7 @@ async function alternative(promptIds, ids, other, signal) {
   const { choices: [choice] } = await (await post("v1/completions", written(body), signal)).json();
   const all = Object.entries(choice.prompt_logprobs.at(-1)).map(([id, { decoded_token: its, logprob }]) => [its, logprob, Number(id)]);
   const found = all.find(([its]) => its === other);
-  if (!found) throw new Error("The server no longer counts this token among the likeliest");
+  if (!found) throw new Error("This token is no longer among the server's most likely tokens");
   return { id: found[2], ...scored(found[0], found[1], all.sort((a, b) => b[1] - a[1]).slice(0, 5)) };
 }
 

@@ -149,8 +149,8 @@ def test_an_adapter_for_another_model_leaves_everything_as_it_was(folder, places
 
 def test_where_adapters_are_not_computed_the_start_is_refused(folder):
     net = load(folder, torch.float32, "cpu")
-    with pytest.raises(SettingError, match=r"^adapters are set, but they are not computed on cuda: they need device = cpu$"):
+    with pytest.raises(SettingError, match=r"^adapters are set, but LoRA is not supported on cuda: it needs device = cpu$"):
         open_adapters(net, folder, "cuda", exact=False)
-    with pytest.raises(SettingError, match=r"^adapters are set beside deterministic, which then needs the native backend"):
+    with pytest.raises(SettingError, match=r"^adapters and deterministic are both set, which needs the native backend"):
         build_engine(folder, replace(OPTIONS, deterministic=True))
     assert isinstance(open_adapters(net, folder, "cpu", exact=False)._decoder, AdaptedDecoder)

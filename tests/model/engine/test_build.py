@@ -392,7 +392,7 @@ def test_an_engine_warms_up_on_its_step_thread_and_reports_nothing_of_it(folder)
 def test_a_model_that_cannot_run_never_starts(folder):
     engine = build_engine(folder, OPTIONS)
     engine._engine.runner.net.logits = lambda hidden: torch.full((len(hidden), VOCAB), torch.nan)
-    with pytest.raises(EngineFailed, match=r"^the model cannot run a first step: the model's scores are not finite$"):
+    with pytest.raises(EngineFailed, match=r"^the model's first step failed: the model's logits are not finite$"):
         engine.start()
 
 
@@ -454,7 +454,7 @@ def test_a_request_in_blocks_that_others_have_left_has_the_tokens_that_it_has_in
 
 def test_a_cache_for_which_there_is_no_memory_is_refused_by_name(folder, monkeypatch):
     monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: OPTIONS.kv_cache_memory - 1)
-    with pytest.raises(SettingError, match=r"^kv_cache_memory is \d+ bytes, but only \d+ are free"):
+    with pytest.raises(SettingError, match=r"^kv_cache_memory is \d+ bytes, but only \d+ bytes are free"):
         build_engine(folder, OPTIONS)
 
 
@@ -505,9 +505,7 @@ def test_a_cache_in_8_bits_is_refused_where_nobody_computes_it():
     options = replace(OPTIONS, kv_dtype="int8")
     assert choose_kv_dtype(options, torch.float32, "cpu", "reference") == torch.int8
     for device, backend, who in (("cuda", "torch", "cuda"), ("cpu", "triton", "the triton backend")):
-        with pytest.raises(
-            SettingError, match=f"^kv_dtype is int8, but it is not computed on {who} yet: it needs device = cpu"
-        ):
+        with pytest.raises(SettingError, match=f"^kv_dtype is int8, but {who} has no int8 KV cache yet: it needs device = cpu"):
             choose_kv_dtype(options, torch.float32, device, backend)
         assert choose_kv_dtype(OPTIONS, torch.bfloat16, device, backend) == torch.bfloat16
 

@@ -167,5 +167,5 @@ def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(monkeypatch):
     """Its pages are taken as they are used: it would be killed late, under load."""
     monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: GIB)
     check_free(GIB)
-    with pytest.raises(SettingError, match=f"^kv_cache_memory is {GIB + 1} bytes, but only {GIB} are free beside the weights"):
+    with pytest.raises(SettingError, match=f"^kv_cache_memory is {GIB + 1} bytes, but only {GIB} bytes are free after loading"):
         check_free(GIB + 1)

@@ -76,7 +76,7 @@ def test_the_fingerprint_tells_of_the_mode_and_not_of_the_threads(folder):
 
 def test_a_machine_that_cannot_keep_it_refuses_to_start(folder):
     """Torch's matrices sum in an order that depends on how many rows there are."""
-    with pytest.raises(SettingError, match=r"deterministic is set, but with the torch backend a .* gets other scores"):
+    with pytest.raises(SettingError, match=r"deterministic is set, but with the torch backend .* gives other logits"):
         build(folder, backend="torch", block_size=8)
 
 

@@ -190,5 +190,5 @@ def test_the_table_of_a_state_has_one_entry_in_a_step():
 
 
 def test_guesses_are_refused_where_layers_keep_a_state():
-    with pytest.raises(SettingError, match=r"^draft_tokens is set, but this model keeps a state"):
+    with pytest.raises(SettingError, match=r"^draft_tokens is set, but this model has a recurrent state"):
         with_states(draft_tokens=3)

@@ -383,10 +383,10 @@ def test_an_engine_is_prepared_on_its_step_thread_before_it_has_started():
 
 def test_an_engine_that_cannot_be_prepared_does_not_start():
     def fail():
-        raise EngineFailed("the model cannot run a first step")
+        raise EngineFailed("the model's first step failed")
 
     engine = prepared(fail)
-    with pytest.raises(EngineFailed, match="cannot run a first step"):
+    with pytest.raises(EngineFailed, match="first step failed"):
         engine.start()
     assert float("inf") == engine.heartbeat_age()
     with pytest.raises(Unavailable):

@@ -162,7 +162,7 @@ MEMORY_ERRORS = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA driver error: out of memory"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
-    MemoryError("the native decoder's buffers for this step do not fit into memory"),
+    MemoryError("out of memory: the native decoder's buffers of this step do not fit"),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
     ),

@@ -32,9 +32,9 @@ def path(name="torch", dtype=torch.bfloat16, device="cpu", block_size=32, shared
         ({"block_size": 16}, "block_size", "block_size is 16, and it takes multiples of 32"),
         ({"block_size": 8, "dtype": torch.float32}, "block_size", "block_size is 8, and it takes multiples of 32"),
         ({"dtype": torch.float16}, "dtype", "dtype is float16, and it computes in bfloat16"),
-        ({"head_size": 512}, "heads", "the model's heads have 512 numbers, and it takes at most 256"),
-        ({"num_heads": 34, "num_kv_heads": 2}, "heads", "17 query heads to a key/value head, and it takes at most 16"),
-        ({"shared": True}, "tensor_parallel", "it does not compute this model in parts"),
+        ({"head_size": 512}, "heads", "the model's head size is 512, and it takes at most 256"),
+        ({"num_heads": 34, "num_kv_heads": 2}, "heads", "17 query heads per KV head, and it takes at most 16"),
+        ({"shared": True}, "tensor_parallel", "it does not support tensor parallelism for this model"),
     ],
 )
 def test_the_reason_is_the_one_for_which_the_native_decoder_does_not_serve(built, asked, reason, why):
@@ -47,7 +47,7 @@ def test_the_reason_is_the_one_for_which_the_native_decoder_does_not_serve(built
 def test_a_feature_that_is_not_computed_is_the_reason(built, monkeypatch):
     monkeypatch.setitem(choice.COMPUTED, "native", choice.COMPUTED["native"] - {"sinks"})
     assert path(sinks=True) == ("model", path(sinks=True).cause)
-    assert path(sinks=True).cause.endswith("it does not compute sinks")
+    assert path(sinks=True).cause.endswith("it does not support sinks")
 
 
 @pytest.mark.parametrize("block_size", [8, 32])

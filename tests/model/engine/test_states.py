@@ -161,7 +161,7 @@ def test_in_bfloat16_the_native_backend_serves_it_and_may_be_deterministic(folde
 
 
 def test_guesses_are_refused(folder):
-    with pytest.raises(SettingError, match="draft_tokens is set, but this model keeps a state"):
+    with pytest.raises(SettingError, match="draft_tokens is set, but this model has a recurrent state"):
         build_engine(folder, replace(OPTIONS, draft_tokens=4))
 
 

@@ -128,7 +128,7 @@ WRONG = {
     "offset": (tensor(b"w", [4], offset=32), "tensor w has the offset 32, expected 0"),
     "beyond": (tensor(b"w", [1 << 40]), "tensor w ends 4398046511040 bytes beyond the file: it is cut off"),
     "overflow": (tensor(b"w", [1 << 63, 1 << 63]), "bytes beyond the file"),
-    "block": (tensor(b"w", [33, 2], kind=8), "tensor w has rows of 33 numbers, which blocks of 32 do not divide"),
+    "block": (tensor(b"w", [33, 2], kind=8), "tensor w has rows of 33 elements, which is not a multiple of the block size 32"),
     "empty": (tensor(b"w", [4, 0]), "tensor w has shape [0, 4]: it is empty"),
     "dimensions": (tensor(b"w", [1] * 9), "tensor w has 9 dimensions, expected 1 to 4"),
 }

@@ -170,11 +170,11 @@ BAD_TENSORS = {
     ),
     "of a deeper model": (
         {Q.replace("1", "7") + ".lora_A.weight": torch.ones(4, 32)},
-        r"layers\.7\.self_attn.* belongs to no matrix",
+        r"layers\.7\.self_attn.* matches no weight matrix",
     ),
     "of the head": (
         {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 32)},
-        r"lm_head\.lora_A\.weight belongs to no matrix",
+        r"lm_head\.lora_A\.weight matches no weight matrix",
     ),
     "no number": ({f"{Q}.lora_B.weight": torch.full((32, 4), torch.nan)}, rf"tensor {Q}.lora_B.weight holds NaN or infinity"),
     "integers": ({f"{Q}.lora_B.weight": torch.ones(32, 4, dtype=torch.int64)}, r"is torch.int64, expected floating point"),
@@ -220,7 +220,9 @@ def test_a_folder_that_is_no_adapter_is_a_sentence(folder, tmp_path):
     ):
         targets.read(adapter)
     write_adapter(tmp_path, {"model.layers.0.no_proj": (32, 32)})
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json: target_modules \('no_proj',\) name no matrix of this"):
+    with pytest.raises(
+        CheckpointError, match=r"adapter_config\.json: target_modules \('no_proj',\) match no weight matrix of this"
+    ):
         targets.read(adapter)
 
 

@@ -177,7 +177,7 @@ def test_a_size_that_is_none_is_named(name, value):
 
 
 def test_value_heads_that_cannot_share_the_key_heads_are_refused():
-    with pytest.raises(CheckpointError, match="4 value heads cannot share 3 key heads evenly"):
+    with pytest.raises(CheckpointError, match="4 value heads are not divisible by 3 key heads"):
         DeltaSpec(**SIZES | {"key_heads": 3})
 
 

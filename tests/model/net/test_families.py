@@ -152,7 +152,7 @@ def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_di
     edit_config(llama, model_type=kind)
     nearest, differs = STRANGERS[kind]
     assert nearest in FAMILIES or nearest is None
-    said = "nothing near it is served" if nearest is None else f"the nearest that is served is {nearest}"
+    said = "no similar model_type is supported" if nearest is None else f"the nearest supported model_type is {nearest}"
     assert_refused(llama, f"model_type {kind!r} is not supported {re.escape(f'({differs}; {said})')}; known: .*llama")
 
 
@@ -334,7 +334,7 @@ def test_keys_that_are_absent_and_keys_without_effect_are_as_transformers_has_th
     kind = values.get("rope_type", values.get("type"))
     twice = {"attn_factor"} if "attention_factor" in values else set()
     idle = sorted(values.keys() - {"rope_type", "type", *KEYS[kind]} | values.keys() & twice)
-    said = [f"config.json: {name} has {', '.join(idle)}, which rope_type {kind!r} does without: passed over"] if idle else []
+    said = [f"config.json: {name} has {', '.join(idle)}, which rope_type {kind!r} does not use: ignored"] if idle else []
     assert [record.getMessage() for record in caplog.records] == said
     rotary = LlamaRotaryEmbedding(transformers.AutoConfig.for_model(**copy.deepcopy(raw)))
     theirs = rotary(torch.zeros(1), torch.arange(2 * POSITIONS)[None])

@@ -246,7 +246,7 @@ def test_no_loop_runs_for_ever(source, monkeypatch):
     """With a clock that stands still, so that the rounds alone must end it; fewer of them, for the sake of time."""
     assert chat_sandbox.MAX_ROUNDS == 1_000_000
     monkeypatch.setattr(chat_sandbox, "MAX_ROUNDS", 20_000)
-    with pytest.raises(InvalidRequest, match=r"^messages: the chat template went through more than 20000 rounds") as caught:
+    with pytest.raises(InvalidRequest, match=r"^messages: the chat template exceeded 20000 loop iterations") as caught:
         render("{% set s = messages[0].content %}" + source, CONTENT)
     assert caught.value.field == "messages"
 

@@ -227,14 +227,14 @@ def test_a_field_whose_stream_could_not_go_on_is_refused_by_name(replica):
         with pytest.raises(InvalidRequest, match=name) as caught:
             HttpClient(replica.url).stream(prompt="x", **{name: value})
         assert caught.value.field == name
-    with pytest.raises(InvalidRequest, match="prompt must be one text"):
+    with pytest.raises(InvalidRequest, match="prompt must be one string"):
         HttpClient(replica.url).stream(prompt=["x", "y"])
     for request in (
         message(n=2),
         pb.GenerateRequest(text="x", response=pb.ResponseOptions(echo=True)),
         pb.GenerateRequest(text="x", response=pb.ResponseOptions(prompt_logprobs=0)),
     ):
-        with GrpcClient(replica.target) as client, pytest.raises(InvalidRequest, match="one answer that can go on"):
+        with GrpcClient(replica.target) as client, pytest.raises(InvalidRequest, match="one answer, which can be resumed"):
             client.stream(request)
     with pytest.raises(InvalidRequest, match="url must be"):
         HttpClient("localhost:8000")

@@ -283,7 +283,7 @@ def test_inspect_tells_a_person_the_same(attend, folder):
     status, out, err = attend("inspect", folder)
     assert (status, err) == (0, "")
     for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;", "80 bytes a token;",
-                 "a cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
+                 "a KV cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
         assert told in out
 
 
@@ -315,7 +315,7 @@ def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
     size = 3 * 4 * (4 * 8 * 12 + 3 * 80)
     memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
     assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
-    assert f"; states {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
+    assert f"; recurrent state {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5_text"])
@@ -348,7 +348,7 @@ def test_inspect_tells_what_a_token_takes_that_no_window_sees_any_more(attend, t
     folder = write_letters(write_checkpoint("gemma3_text", tmp_path / "tiny"))
     memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
     assert (memory["kv_bytes_per_token"], memory["kv_bytes_per_token_past_windows"]) == (4 * 64, 64)
-    assert "256 bytes a token, 64 bytes once it is out of the windows' sight; " in attend("inspect", folder)[1]
+    assert "256 bytes a token, 64 bytes beyond the sliding windows; " in attend("inspect", folder)[1]
 
 
 def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
@@ -361,7 +361,7 @@ def test_inspect_tells_what_ranks_cannot_share(attend, monkeypatch):
     monkeypatch.setenv("ATTEND_TENSOR_PARALLEL", "4")
     status, _, error = attend("inspect")
     assert status == 2
-    assert "tensor_parallel is 4, but 4 ranks cannot share 6 heads evenly" in error
+    assert "tensor_parallel is 4, but 6 heads are not divisible by it" in error
 
 
 def test_inspect_counts_the_shards_of_a_checkpoint(attend, folder, tmp_path):

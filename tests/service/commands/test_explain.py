@@ -52,8 +52,8 @@ def test_a_text_too_long_for_numbers_is_drawn_in_shades_and_too_long_for_those_i
 def test_a_layer_that_keeps_a_state_says_so_and_what_layers_would_say_is_listed():
     found = told(build_server(), {"prompt": "ab", "layers": [2], "logit_lens": 1})
     shown = drawn(found)
-    assert "Layer 2 keeps a state" in shown
-    assert "after layer  2 the next token would be e" in shown
+    assert "Layer 2 has a recurrent state" in shown
+    assert "logit lens of layer  2: the next token is e" in shown
 
 
 def run(*words: str) -> subprocess.CompletedProcess:

@@ -104,7 +104,7 @@ def test_a_table_has_a_row_for_each_form():
     row = {"bits_per_byte": 1.5, "ratio": 1.0, "ratio_error": 0.0, "kl_divergence": 0.0, "agreement": 1.0}
     other = {"bits_per_byte": 1.8, "ratio": 1.2, "ratio_error": 0.00123, "kl_divergence": 0.0123, "agreement": 0.875}
     assert table({"forms": [{"form": "a", **row}, {"form": "b", **other}]}).splitlines() == [
-        "| weights | bits per byte | over a | KL divergence, nats a token | same likeliest token |",
+        "| weights | bits per byte | over a | KL divergence, nats a token | same most likely token |",
         "| --- | --- | --- | --- | --- |",
         "| a | 1.5000 | 1 | 0 | 100.00% |",
         "| b | 1.8000 | 1.2000 ± 0.0012 | 0.0123 | 87.50% |",

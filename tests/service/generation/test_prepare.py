@@ -202,6 +202,6 @@ def test_a_chat_of_a_folder_has_what_its_template_writes(tmp_path):
 
 def test_a_model_without_a_head_embeds_and_refuses_text():
     prepared = Preparation(info(makes_text=False), byte_tokenizer())
-    with pytest.raises(NotSupported, match="this model makes no text: its checkpoint has no head"):
+    with pytest.raises(NotSupported, match="this model generates no text: its checkpoint has no head"):
         asyncio.run(prepared.answers(command("a")))
     assert asyncio.run(prepared.answers(command("a", embedding=LAST_TOKEN)))

@@ -75,7 +75,7 @@ def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call():
             assert [message.outputs[0].text async for message in service.GenerateStream(REQUEST)] == ["c", "d", "e"]
             await until(lambda: sum(call.done() for call in calls) >= 76)
             over = [await ended(call) for call in calls if call.done()]
-            assert (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are still being sent") in over
+            assert (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many request bodies are still being received") in over
             assert len(over) < 100, "those that fit wait on"
             for call in calls:
                 call.cancel()

@@ -99,7 +99,7 @@ def test_the_usage_of_the_cache_is_that_of_the_fullest_group_of_layers():
     assert usage(16) == pytest.approx(4 / 19, abs=1 / 64), "4 blocks of 64, and 4 of 19 under the window"
     assert usage(128) == 0.5, "32 blocks of 64, and 5 of 19 under the window: no more tokens are seen"
     metric = families(server)["attend_kv_cache_usage"]
-    assert metric.documentation.endswith("in the group of layers where it is highest")
+    assert metric.documentation.endswith("in the fullest KV cache group")
 
 
 def test_a_key_file_that_became_bad_is_seen_in_the_metrics_without_a_call(tmp_path):

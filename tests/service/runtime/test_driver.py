@@ -119,7 +119,7 @@ def test_replicas_that_never_answer_end_the_start_with_a_sentence(monkeypatch):
     monkeypatch.setattr(driver, "ask_replicas", ask)
     monkeypatch.setattr(driver, "AGAIN_SECONDS", 0)
     monkeypatch.setattr(driver, "DESCRIBE_SECONDS", 0.01)
-    with pytest.raises(EngineFailed, match="no replica has said"):
+    with pytest.raises(EngineFailed, match="no replica has reported its model"):
         asyncio.run(driver.say_ready(Settings()))
 
 

@@ -140,7 +140,7 @@ def test_floats_of_8_bits_become_plain_numbers_and_a_line_says_so(tmp_path, capl
     folder = pack_folder(plain, compressed(layout, weights), settings(layout, weights))
     with caplog.at_level(logging.INFO, "attend.model"):
         assert_means(folder, plain, coded=False)
-    told = [record.message for record in caplog.records if "no CPU multiplies floats of 8 bits" in record.message]
+    told = [record.message for record in caplog.records if "no CPU multiplies FP8" in record.message]
     assert len(told) == 1
 
 
@@ -258,8 +258,8 @@ def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_l
     )
     with caplog.at_level(logging.INFO, "attend.model"):
         assert torch.equal(before, logits(load(folder, torch.float32, "cpu", keep_codes=True)))
-    assert "activations are not rounded as config_groups say" in caplog.text
-    assert "kv_cache_scheme is passed over" in caplog.text
+    assert "the activation quantisation of config_groups is ignored" in caplog.text
+    assert "kv_cache_scheme is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_where_only_the_cache_was_rounded_weights_are_plain_and_a_line_says_so(t
     with caplog.at_level(logging.INFO, "attend.model"):
         assert torch.equal(before, logits(load(plain, torch.float32, "cpu", keep_codes=True)))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{plain}: kv_cache_scheme is passed over: the KV cache is what --kv-dtype says"
+        f"{plain}: kv_cache_scheme is ignored: --kv-dtype sets the type of the KV cache"
     ]
     load(plain, torch.float32, "cpu", quantize=INT8)
 

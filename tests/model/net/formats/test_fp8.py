@@ -62,7 +62,7 @@ def test_a_folder_is_the_plain_one_with_its_numbers_and_a_line_says_so(tmp_path,
     folder = pack_folder(plain, pack, settings)
     with caplog.at_level(logging.INFO, "attend.model"):
         assert_means(folder, plain, coded=False)
-    assert len([record for record in caplog.records if "no CPU multiplies floats of 8 bits" in record.message]) == 1
+    assert len([record for record in caplog.records if "no CPU multiplies FP8" in record.message]) == 1
 
 
 @pytest.mark.parametrize(

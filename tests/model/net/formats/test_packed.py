@@ -263,7 +263,7 @@ def assert_damaged(folder: Path, named: str) -> None:
 
 
 def test_codes_are_not_quantised_again(packed):
-    with pytest.raises(SettingError, match=r"quantize is int8, but .*packed is quantised: its weights stay as they are"):
+    with pytest.raises(SettingError, match=r"quantize is int8, but .*packed is already quantised: leave quantize out"):
         load(packed, torch.float32, "cpu", quantize=INT8)
 
 
@@ -341,7 +341,7 @@ def test_groups_that_do_not_divide_the_width_are_named(packed):
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "3 bits": (GPTQ | {"bits": 3}, "weights of 3 bits are not supported; known: 4, 8"),
     "2 bits": (GPTQ | {"bits": 2}, "weights of 2 bits are not supported; known: 4, 8"),
-    "no bits": (GPTQ, "bits must be a whole number; got None"),
+    "no bits": (GPTQ, "bits must be an integer; got None"),
     "awq of 8 bits": (AWQ | {"bits": 8}, "weights of 8 bits are not supported; known: 4"),
     "groups of 16": (
         GPTQ | {"bits": 4, "group_size": 16},

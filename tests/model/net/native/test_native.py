@@ -244,6 +244,6 @@ def test_a_backend_that_cannot_pass_for_the_model_is_refused_by_name(monkeypatch
     with pytest.raises(SettingError, match="backend is native, but it needs bfloat16"):
         choose_backend("native", shaped(4, 2, 32), torch.float32, "cpu", 32)
     monkeypatch.setattr(choice, "COMPUTED", {"native": NATIVE - {"sinks", "experts"}})
-    with pytest.raises(SettingError, match="backend is native, but it does not compute experts, sinks, which"):
+    with pytest.raises(SettingError, match="backend is native, but it does not support experts, sinks, which"):
         choose_backend("native", shaped(4, 2, 32, sinks=True, num_experts=2), torch.float32, "cpu", 32)
     assert "torch" == choose_backend("auto", shaped(4, 2, 32), torch.bfloat16, "cpu", 16).name
