@@ -47,7 +47,7 @@ CHAT = Route(
 )
 ATTENTION = Route(
     *("POST", "/v1/attention", "attention", "What the model does with a text", "What it does."),
-    "which tokens each token of a text attends to, how likely it was, and what each layer would say: [fields](#attention)",
+    "attention weights of a text, log probabilities of its tokens, and the logit lens of each layer: [fields](#attention)",
     ("Explain",),
     is_counted=True,
 )
@@ -82,13 +82,13 @@ CAPACITY = Route(
 )
 HEALTHZ = Route(
     *("GET", "/healthz", "operations", "Liveness", "Alive."),
-    "alive; `/health` is the same. HAProxy answers by itself, also while no replica runs: Serve replaces one whose step thread "
+    "liveness; `/health` is the same. HAProxy answers by itself, also while no replica runs: Serve replaces one whose step thread "
     "is stuck. With `single`: the process answers and the step thread has shown life within 10 s: each layer of a step counts, "
     "so a long step is alive",
 )
 READYZ = Route(
     *("GET", "/readyz", "operations", "Readiness", "Ready for requests."),
-    "ready: weights loaded, no drain begun; of the replica that answers, which HAProxy asks ten times a second at most",
+    "readiness: weights loaded, no drain begun; of the replica that answers, which HAProxy asks ten times a second at most",
 )
 METRICS = Route(
     *("GET", "/metrics", "operations", "Metrics", "Prometheus text."),
@@ -96,7 +96,7 @@ METRICS = Route(
 )
 VERSION = Route(
     *("GET", "/version", "operations", "Version", "What is running."),
-    "what is running: version, model, family, device, dtype, how the weights are kept, attention backend, why it is "
+    "what is running: version, model, family, device, dtype, weight format, attention backend, why it is "
     "[not the fastest](#the-slower-path), fingerprint",
 )
 ROUTES = (
