@@ -1,6 +1,5 @@
 """OpenAI's chat: a request to a Command."""
 
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
@@ -12,11 +11,12 @@ from attend.model.params import DEFAULT_PRIORITY, MAX_INT32, describe, integer
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.prompt import EFFORTS, prompt_of
-from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.commands import decoding_of, sampling_of, stops_of
-from attend.service.contract.conversation import MESSAGES, TOOL_CHOICE, TOOLS
-from attend.service.contract.requests import Generation, ModelName, kind_of, validated
-from attend.service.contract.shapes import between, body, off, told
+from attend.service.contract.conversation import Messages, ToolChoice, Tools, calling_of, messages_of
+from attend.service.contract.mistakes import validated
+from attend.service.contract.requests import Generation, ModelName, kind_of
+from attend.service.contract.shapes import ShownAs, between, body, off, told
 from attend.service.contract.structured import grammar_of
 from attend.service.records import ChatPrompt, ChatRules, Command
 
@@ -31,14 +31,14 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
 
 
 class ChatRequest(Generation):
-    """The body of POST /v1/chat/completions. Messages and tools are read by `service/chat`, whose errors name the place."""
+    """The body of POST /v1/chat/completions. Messages and tools are read by `conversation.py`."""
 
     model_config = body(**{name: off(f"Not supported: {instead}.", value) for name, (value, instead) in NOT_BUILT.items()})
 
     model: ModelName = told(minLength=1)
     max_tokens: StrictInt | None = told(**between(1, MAX_INT32))
     """The most tokens of an answer, under its older name. Absent means what the context has left."""
-    messages: Annotated[list[Any], WithJsonSchema(MESSAGES)] = Field(
+    messages: Annotated[list[Any], ShownAs(Messages)] = Field(
         description=f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template."
     )
     max_completion_tokens: StrictInt | None = told(**between(1, MAX_INT32))
@@ -49,11 +49,11 @@ class ChatRequest(Generation):
     """How many of the likeliest tokens to report in each place. Only where `logprobs` is true."""
     chat_template_kwargs: dict[StrictStr, Any] | None = None
     """What the chat template takes beside the messages. Default: nothing."""
-    tools: Annotated[list[Any], WithJsonSchema(TOOLS)] | None = told(
+    tools: Annotated[list[Any], ShownAs(Tools)] | None = told(
         description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
         "in all, 64 KiB where calls are enforced. Default: none."
     )
-    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
+    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = None
     """`none`: the tools are not shown to the model. `required`, or a function by its name: the answer is calls, whose arguments
     obey the schemas. Default: `auto`, the model decides; then only calls of `strict` tools are held to obey."""
     parallel_tool_calls: StrictBool | None = told(True)
@@ -91,9 +91,12 @@ def to_command(
     """What the body asks for. Its messages become a prompt when the call is prepared, and are checked then."""
     calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form)
     given = body.chat_template_kwargs or {}
-    prompt = ChatPrompt(partial(prompt_of, template, body.messages, calling, given, body.reasoning_effort))
+
+    def write() -> str:
+        return prompt_of(template, messages_of(body.messages), calling, given, body.reasoning_effort)
+
     chat = ChatRules(form, calling)
-    return Command(prompts=(prompt,), request_id=request_id, chat=chat, **command_arguments(body, defaults))
+    return Command(prompts=(ChatPrompt(write),), request_id=request_id, chat=chat, **command_arguments(body, defaults))
 
 
 def command_arguments(body: ChatRequest, defaults: Defaults) -> dict[str, Any]:

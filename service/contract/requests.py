@@ -8,20 +8,18 @@ that mean "off"; any other value is refused by name, never ignored.
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidationError,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
 )
 
-from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.errors import NotSupported
 from attend.model.params import (
     DEFAULT_PRIORITY,
     MAX_BAD_WORDS,
@@ -45,14 +43,14 @@ from attend.model.params import (
     at_most,
     describe,
 )
+from attend.service.contract.mistakes import validated
 from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
-from attend.service.contract.structured import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from attend.service.contract.structured import ResponseFormat, StructuredOutputs
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
 MAX_COMPLETION_LOGPROBS = 5
 Number = StrictInt | StrictFloat
 T = TypeVar("T")
-B = TypeVar("B", bound=BaseModel)
 List = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong item is the only one that is looked at: a body may hold half a million."""
 
@@ -203,9 +201,9 @@ class Generation(Shape):
     bad_words: Annotated[List[StrictStr], WithJsonSchema(listed(_WORD, maxItems=MAX_BAD_WORDS))] | None = told(
         description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none."
     )
-    response_format: Annotated[dict[StrictStr, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
+    response_format: ResponseFormat | None = None
     """What the answer must look like, in OpenAI's words. Default: anything."""
-    structured_outputs: Annotated[dict[StrictStr, Any], WithJsonSchema(STRUCTURED_OUTPUTS)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
     timing: StrictBool | None = told(False)
@@ -245,18 +243,6 @@ def read_completion(document: dict[str, Any]) -> CompletionRequest:
     return validated(CompletionRequest, refuse_unbuilt(document))
 
 
-def validated(kind: type[B], document: dict[str, Any]) -> B:
-    """A parsed body as one of ours. Raises InvalidRequest with the field named."""
-    unknown = {name for name in document.keys() - kind.model_fields.keys() if document[name] is not None}
-    if len(unknown) > 1:  # each would be an error with a text of its own
-        first = next(name for name in document if name in unknown)
-        document = {name: value for name, value in document.items() if name == first or name not in unknown}
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise explained(error, document) from error
-
-
 def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
     """`document` without the fields of OFF. Raises NotSupported where one asks for something."""
     for name, value in document.items():
@@ -271,37 +257,3 @@ def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
 def kind_of(value: Any) -> type:
     """1 and 1.0 are one kind: a number. true is not."""
     return float if type(value) is int else type(value)
-
-
-def explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
-    """pydantic's first complaint, as one sentence about one field."""
-    found = error.errors(include_url=False, include_context=False)
-    first = found[0]
-    name = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        path = ".".join(str(part) for part in first["loc"])[:64]
-        shown = path if path.strip() and path.isprintable() else repr(path)
-        return InvalidRequest(f"{shown} is not a field of this request", path)
-    value, place = document.get(name), ""
-    inner = first["loc"][-1]
-    if isinstance(value, dict) and str(inner) in value:
-        name, value = f"{name}.{inner}", value[str(inner)]
-    same = [item for item in found if item["loc"][0] == first["loc"][0]]
-    if isinstance(value, list) and isinstance(inner, int) and len({item["loc"] for item in same}) == 1:
-        place, value = f"{name}[{inner}]", value[inner]
-    wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in same))
-    return InvalidRequest(f"{place or name} must be {wanted}; got {describe(value)}", name)
-
-
-def _wanted(kind: str, message: str) -> str:
-    known = {
-        "missing": "given",
-        "int_type": "an integer",
-        "float_type": "a number",
-        "string_type": "a string",
-        "bool_type": "a boolean",
-        "list_type": "a list",
-        "dict_type": "an object",
-        "model_type": "an object",
-    }
-    return known.get(kind) or message.replace("String should have", "a string of")

@@ -1,4 +1,4 @@
-"""Chat over gRPC: a message to a Command. What it means is decided in `service/chat`, as over HTTP."""
+"""Chat over gRPC: a message to a Command. What it means is decided in `contract/conversation.py`, as over HTTP."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ from attend.model.params import integer
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.messages import check_count, json_object
 from attend.service.chat.prompt import prompt_of
-from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, calling_of
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
+from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.grpc_api.convert import arguments_of, stops_of
 from attend.service.records import ChatPrompt, ChatRules, Command
 from attend.v1 import generation_pb2 as pb
@@ -37,7 +38,7 @@ def to_command(
     given = json_object(request.chat_template_kwargs, "chat_template_kwargs") if request.chat_template_kwargs else {}
 
     def write() -> str:
-        messages = [_message(message) for message in request.messages]
+        messages = messages_of([_message(message) for message in request.messages])
         return prompt_of(template, messages, calling, given, request.reasoning_effort or None)
 
     return Command(
@@ -50,7 +51,7 @@ def to_command(
 
 
 def _tools(request: pb.ChatRequest) -> list[Any]:
-    """The tools in OpenAI's words, in which `service/chat` reads them and templates write them."""
+    """The tools in OpenAI's words, in which `conversation.py` reads them and templates write them."""
     tools = request.tools
     if len(tools) > MAX_TOOLS:  # refused for their number, and not looked at
         return [None] * len(tools)

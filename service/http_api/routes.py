@@ -17,7 +17,8 @@ from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.contract import chat
 from attend.service.contract.commands import to_command
-from attend.service.contract.requests import CompletionRequest, read_completion, validated
+from attend.service.contract.mistakes import validated
+from attend.service.contract.requests import CompletionRequest, read_completion
 from attend.service.generation.embed import embed
 from attend.service.generation.explain import ExplainCommand, Explaining, explainable
 from attend.service.generation.generation import GenerationService

@@ -8,7 +8,8 @@ from pydantic import Field, StrictBool, StrictStr
 
 from attend.model.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
-from attend.service.contract.requests import TOKENS, ModelName, TokenIds, validated
+from attend.service.contract.mistakes import validated
+from attend.service.contract.requests import TOKENS, ModelName, TokenIds
 from attend.service.contract.shapes import Shape, told
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import most_bytes, read_json
