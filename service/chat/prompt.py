@@ -5,18 +5,20 @@ from typing import Any
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.chat import ChatTemplate
-from attend.service.chat.messages import messages_of
 from attend.service.chat.tools import Calling
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
-def prompt_of(template: ChatTemplate, messages: list[Any], calling: Calling, given: dict[str, Any], effort: str | None) -> str:
+def prompt_of(
+    template: ChatTemplate, messages: list[dict[str, Any]], calling: Calling, given: dict[str, Any], effort: str | None
+) -> str:
     """The text that the model is to continue. It holds its special tokens: encode it with add_special_tokens=False.
 
-    `given` are the options that the caller names. Raises InvalidRequest with the place named.
+    `messages` are as templates take them; `given` are the options that the caller names. Raises InvalidRequest with the place
+    named.
     """
-    return template.render(messages_of(messages), list(calling.shown) or None, **options_of(template, given, effort))
+    return template.render(messages, list(calling.shown) or None, **options_of(template, given, effort))
 
 
 def options_of(template: ChatTemplate, given: dict[str, Any], effort: str | None) -> dict[str, Any]:

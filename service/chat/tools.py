@@ -1,14 +1,13 @@
-"""The tools of a chat and how they may be called, checked. Errors name the place."""
+"""The tools of a chat and how they may be called, and what is said of them beside their shapes. Errors name the place."""
 
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jsonschema_rs import Draft202012Validator, ValidationError
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.params import describe
 from attend.service.chat.forms import AnswerForm
 from attend.service.chat.messages import wrong
 from attend.service.chat.parts import Tool
@@ -22,8 +21,8 @@ RESULTS = ("return", "response")
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
 """Checks schemas as data: the library's own check of a schema would fetch what its `$schema` names."""
-CHOICES = ("auto", "none", "required")
 Choice = Literal["auto", "none", "required"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +46,26 @@ class Calling:
 NO_CALLS = Calling(choice="none")
 
 
-def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForm) -> Calling:
-    """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for. Raises InvalidRequest."""
-    documents = [] if tools is None else tools
-    if not isinstance(documents, list):
-        raise wrong("tools", "must be a list of tools", tools)
-    if len(documents) > MAX_TOOLS:
-        raise InvalidRequest(f"tools may hold at most {MAX_TOOLS} tools; got {len(documents)}", "tools")
-    read: dict[str, Tool] = {}
-    for index, document in enumerate(documents):
-        tool = _tool(document, f"tools[{index}]")
-        if tool.name in read:
+def calling(
+    tools: list[Tool], documents: list[dict[str, Any]], choice: Choice, name: str | None, parallel: bool, form: AnswerForm
+) -> Calling:
+    """The tools, written as `documents`, and how they may be called: by `name` where only one may be. Raises InvalidRequest."""
+    named: dict[str, Tool] = {}
+    for index, tool in enumerate(tools):
+        if tool.name in named:
             raise wrong(f"tools[{index}].function.name", "must be that of no other tool", tool.name)
-        read[tool.name] = tool
+        named[tool.name] = tool
     _check_schemas(documents)
-    kind, name = _choice(choice, read)
-    if kind == "none" or not read:
+    if name is not None and name not in named:
+        raise wrong("tool_choice.function.name", "must be the name of one of the tools", name)
+    if choice == "required" and not named:
+        raise InvalidRequest("tool_choice: 'required' needs tools", "tool_choice")
+    if choice == "none" or not named:
         return NO_CALLS
     if form.calls is None:
         unknown = "the chat template of this model shows no form of calls; --tool-parser can name one"
         raise NotSupported(f"tools: {unknown}", "tools")
-    return Calling(tuple(read.values()) if name is None else (read[name],), tuple(documents), kind, parallel is not False)
-
-
-def _tool(document: Any, place: str) -> Tool:
-    if not isinstance(document, dict):
-        raise wrong(place, "must be an object with a type and a function", document)
-    if document.get("type") != "function":
-        raise wrong(f"{place}.type", "must be 'function'", document.get("type"))
-    _only(document, ("type", "function"), place)
-    function, here = document.get("function"), f"{place}.function"
-    if not isinstance(function, dict):
-        raise wrong(here, "must be an object with a name", function)
-    _only(function, ("name", "description", "parameters", "strict", *RESULTS), here)
-    name = function.get("name")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise wrong(f"{here}.name", "must be 1 to 64 letters, digits and _ . -", name)
-    description = function.get("description")
-    if description is not None and (not isinstance(description, str) or len(description) > MAX_DESCRIPTION):
-        raise wrong(f"{here}.description", f"must be a string of at most {MAX_DESCRIPTION} characters", description)
-    strict = function.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise wrong(f"{here}.strict", "must be a boolean", strict)
-    parameters = function.get("parameters")
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}}
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise wrong(f"{here}.parameters", "must be a JSON schema of an object", parameters)
-    for key in RESULTS:
-        if not isinstance(function.get(key, {}), dict | None):
-            raise wrong(f"{here}.{key}", "must be a JSON schema of what the function gives back", function[key])
-    return Tool(name, parameters, bool(strict))
+    return Calling(tuple(tools) if name is None else (named[name],), tuple(documents), choice, parallel)
 
 
 def _check_schemas(documents: list[dict[str, Any]]) -> None:
@@ -117,28 +85,3 @@ def _check_schemas(documents: list[dict[str, Any]]) -> None:
         except ValidationError as error:
             where = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in error.instance_path)
             raise InvalidRequest(f"{place}{where[:256]} is no JSON schema: {error.message[:256]}", place) from error
-
-
-def _choice(value: Any, tools: dict[str, Tool]) -> tuple[Choice, str | None]:
-    """How tools may be called, and the name of the only one that may be."""
-    if value is None:
-        return "auto", None
-    if isinstance(value, str) and value in CHOICES:
-        if value == "required" and not tools:
-            raise InvalidRequest("tool_choice: 'required' needs tools", "tool_choice")
-        return value, None  # type: ignore[return-value]  # the values of Choice
-    if not isinstance(value, dict) or value.get("type") != "function" or not isinstance(value.get("function"), dict):
-        raise wrong("tool_choice", f"must be {', '.join(CHOICES)} or a function by its name", value)
-    _only(value, ("type", "function"), "tool_choice")
-    _only(value["function"], ("name",), "tool_choice.function")
-    name = value["function"].get("name")
-    if not isinstance(name, str) or name not in tools:
-        raise wrong("tool_choice.function.name", "must be the name of one of the tools", name)
-    return "required", name
-
-
-def _only(value: dict[str, Any], known: tuple[str, ...], place: str) -> None:
-    for key in value:
-        if key not in known and value[key] is not None:
-            here = f"{place}.{key[:64]}"
-            raise NotSupported(f"{here} is not a field of a tool; got {describe(value[key])}", here)

@@ -9,9 +9,9 @@ from attend.model.params import MAX_INT32, describe
 from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
-from attend.service.contract.conversation import MESSAGES, TOOL_CHOICE, TOOLS
+from attend.service.contract.conversation import Messages, ToolChoice, Tools
 from attend.service.contract.requests import Generation, ModelName, OverGrpc, Scored
-from attend.service.contract.shapes import Wire, between, body, off, told
+from attend.service.contract.shapes import ShownAs, Wire, between, body, off, told
 from attend.service.contract.validation import kind_of, validated
 
 _REPLACED = "give tools and tool_choice in its place"
@@ -24,26 +24,26 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
 
 
 class ChatRequest(Scored, Generation):
-    """The body of POST /v1/chat/completions. Messages and tools are read by `service/chat`, whose errors name the place."""
+    """The body of POST /v1/chat/completions. Messages and tools are read by `conversation.py`."""
 
     model_config = body(**{name: off(f"Not supported: {instead}.", value) for name, (value, instead) in NOT_BUILT.items()})
 
     model: ModelName = told(minLength=1, proto="model", client=True)
     max_tokens: StrictInt | None = told(proto="max_tokens", client=True, **between(1, MAX_INT32))
     """The most tokens of an answer, under its older name. Absent means what the context has left."""
-    messages: Annotated[list[Any], WithJsonSchema(MESSAGES), Wire(("messages",), client=True)] = Field(
+    messages: Annotated[list[Any], ShownAs(Messages), Wire(("messages",), client=True)] = Field(
         description=f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template."
     )
     max_completion_tokens: StrictInt | None = told(client=True, **between(1, MAX_INT32))
     """The most tokens of an answer. Absent means what the context has left. Must equal `max_tokens` where both are given."""
     chat_template_kwargs: dict[StrictStr, Any] | None = told(proto="chat_template_kwargs", client=True)
     """What the chat template takes beside the messages. Default: nothing."""
-    tools: Annotated[list[Any], WithJsonSchema(TOOLS)] | None = told(
+    tools: Annotated[list[Any], ShownAs(Tools)] | None = told(
         description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
         "in all, 64 KiB where calls are enforced. Default: none.",
         proto="tools",
     )
-    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = told(proto="tool_choice tool_name")
+    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = told(proto="tool_choice tool_name")
     """`none`: the tools are not shown to the model. `required`, or a function by its name: the answer is calls, whose arguments
     obey the schemas. Default: `auto`, the model decides; then only calls of `strict` tools are held to obey."""
     parallel_tool_calls: StrictBool | None = told(True, proto="parallel_tool_calls")

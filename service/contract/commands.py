@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from attend.model.errors import InvalidRequest
@@ -11,8 +10,8 @@ from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingPara
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
 from attend.service.chat.prompt import prompt_of
-from attend.service.chat.tools import calling_of
 from attend.service.contract.chat import ChatRequest
+from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import (
     MAX_COMPLETION_LOGPROBS,
     CompletionRequest,
@@ -102,8 +101,11 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerForm) -> dic
         raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
     calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form)
     given = body.chat_template_kwargs or {}
-    prompt = ChatPrompt(partial(prompt_of, template, body.messages, calling, given, body.reasoning_effort))
-    return {"prompts": (prompt,), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}
+
+    def write() -> str:
+        return prompt_of(template, messages_of(body.messages), calling, given, body.reasoning_effort)
+
+    return {"prompts": (ChatPrompt(write),), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}
 
 
 def _longest(body: ChatRequest) -> int | None:

@@ -45,7 +45,7 @@ from attend.model.params import (
     describe,
 )
 from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
-from attend.service.contract.structured import KINDS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
+from attend.service.contract.structured import KINDS, ResponseFormat, StructuredOutputs
 from attend.service.contract.validation import kind_of, validated
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
@@ -237,9 +237,9 @@ class Generation(Shape):
         proto="decoding.bad_words",
         client=True,
     )
-    response_format: Annotated[dict[StrictStr, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = told(client=True)
+    response_format: ResponseFormat | None = told(client=True)
     """What the answer must look like, in OpenAI's words. Default: anything."""
-    structured_outputs: Annotated[dict[StrictStr, Any], WithJsonSchema(STRUCTURED_OUTPUTS)] | None = told(
+    structured_outputs: StructuredOutputs | None = told(
         proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()), client=True
     )
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.

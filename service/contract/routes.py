@@ -82,9 +82,9 @@ CAPACITY = Route(
 )
 HEALTHZ = Route(
     *("GET", "/healthz", "operations", "Liveness", "Alive."),
-    "liveness; `/health` is the same. HAProxy answers by itself, also while no replica runs: Serve replaces one whose step thread "
-    "is stuck. With `single`: the process answers and the step thread has shown life within 10 s: each layer of a step counts, "
-    "so a long step is alive",
+    "liveness; `/health` is the same. HAProxy answers by itself, also while no replica runs: Serve replaces one whose step "
+    "thread is stuck. With `single`: the process answers and the step thread has shown life within 10 s: each layer of a step "
+    "counts, so a long step is alive",
 )
 READYZ = Route(
     *("GET", "/readyz", "operations", "Readiness", "Ready for requests."),

@@ -1,9 +1,10 @@
-"""What is known of a field beside its type: what /openapi.json says of it, and where else than in JSON it stands."""
+"""The base of all JSON objects that we read and write, what /openapi.json says of a field, and where else it stands."""
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import PydanticCustomError, core_schema
 
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 
@@ -14,18 +15,62 @@ MAYBE: Any = None
 _DEFAULTS = {each.name: each.default for kind in (SamplingParams, DecodingParams, StopRules) for each in fields(kind)}
 
 
+UNSUPPORTED, WRONG = "unsupported", "wrong"
+"""Types of the complaints whose text is ours: they end in a NotSupported, and in an InvalidRequest."""
+
+
 class Shape(BaseModel):
     """A JSON object with these fields and no others. The text under a field is its description."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    empty: ClassVar[tuple[str, ...]] = ()
+    """Names of fields that may be there while they are empty, and are left out then."""
+    _names: ClassVar[frozenset[str]] = frozenset()
+    """The fields, as callers write them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        super().__pydantic_init_subclass__(**keywords)
+        cls._names = frozenset(field.alias or name for name, field in cls.__pydantic_fields__.items())
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """Null of any name is absent, also of one that is not known."""
-        if not isinstance(given, dict):
+    def _looked_through(cls, given: Any) -> Any:
+        """Null of any name is absent, also of one that is not known. One unknown name is kept: each is an error with a text."""
+        names = cls._names
+        if not isinstance(given, dict) or names.issuperset(given):
             return given
-        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
+        known = {name: value for name, value in given.items() if name in names}
+        for name in (name for name in given if name not in names):
+            if given[name] is None or (name in cls.empty and given[name] == []):
+                continue
+            if name in cls.empty:
+                raise PydanticCustomError(UNSUPPORTED, "is not supported in an object of this kind", {"field": name})
+            return known | {name: given[name]}
+        return known
+
+
+class Or:
+    """For an annotation: what is said of a value that is not of its type, after its place."""
+
+    def __init__(self, text: str, kind: str = WRONG) -> None:
+        self._text, self._kind = text, kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """pydantic's own, under our words."""
+        return core_schema.custom_error_schema(handler(source), self._kind, custom_error_message=self._text)
+
+
+class ShownAs:
+    """For an annotation: what /openapi.json says of a field that is read in full later, off the event loop."""
+
+    def __init__(self, shape: Any) -> None:
+        self._shape = shape
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """What is annotated for Python's objects, which is all that we validate; the shape for JSON, which is described."""
+        shown = handler.generate_schema(self._shape)
+        return core_schema.json_or_python_schema(json_schema=shown, python_schema=handler(source))
 
 
 @dataclass(frozen=True, slots=True)

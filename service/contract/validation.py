@@ -1,61 +1,143 @@
-"""A body as pydantic reads it, and its first complaint as one sentence about one field."""
+"""A document as one of our shapes; and pydantic's first complaint about it as one sentence that names the place."""
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from attend.model.errors import InvalidRequest
+from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
+from attend.service.contract.shapes import UNSUPPORTED, WRONG
 
 B = TypeVar("B", bound=BaseModel)
+Place = tuple[str | int, ...]
+TAGGED = ("messages", "response_format")
+"""Fields whose objects are told apart by a field of theirs. The value of that one is a step of pydantic's places."""
+MAPS = ("logit_bias",)
+"""Fields whose keys are the caller's: what is wrong inside is said of the whole."""
+_WANTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "a boolean",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_ABSENT = ("missing", "union_tag_not_found")
+_TAG = ("union_tag_invalid", "union_tag_not_found")
 
 
-def validated(kind: type[B], document: dict[str, Any]) -> B:
-    """A parsed body as one of ours. Raises InvalidRequest with the field named."""
-    unknown = {name for name in document.keys() - kind.model_fields.keys() if document[name] is not None}
-    if len(unknown) > 1:  # each would be an error with a text of its own
-        first = next(name for name in document if name in unknown)
-        document = {name: value for name, value in document.items() if name == first or name not in unknown}
+class _Mistake(NamedTuple):
+    """A complaint, the place of ours that it is about, and what stands there."""
+
+    error: ErrorDetails
+    place: Place
+    value: Any
+
+
+def validated(
+    kind: type[B], document: dict[str, Any], *, exact: bool = False, unknown: type[InvalidRequest] = InvalidRequest
+) -> B:
+    """A parsed document as one of ours. Raises InvalidRequest with the field named, and `unknown` for one that is not known.
+
+    The field is the place itself where `exact`; else no item of a list, and of what is missing the object that lacks it.
+    """
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise explained(error, document) from error
+        raise explained(error, document, exact, unknown) from error
+
+
+def explained(error: ValidationError, document: dict[str, Any], exact: bool, unknown: type[InvalidRequest]) -> InvalidRequest:
+    """pydantic's first complaint, as one sentence about one place."""
+    same = _of_first([_mistake(each, document) for each in error.errors(include_url=False)])
+    (first, place, value), kind = same[0], same[0].error["type"]
+    shown = _written(place)
+    field = shown if exact else str(place[0]) if kind in (*_ABSENT, *_TAG) else _written(_without_items(place))
+    if kind == "extra_forbidden":
+        return unknown(
+            f"{shown if shown.strip() and shown.isprintable() else repr(shown)} is not a field of this request", field
+        )
+    if kind in _ABSENT:
+        return InvalidRequest(f"{shown} is required", field)
+    if kind in (UNSUPPORTED, WRONG):
+        return (NotSupported if kind == UNSUPPORTED else InvalidRequest)(
+            f"{shown} {first['msg']}; got {describe(value)}", field
+        )
+    wanted = "; or ".join(dict.fromkeys(_wanted(mistake.error) for mistake in same))
+    return InvalidRequest(f"{shown} must be {wanted}; got {describe(value)}", field)
+
+
+def _of_first(found: list[_Mistake]) -> list[_Mistake]:
+    """The complaints that are of one mistake with the first: what each type that a value may have says of it.
+
+    Where all types but one want another kind of value, that one's first complaint counts, which lies deeper.
+    """
+    first = found[0]
+    same = [each for each in found if each.place[: len(first.place)] == first.place]
+    label = len(first.error["loc"]) - 1
+    deeper = [each for each in same if len(each.place) > len(first.place)]
+    if deeper and len({each.error["loc"][label] for each in deeper}) == 1:
+        return _of_first(deeper)
+    return same
+
+
+def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
+    """A complaint with its place: pydantic's has steps that are names of types, and values that tell objects apart."""
+    value: Any = document
+    place: list[str | int] = []
+    tagged = False
+    for step in error["loc"]:
+        if isinstance(value, dict) and tagged:
+            tagged = False
+        elif isinstance(value, dict) and step in value:
+            if place and place[-1] in MAPS:
+                break
+            value = value[step]
+            place.append(step)
+            tagged = step in TAGGED
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+            place.append(step)
+    if error["type"] == "missing":
+        place.append(error["loc"][-1])
+        value = None
+    elif error["type"] in _TAG:
+        name = error["ctx"]["discriminator"].strip("'")
+        place.append(name)
+        value = value.get(name)
+    elif "field" in error.get("ctx", ()):
+        name = error["ctx"]["field"]
+        place.append(name)
+        value = value[name]
+    return _Mistake(error, tuple(place), value)
+
+
+def _written(place: Place) -> str:
+    """A place as we write it: `messages[0].content`. A name of the caller's is cut short."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in place).removeprefix(".")
+
+
+def _without_items(place: Place) -> Place:
+    while len(place) > 1 and isinstance(place[-1], int):
+        place = place[:-1]
+    return place
+
+
+def _wanted(error: ErrorDetails) -> str:
+    kind = error["type"]
+    if kind == "union_tag_invalid":
+        return f"one of {error['ctx']['expected_tags'].replace(chr(39), '')}"
+    if kind == "literal_error":
+        return str(error["ctx"]["expected"])
+    known = _WANTED.get(kind)
+    return known or error["msg"].partition(" after ")[0].replace("String should have", "a string of").replace(
+        "List should have", "a list of"
+    )
 
 
 def kind_of(value: Any) -> type:
     """1 and 1.0 are one kind: a number. true is not."""
     return float if type(value) is int else type(value)
-
-
-def explained(error: ValidationError, document: dict[str, Any]) -> InvalidRequest:
-    """pydantic's first complaint, as one sentence about one field."""
-    found = error.errors(include_url=False, include_context=False)
-    first = found[0]
-    name = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        path = ".".join(str(part) for part in first["loc"])[:64]
-        shown = path if path.strip() and path.isprintable() else repr(path)
-        return InvalidRequest(f"{shown} is not a field of this request", path)
-    value, place = document.get(name), ""
-    inner = first["loc"][-1]
-    if isinstance(value, dict) and str(inner) in value:
-        name, value = f"{name}.{inner}", value[str(inner)]
-    same = [item for item in found if item["loc"][0] == first["loc"][0]]
-    if isinstance(value, list) and isinstance(inner, int) and len({item["loc"] for item in same}) == 1:
-        place, value = f"{name}[{inner}]", value[inner]
-    wanted = "; or ".join(dict.fromkeys(_wanted(item["type"], item["msg"]) for item in same))
-    return InvalidRequest(f"{place or name} must be {wanted}; got {describe(value)}", name)
-
-
-def _wanted(kind: str, message: str) -> str:
-    known = {
-        "missing": "given",
-        "int_type": "an integer",
-        "float_type": "a number",
-        "string_type": "a string",
-        "bool_type": "a boolean",
-        "list_type": "a list",
-        "dict_type": "an object",
-        "model_type": "an object",
-    }
-    return known.get(kind) or message.replace("String should have", "a string of")

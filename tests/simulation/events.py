@@ -10,7 +10,8 @@ from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
 from attend.service.access.quota import Limits
-from attend.service.chat.tools import Calling, calling_of
+from attend.service.chat.tools import Calling
+from attend.service.contract.conversation import calling_of
 from attend.service.records import ChatPrompt, ChatRules, Command
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, SPECS, VOCAB, WORDS
 from tests.simulation.oracle import encoded, expected

@@ -13,9 +13,9 @@ from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopR
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.forms import TEXT_ALONE
-from attend.service.chat.messages import messages_of
 from attend.service.contract.chat import NOT_BUILT, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
+from attend.service.contract.conversation import messages_of
 from attend.service.http_api.body import parse
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole

@@ -7,9 +7,8 @@ import pytest
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.forms import form_of
-from attend.service.chat.messages import messages_of
-from attend.service.chat.tools import calling_of
 from attend.service.contract.commands import to_command
+from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import OFF, CompletionRequest, read_completion
 from attend.service.contract.structured import grammar_of
 

@@ -14,7 +14,8 @@ import pytest
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.chat.prompt import EFFORTS
-from attend.service.chat.tools import CHOICES, calling_of
+from attend.service.chat.tools import CHOICES
+from attend.service.contract.conversation import calling_of
 from attend.service.http_api.app import build_app
 from attend.service.http_api.documents import schemas
 from attend.service.http_api.page import PAGES, STATIC

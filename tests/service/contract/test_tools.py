@@ -6,7 +6,8 @@ import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerForm
-from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, calling_of
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS
+from attend.service.contract.conversation import calling_of
 
 FORM = AnswerForm(CALLS["hermes"])
 

@@ -4,8 +4,8 @@ import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.chat import ChatTemplate
-from attend.service.chat.messages import messages_of
 from attend.service.chat.prompt import options_of
+from attend.service.contract.conversation import messages_of
 
 ASK = {"role": "user", "content": "Time?"}
 
