@@ -151,7 +151,7 @@ def _python(schema: Schema) -> str:
     if "anyOf" in schema:
         found = [_python(each) for each in schema["anyOf"] if each.get("type") != "null"]
         return " | ".join(dict.fromkeys(found))
-    if "$ref" in schema:
+    if "$ref" in schema or "oneOf" in schema:
         return "dict[str, Any]"
     if "enum" in schema or "const" in schema:
         return "str"

@@ -24,6 +24,7 @@ class TextPart(Shape):
     type: Annotated[Literal["text"], Or("must be 'text', as this model takes no other input", UNSUPPORTED)]
     """Text is all that a part may be."""
     text: StrictStr
+    """What is said."""
 
 
 Parts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
@@ -76,6 +77,7 @@ class PastFunction(Shape, extra="ignore"):
     """What was called."""
 
     name: Name
+    """The name of one of the request's tools."""
     arguments: StrictStr
     """A JSON object, or as much of it as was written."""
 
@@ -84,8 +86,10 @@ class PastCall(Shape, extra="ignore"):
     """A call of a tool, as it came. Clients add fields to it."""
 
     id: Name
+    """What the message with the tool's answer names."""
     type: Function = "function"
     function: PastFunction
+    """Its name and its arguments."""
 
 
 class AssistantMessage(Shape):
@@ -148,6 +152,7 @@ class FunctionTool(Shape):
 
     type: Function
     function: DeclaredFunction
+    """What may be called."""
 
 
 Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
@@ -157,6 +162,7 @@ class NamedFunction(Shape):
     """The function that is to be called."""
 
     name: StrictStr
+    """The name of one of the request's tools."""
 
 
 class NamedTool(Shape):
@@ -165,6 +171,7 @@ class NamedTool(Shape):
     type: Literal["function"]
     """A function by its name."""
     function: NamedFunction
+    """Which one."""
 
 
 ToolChoice = Choice | NamedTool

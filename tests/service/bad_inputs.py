@@ -20,7 +20,7 @@ CONVERSATIONS = [
     says("messages: an unknown role", {"role": "robot", "content": "a"}, "messages[1].role", "one of"),
     says("messages: a role in capitals", {"role": "USER", "content": "a"}, "messages[1].role", "one of"),
     says("messages: a role that is a list", {"role": ["user"], "content": "a"}, "messages[1].role", "one of"),
-    says("messages: no content", {"role": "user"}, "messages[1].content", "string"),
+    says("messages: no content", {"role": "user"}, "messages[1].content", "required"),
     says("messages: a number for content", {"role": "user", "content": 4}, "messages[1].content", "string"),
     says("messages: no parts", {"role": "user", "content": []}, "messages[1].content", "text part"),
     says("messages: a part that is a string", {"role": "user", "content": ["a"]}, "messages[1].content[0]", "object"),

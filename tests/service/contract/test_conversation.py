@@ -42,7 +42,7 @@ def test_arguments_that_are_no_object_come_back_as_text_in_one(text):
 
 def test_an_empty_list_of_calls_is_none_and_text_must_be_there_but_for_an_assistant():
     assert messages_of([{"role": "assistant", "content": "a", "tool_calls": []}]) == [{"role": "assistant", "content": "a"}]
-    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content must be a string or a list"):
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content must be a string; or a list"):
         messages_of([{"role": "user", "content": None}])
 
 
@@ -64,15 +64,15 @@ WRONG = [
     ([answer()], "messages[0].tool_call_id", "must be the id of a call in an assistant's message before this one; got 'c1'"),
     ([assistant(call()), answer("c2")], "messages[1].tool_call_id", "got 'c2'"),
     ([assistant(call()), {"role": "tool", "content": "x"}], "messages[1].tool_call_id", "is required"),
-    ([assistant(1)], "messages[0].tool_calls[0]", "must be an object with an id and a function"),
-    ([assistant({"id": "c", "type": "function"})], "messages[0].tool_calls[0]", "must be an object with an id and a function"),
+    ([assistant(1)], "messages[0].tool_calls[0]", "must be an object; got 1 (integer)"),
+    ([assistant({"id": "c", "type": "function"})], "messages[0].tool_calls[0].function", "is required"),
     ([assistant(call(type="custom"))], "messages[0].tool_calls[0].type", "must be 'function'"),
     ([assistant(call(None))], "messages[0].tool_calls[0].id", "must be a string"),
     ([assistant(call(name=1))], "messages[0].tool_calls[0].function.name", "must be a string"),
     ([assistant(call(arguments={}))], "messages[0].tool_calls[0].function.arguments", "must be a string"),
     ([assistant(call(arguments=None))], "messages[0].tool_calls[0].function.arguments", "must be a string"),
-    ([assistant(*map(call, map(str, range(129))))], "messages[0].tool_calls", "may hold at most 128 calls; got 129"),
-    ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list of calls"),
+    ([assistant(*map(call, map(str, range(129))))], "messages[0].tool_calls", "must be a list of at most 128 items"),
+    ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list; got {} (object)"),
     ([{"role": "assistant", "reasoning": 1}], "messages[0].reasoning", "must be a string"),
     ([{"role": "user", "content": "x", "tool_calls": [call()]}], "messages[0].tool_calls", "is not supported"),
     ([{"role": "user", "content": "x", "parsed": 1}], "messages[0].parsed", "is not supported"),

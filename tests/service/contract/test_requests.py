@@ -102,8 +102,9 @@ def test_null_of_a_name_that_is_not_known_is_absent_everywhere():
     )
     assert len(calling_of(tools, choice | null, None, form_of("", "hermes")).tools) == 1
     schema = {"type": "json_schema", "json_schema": {"schema": {}} | null} | null
-    assert grammar_of(schema, None) == GrammarSpec("json_schema", "{}")
-    assert grammar_of(None, {"json": {}} | null) == GrammarSpec("json_schema", "{}")
+    for asked in ({"response_format": schema}, {"structured_outputs": {"json": {}} | null}):
+        body = read_completion({"prompt": "a"} | asked)
+        assert grammar_of(body.response_format, body.structured_outputs) == GrammarSpec("json_schema", "{}")
 
 
 @pytest.mark.parametrize("name", sorted(OFF))

@@ -28,11 +28,13 @@ def shapes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def least(shape: dict[str, Any], number: int = 0) -> Any:
     """A value that an item's schema allows. Where items need names, each number has its own."""
-    if "anyOf" in shape:
+    if {"anyOf", "oneOf"} & shape.keys():
         return {"role": "user", "content": "a"}
+    if "$ref" in shape:
+        return {"type": "function", "function": {"name": f"f{number}"}}
     if shape["type"] == "array":
         return [least(shape["items"])]
-    return {"string": "a", "integer": 0, "object": {"type": "function", "function": {"name": f"f{number}"}}}[shape["type"]]
+    return {"string": "a", "integer": 0}[shape["type"]]
 
 
 def sized(shape: dict[str, Any], size: int) -> Any:
