@@ -13,7 +13,7 @@ MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --excl
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos docs train clean
 
 # --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
@@ -94,6 +94,9 @@ bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; defaul
 
 screenshots: setup  ## the README's pictures of the page, of a server of its own (needs Chromium)
 	$(BIN)/python -m tests.service.pictures
+
+docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, and the fields of our own clients
+	$(BIN)/python -m tests.docs
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO)

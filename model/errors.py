@@ -56,7 +56,7 @@ class ModelNotFound(AttendError):
 
 
 class Overloaded(AttendError):
-    """There is no room for the call now: so many are being prepared. `retry_after` is a hint in seconds."""
+    """There is no room for the call now: too many are queued or in preparation. `retry_after` is a hint in seconds."""
 
     reason = "preparation"
     """What refuses the call, for the metrics."""

@@ -6,11 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from attend.service.observe import edge
-from attend.service.settings import Settings, allowed
-from tests.fakes import build_server
 from tests.service.server import Server
 
 ROOT = Path(__file__).parents[2]
@@ -29,15 +25,6 @@ def section(heading: str) -> str:
     return re.split(r"^## ", SERVICE.split(f"\n## {heading}\n")[1], flags=re.MULTILINE)[0]
 
 
-def settings_table() -> str:
-    """The table of settings as the page has it."""
-    rows = ["| setting | default | values | what |", "| --- | --- | --- | --- |"]
-    for name, field in Settings.model_fields.items():
-        default = "" if field.default in (None, "") else str(field.default)
-        rows.append(f"| `{name}` | {default} | {allowed(name)} | {field.description} |")
-    return "\n".join(rows)
-
-
 def here(code: str, server: Server) -> str:
     """Code of the README, aimed at a test's server."""
     return code.replace("localhost:8000", f"127.0.0.1:{server.http}").replace("localhost:9000", server.target)
@@ -48,19 +35,6 @@ def python(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def test_the_page_lists_every_setting_as_it_is() -> None:
-    assert settings_table() in section("Settings")
-
-
-def test_the_page_lists_every_metric_and_no_other() -> None:
-    families = text_string_to_metric_families(build_server().metrics.text())
-    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
-    names |= {"attend_api_keys_file_ok", "attend_scrape_replicas_expected", "attend_scrape_replicas_answered"}  # a page's own
-    names |= {"attend_replicas", "attend_proxies", "attend_replica_deaths_total", *edge.ABOUT}
-    names |= {"attend_api_keys", "attend_api_keys_file_age_seconds"}
-    assert set(re.findall(r"`(attend_\w+)`", section("Metrics"))) == names
 
 
 def test_the_way_of_a_token_can_be_walked() -> None:

@@ -46,6 +46,36 @@ FAMILIES: dict[str, Family] = {
     **starcoder2.FAMILIES,
 }
 """By `model_type`."""
+TITLES = {
+    "attend": "our own spelling: every mix of switches",
+    "cohere2": "Command R7B",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3, text alone",
+    "glm4": "GLM-4",
+    "gpt2": "GPT-2",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
+    "granite": "Granite 3",
+    "llama": "Llama 2 and 3, and models of their shape",
+    "mistral": "Mistral 7B",
+    "mixtral": "Mixtral",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "phi3": "Phi-3, Phi-4",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
+    "qwen3": "Qwen3",
+    "qwen3_5": "Qwen3.5, text alone",
+    "qwen3_5_moe": "Qwen3.5's mixtures, text alone",
+    "qwen3_5_moe_text": "their text models by themselves",
+    "qwen3_5_text": "Qwen3.5's text model by itself",
+    "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next",
+    "smollm3": "SmolLM3",
+    "starcoder2": "StarCoder2",
+}
+"""The models of each family, as people call them."""
 
 
 def family_of(raw: Raw) -> Family:

@@ -1,0 +1,149 @@
+"""`make docs`: writes the tables and the files that follow from the code. tests/test_docs.py compares them."""
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from grpc import StatusCode
+from prometheus_client.parser import text_string_to_metric_families
+
+from attend.model.config import ModelConfig
+from attend.model.errors import AttendError, Overloaded, Unavailable
+from attend.model.net.families.strangers import STRANGERS
+from attend.model.net.families.table import FAMILIES, TITLES
+from attend.model.net.features import NATIVE, TRITON, features
+from attend.service.access.keys import KeyRing
+from attend.service.contract.routes import ROUTES
+from attend.service.errors import INTERNAL, TABLE
+from attend.service.observe import edge, exposition
+from attend.service.settings import Settings, allowed
+from tests import reference
+from tests.fakes import build_server
+from tests.model.checkpoints import KINDS
+
+ROOT = Path(__file__).parents[1]
+MARKED = re.compile(r"(<!-- begin (\w+): written by `make docs` -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def settings() -> Iterator[list[str]]:
+    """Each setting with its default, its values and what it is."""
+    yield ["setting", "default", "values", "what"]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, "") else str(field.default)
+        yield [f"`{name}`", default, allowed(name), field.description or ""]
+
+
+def routes() -> Iterator[list[str]]:
+    """Each route, with the methods of gRPC that ask for the same."""
+    yield ["route", "gRPC", "what"]
+    for route in ROUTES:
+        yield [f"`{route.method} {route.shown}`", ", ".join(f"`{rpc}`" for rpc in route.rpcs), route.about]
+
+
+def refusals() -> Iterator[list[str]]:
+    """Each way to fail, with its codes."""
+    yield ["code", "HTTP", "gRPC", "type", "again", "what"]
+    for kind, row in TABLE.items():
+        again = "after `Retry-After`" if issubclass(kind, Overloaded | Unavailable) else ""
+        yield [f"`{row.code}`", str(row.status), f"`{row.grpc.name}`", f"`{row.kind}`", again, _first(kind)]
+    yield [f"`{INTERNAL.code}`", str(INTERNAL.status), f"`{StatusCode.INTERNAL.name}`", f"`{INTERNAL.kind}`", "", _BUG]
+
+
+_BUG = "A bug of the server. The message has the request's id alone."
+
+
+def _first(kind: type[AttendError]) -> str:
+    return " ".join((kind.__doc__ or "").split()).partition(" `")[0].partition(". ")[0].rstrip(".") + "."
+
+
+def metrics() -> Iterator[list[str]]:
+    """Each metric, with its type, its labels beside `model` and `replica`, and its help."""
+    yield ["metric", "type", "labels", "what"]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write("{}")
+        file.flush()
+        own = build_server(keys=KeyRing(file.name)).metrics.text()
+    pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.counted(1, 1)]
+    edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
+    pages += [exposition.family(name, *edge.ABOUT[name], samples) for name, samples in edges.items()]
+    for family in (each for page in pages for each in text_string_to_metric_families(page)):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"model", "replica", "le"}
+        yield [f"`{name}`", family.type, ", ".join(f"`{label}`" for label in sorted(labels)), family.documentation]
+
+
+def _edge_rows(transport: str) -> list[dict[str, str]]:
+    """What HAProxy's statistics say of one transport."""
+    zero = dict.fromkeys(("dreq", "act", "scur", "slim", "req_tot", "hrsp_5xx"), "0")
+    return [
+        zero | {"pxname": f"{transport}_frontend", "svname": "FRONTEND"},
+        zero | {"pxname": f"{transport}-a", "svname": "BACKEND"},
+    ]
+
+
+def families() -> Iterator[list[str]]:
+    """Each family that is served, and who computes the tiny checkpoints that it is compared by."""
+    yield ["model_type", "models", "tiny checkpoints compared", "native (CPU)", "Triton (GPU)"]
+    known = compared()
+    for kind in sorted(FAMILIES):
+        asked = [features(config) for config in known.get(kind, ())]
+        by = [_how_many([needs <= backend for needs in asked]) for backend in (NATIVE, TRITON)]
+        yield [f"`{kind}`", TITLES[kind], str(len(asked) or "none"), *by]
+
+
+def compared() -> dict[str, list[ModelConfig]]:
+    """What each tiny checkpoint says of itself, by `model_type`."""
+    found: dict[str, list[ModelConfig]] = {}
+    for make in KINDS.values():
+        raw = json.loads(make().config.to_json_string(use_diff=False))
+        found.setdefault(raw["model_type"], []).append(FAMILIES[raw["model_type"]].read(raw))
+    return found
+
+
+def _how_many(which: list[bool]) -> str:
+    return "as its switches" if not which else "yes" if all(which) else "in part" if any(which) else "no"
+
+
+def refused() -> Iterator[list[str]]:
+    """Each family that is not served, with the nearest that is."""
+    yield ["model_type", "nearest", "what differs"]
+    for kind, (near, differs) in STRANGERS.items():
+        yield [f"`{kind}`", f"`{near}`" if near else "none", differs]
+
+
+TABLES: dict[str, dict[str, Callable[[], Iterator[list[str]]]]] = {
+    "service/README.md": {"settings": settings, "routes": routes, "refusals": refusals, "metrics": metrics},
+    "model/README.md": {"families": families, "refused": refused},
+}
+"""By page: the tables between its markers."""
+WHOLE: dict[str, Callable[[], str]] = {"REFERENCE.md": reference.page, "service/client/fields.py": reference.client}
+"""Files that are written whole."""
+
+
+def table(rows: Iterator[list[str]]) -> str:
+    """Rows, the head first, as Markdown."""
+    head, *others = rows
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *others))
+
+
+def written(name: str) -> str:
+    """A file as it follows from the code."""
+    if name in WHOLE:
+        return WHOLE[name]()
+    tables = TABLES[name]
+    page = (ROOT / name).read_text(encoding="utf-8")
+    found = {match[2] for match in MARKED.finditer(page)}
+    assert found == tables.keys(), f"{name} has markers for {sorted(found)}, and tables are {sorted(tables)}"
+    return MARKED.sub(lambda match: f"{match[1]}{table(tables[match[2]]())}{match[3]}", page)
+
+
+def main() -> None:
+    """Write every file."""
+    for name in (*TABLES, *WHOLE):
+        (ROOT / name).write_text(written(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
