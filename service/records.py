@@ -4,7 +4,6 @@ import re
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 from zlib import crc32
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
@@ -352,16 +351,15 @@ class Usage:
         """Tokens of the prompts that have been answered so far."""
         return sum(self._prompts.values())
 
-    def counts(self) -> dict[str, Any]:
-        """The counts in OpenAI's words."""
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
-            "completion_tokens_details": {"reasoning_tokens": sum(self._reasoning.values())},
-        }
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of these prompts that were not computed again."""
+        return sum(self._cached.values())
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Those tokens of all answers so far that are reasoning."""
+        return sum(self._reasoning.values())
 
     @property
     def completion_tokens(self) -> int:

@@ -1,28 +1,41 @@
-"""The shapes of the answers of a chat, for /openapi.json alone, as in `responses.py`."""
+"""The answers of a chat, as in `answers.py`."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from attend.model.engine.request import FinishReason
-from attend.service.contract.answers import Answers, Choice, Chunk, Count, Logprob, ObjectKind, OfLogprobs, Pieces, Whole
-from attend.service.contract.shapes import MAYBE, Shape
+from attend.service.contract.answers import (
+    Answers,
+    Choice,
+    Chunk,
+    Count,
+    Logprob,
+    ObjectKind,
+    OfLogprobs,
+    Pieces,
+    Whole,
+    record,
+)
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 Nothing = Annotated[None, Field(description="Always null.")]
-WithFirst = Field(MAYBE, description="With the first event of a call.")
+WithFirst = Field(description="With the first event of a call.")
+ChatId = Annotated[str, Field(description="The request's id, with a prefix that tells the route.", examples=["chatcmpl-8d3f"])]
 
 
-class ChatToken(Shape):
+@record
+class ChatToken(TypedDict):
     """A token with its log probability."""
 
-    token: str
-    """The token alone as text; bytes that are no characters show as U+FFFD."""
+    token: Annotated[str, Field(description="The token alone as text; bytes that are no characters show as U+FFFD.")]
     logprob: Logprob
-    bytes: list[int]
-    """The text's UTF-8 bytes."""
+    bytes: Annotated[list[int], Field(description="The text's UTF-8 bytes.")]
 
 
+@record
 class ChatTokenLogprob(ChatToken):
     """A token of the answer, with the likeliest ones in its place."""
 
@@ -30,15 +43,17 @@ class ChatTokenLogprob(ChatToken):
     """`top_logprobs` of them, the likeliest first."""
 
 
-class ChatLogprobs(Shape):
+@record
+class ChatLogprobs(TypedDict):
     """Log probabilities of an answer's tokens."""
 
-    content: list[ChatTokenLogprob]
+    content: Iterable[ChatTokenLogprob]
     """One for each token."""
     refusal: Nothing
 
 
-class CalledFunction(Shape):
+@record
+class CalledFunction(TypedDict):
     """What is called."""
 
     name: str
@@ -47,7 +62,8 @@ class CalledFunction(Shape):
     """A JSON object; only its beginning where the answer ended in it."""
 
 
-class ToolCall(Shape):
+@record
+class ToolCall(TypedDict):
     """A call of a tool."""
 
     id: str
@@ -58,66 +74,72 @@ class ToolCall(Shape):
     """Its name and its arguments."""
 
 
-class FunctionDelta(Shape):
+@record
+class FunctionDelta(TypedDict):
     """What is new in a call."""
 
-    name: str = WithFirst
+    name: NotRequired[Annotated[str, WithFirst]]
     arguments: str
     """The next piece of the arguments; empty in the first event of a call."""
 
 
-class ToolCallDelta(Shape):
+@record
+class ToolCallDelta(TypedDict):
     """What is new in a call of a tool."""
 
     index: Count
     """Which of the answer's calls."""
-    id: str = WithFirst
-    type: Literal["function"] = WithFirst
+    id: NotRequired[Annotated[str, WithFirst]]
+    type: NotRequired[Annotated[Literal["function"], WithFirst]]
     function: FunctionDelta
     """What is called."""
 
 
-class AnswerMessage(Shape):
+@record
+class AnswerMessage(TypedDict):
     """What the model says."""
 
     role: Literal["assistant"]
     """Who says it."""
-    content: str | None = Field(examples=["Hi there"])
+    content: Annotated[str | None, Field(examples=["Hi there"])]
     """The text; null where the message is calls of tools alone."""
     refusal: Nothing
-    reasoning_content: str = MAYBE
+    reasoning_content: NotRequired[str]
     """What the model wrote for itself, where it did."""
-    reasoning: str = MAYBE
+    reasoning: NotRequired[str]
     """The same."""
-    tool_calls: list[ToolCall] = MAYBE
+    tool_calls: NotRequired[list[ToolCall]]
     """The calls, where there are any."""
 
 
-class Delta(Shape):
+@record
+class Delta(TypedDict):
     """What is new in an answer: one of these, or nothing in an event that ends it."""
 
-    role: Literal["assistant"] = MAYBE
+    role: NotRequired[Literal["assistant"]]
     """With the first event of an answer."""
-    content: str = Field(MAYBE, examples=["Hi there"])
+    content: NotRequired[Annotated[str, Field(examples=["Hi there"])]]
     """What is new of the text; empty in the first event of an answer."""
-    reasoning_content: str = MAYBE
+    reasoning_content: NotRequired[str]
     """What is new of what the model writes for itself."""
-    reasoning: str = MAYBE
+    reasoning: NotRequired[str]
     """The same."""
-    tool_calls: list[ToolCallDelta] = MAYBE
+    tool_calls: NotRequired[list[ToolCallDelta]]
     """What is new of the calls of tools."""
 
 
+@record
 class ChatChoice(Choice):
     """One answer."""
 
     message: AnswerMessage
     """The answer."""
     logprobs: OfLogprobs[ChatLogprobs]
-    finish_reason: ChatFinishReason = Field(examples=["length"])
+    finish_reason: Annotated[ChatFinishReason, Field(examples=["length"])]
     """Why the answer ended; `tool_calls` where it stopped with calls."""
 
 
+@record
 class ChatChunkChoice(Choice):
     """A piece of one answer."""
 
@@ -125,23 +147,23 @@ class ChatChunkChoice(Choice):
     """What is new."""
     logprobs: ChatLogprobs | None
     """Of this event's tokens; null where the request does not have `logprobs`."""
-    finish_reason: ChatFinishReason | None = Field(examples=["length"])
+    finish_reason: Annotated[ChatFinishReason | None, Field(examples=["length"])]
     """Why the answer ended; null where it goes on, `tool_calls` where it stopped with calls."""
 
 
+@record
 class ChatCompletion(Whole):
     """The answer to a chat that is not streamed."""
 
-    id: str = Field(examples=["chatcmpl-8d3f"])
-    """The request's id, with a prefix that tells the route."""
+    id: ChatId
     object: ObjectKind[Literal["chat.completion"]]
     choices: Answers[ChatChoice]
 
 
+@record
 class ChatCompletionChunk(Chunk):
     """One event of a streamed chat."""
 
-    id: str = Field(examples=["chatcmpl-8d3f"])
-    """The request's id, with a prefix that tells the route."""
+    id: ChatId
     object: ObjectKind[Literal["chat.completion.chunk"]]
     choices: Pieces[ChatChunkChoice]

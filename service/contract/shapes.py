@@ -10,8 +10,6 @@ from attend.model.params import DecodingParams, SamplingParams, StopRules
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
-MAYBE: Any = None
-"""The value of a field that may be missing. Where it is there, it has its type: null is part of that only if it is named."""
 _DEFAULTS = {each.name: each.default for kind in (SamplingParams, DecodingParams, StopRules) for each in fields(kind)}
 
 

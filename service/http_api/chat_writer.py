@@ -2,14 +2,15 @@
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import cast
 
 from attend.model.engine.request import TokenLogprob
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
+from attend.service.contract import answers, chat_answers
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import StreamOptions
-from attend.service.http_api.completion_writer import timing_of
+from attend.service.http_api.completion_writer import timed
 from attend.service.http_api.logprobs import finite
 from attend.service.records import Chunk, Usage
 
@@ -32,7 +33,7 @@ class ChatWriter:
         """What the stream carries beside the text."""
         return self.body.stream_options
 
-    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def events(self, chunk: Chunk) -> list[chat_answers.ChatCompletionChunk]:
         """The streamed objects of a chunk: before an answer's first comes the one that gives the role.
 
         Each part has one of its own: clients look for one thing in a delta. The first has the tokens, the last the end.
@@ -49,98 +50,123 @@ class ChatWriter:
         pieces = _split(chunk, len(deltas))
         return [*opening, *(self.chunk(piece, delta) for piece, delta in zip(pieces, deltas, strict=True))]
 
-    def _delta(self, part: Part, chunk: Chunk) -> dict[str, Any]:
+    def _delta(self, part: Part, chunk: Chunk) -> chat_answers.Delta:
         match part:
             case Reasoning(text):
                 return {"reasoning_content": text, "reasoning": text}
             case Content(text):
                 return {"content": text}
             case CallStart(index, name):
-                return {"tool_calls": [{"index": index, **self._call(chunk, index, name, "")}]}
+                begun: chat_answers.FunctionDelta = {"name": name, "arguments": ""}
+                number = chunk.call_id(self.request_id, index)
+                return {"tool_calls": [{"index": index, "id": number, "type": "function", "function": begun}]}
             case CallArguments(index, text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
-    def _call(self, chunk: Chunk, index: int, name: str, arguments: str) -> dict[str, Any]:
+    def _call(self, chunk: Chunk, index: int, name: str, arguments: str) -> chat_answers.ToolCall:
         return {
             "id": chunk.call_id(self.request_id, index),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
 
-    def role_chunk(self, chunk: Chunk) -> dict[str, Any]:
+    def role_chunk(self, chunk: Chunk) -> chat_answers.ChatCompletionChunk:
         """What the stream of the chunk's answer begins with."""
-        delta = {"role": "assistant", "content": ""}
-        choice: dict[str, Any] = {"index": chunk.index, "delta": delta, "logprobs": None}
-        choice |= {"finish_reason": None, "stop_reason": None}
+        choice: chat_answers.ChatChunkChoice = {
+            "index": chunk.index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
         if self.body.return_token_ids and chunk.prompt is not None:
             choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
-        return self._object("chat.completion.chunk", [choice], chunk.seed)
+        return self._event([choice], chunk.seed)
 
-    def chunk(self, chunk: Chunk, delta: dict[str, Any] | None = None) -> dict[str, Any]:
+    def chunk(self, chunk: Chunk, delta: chat_answers.Delta | None = None) -> chat_answers.ChatCompletionChunk:
         """One streamed object, of the chunk's text unless a delta is given; its token ids are a delta too."""
-        choice = self._choice(chunk, {"delta": {"content": chunk.text} if delta is None else delta})
-        return self._object("chat.completion.chunk", [choice], chunk.seed) | timing_of(self.body, [chunk])
+        choice: chat_answers.ChatChunkChoice = {
+            "index": chunk.index,
+            "delta": {"content": chunk.text} if delta is None else delta,
+            "logprobs": self._logprobs(chunk),
+            "finish_reason": "tool_calls" if chunk.ends_in_calls else chunk.finish_reason,
+            "stop_reason": chunk.stop,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = iter(chunk.token_ids)
+        return timed(self._event([choice], chunk.seed), self.body, [chunk])
 
-    def last_chunk(self) -> dict[str, Any]:
+    def last_chunk(self) -> chat_answers.ChatCompletionChunk:
         """The object that a stream with include_usage ends with."""
-        return self._object("chat.completion.chunk", [], None) | {"usage": self.usage.counts()}
+        event = self._event([], None)
+        event["usage"] = answers.usage(self.usage)
+        return event
 
-    def whole(self, answers: list[Chunk]) -> dict[str, Any]:
+    def whole(self, chunks: list[Chunk]) -> chat_answers.ChatCompletion:
         """The object of a call that was not streamed."""
-        choices = []
-        for answer in answers:
-            choice = self._choice(answer, {"message": self._message(answer)})
-            if self.body.return_token_ids and answer.prompt is not None:
-                choice["prompt_token_ids"] = iter(answer.prompt.token_ids)
-            choices.append(choice)
-        return (
-            self._object("chat.completion", choices, answers[-1].seed)
-            | {"usage": self.usage.counts()}
-            | timing_of(self.body, answers)
-        )
+        made: chat_answers.ChatCompletion = {
+            "id": f"chatcmpl-{self.request_id}",
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": [self._answer(chunk) for chunk in chunks],
+            "seed": chunks[-1].seed,
+            "usage": answers.usage(self.usage),
+        }
+        return timed(made, self.body, chunks)
 
-    def _message(self, answer: Chunk) -> dict[str, Any]:
+    def _answer(self, chunk: Chunk) -> chat_answers.ChatChoice:
+        finish_reason = "tool_calls" if chunk.ends_in_calls else chunk.finish_reason
+        choice: chat_answers.ChatChoice = {
+            "index": chunk.index,
+            "message": self._message(chunk),
+            "logprobs": self._logprobs(chunk),
+            "finish_reason": cast(chat_answers.ChatFinishReason, finish_reason),  # a whole answer has ended
+            "stop_reason": chunk.stop,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = iter(chunk.token_ids)
+            if chunk.prompt is not None:
+                choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
+        return choice
+
+    def _message(self, answer: Chunk) -> chat_answers.AnswerMessage:
         """An answer that was not streamed."""
         parts = answer.parts or ()
         reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
         arguments = {part.index: part.text for part in parts if isinstance(part, CallArguments)}
         starts = [part for part in parts if isinstance(part, CallStart)]
         calls = [self._call(answer, start.index, start.name, arguments.get(start.index, "")) for start in starts]
-        return {
-            "role": "assistant",
-            "content": None if calls and not answer.text else answer.text,
-            "refusal": None,
-            **({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}),
-            **({"tool_calls": calls} if calls else {}),
-        }
+        content = None if calls and not answer.text else answer.text
+        message: chat_answers.AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = message["reasoning"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return message
 
-    def _object(self, kind: str, choices: list[dict[str, Any]], seed: int | None) -> dict[str, Any]:
-        return {
+    def _event(self, choices: list[chat_answers.ChatChunkChoice], seed: int | None) -> chat_answers.ChatCompletionChunk:
+        event: chat_answers.ChatCompletionChunk = {
             "id": f"chatcmpl-{self.request_id}",
-            "object": kind,
+            "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
-            **({} if seed is None else {"seed": seed}),
         }
+        if seed is not None:
+            event["seed"] = seed
+        return event
 
-    def _choice(self, chunk: Chunk, text: dict[str, Any]) -> dict[str, Any]:
-        rows = {"content": map(self._scored, chunk.logprobs), "refusal": None}
-        return {
-            "index": chunk.index,
-            **text,
-            "logprobs": rows if self.body.logprobs else None,
-            "finish_reason": "tool_calls" if chunk.ends_in_calls else chunk.finish_reason,
-            "stop_reason": chunk.stop,
-            **({"token_ids": iter(chunk.token_ids)} if self.body.return_token_ids else {}),
-        }
+    def _logprobs(self, chunk: Chunk) -> chat_answers.ChatLogprobs | None:
+        return {"content": map(self._scored, chunk.logprobs), "refusal": None} if self.body.logprobs else None
 
-    def _scored(self, scored: TokenLogprob) -> dict[str, Any]:
-        top = scored.top[: self.body.top_logprobs or 0]
-        return self._token(scored.token_id, scored.logprob) | {"top_logprobs": [self._token(*each) for each in top]}
+    def _scored(self, scored: TokenLogprob) -> chat_answers.ChatTokenLogprob:
+        top = [self._token(*each) for each in scored.top[: self.body.top_logprobs or 0]]
+        return {**self._token(scored.token_id, scored.logprob), "top_logprobs": top}
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+    def _token(self, token: int, logprob: float) -> chat_answers.ChatToken:
         text, its_bytes = self.tokenizer.text_of(token), self.tokenizer.bytes_of(token)
         return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
 

@@ -1,23 +1,30 @@
 """OpenAI's completions: the chunks of answers to completion objects."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 from attend.model.text.tokenizer import Tokenizer
+from attend.service.contract import answers
 from attend.service.contract.requests import CompletionRequest, Generation, StreamOptions
 from attend.service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
 from attend.service.records import Chunk, Usage
 
+E = TypeVar("E", bound=answers.Event)
 
-def timing_of(body: Generation, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Milliseconds of the slowest answer that ended, and the fewest cached tokens, where the caller wants to know."""
-    times = [chunk.times for chunk in chunks if chunk.times is not None]
-    if not body.timing or not times:
-        return {}
-    slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
-    return {"timing": slowest | {"cached_tokens": min(each.cached_tokens for each in times)}}
+
+def timed(event: E, body: Generation, chunks: Sequence[Chunk]) -> E:
+    """The object with milliseconds of the slowest answer that ended, and the fewest cached tokens, where the caller asks."""
+    times = [chunk.times for chunk in chunks if chunk.times is not None] if body.timing else []
+    if times:
+        event["timing"] = {
+            "queue_ms": max(each.queue for each in times) * 1e3,
+            "prefill_ms": max(each.prefill for each in times) * 1e3,
+            "decode_ms": max(each.decode for each in times) * 1e3,
+            "cached_tokens": min(each.cached_tokens for each in times),
+        }
+    return event
 
 
 @dataclass(slots=True)
@@ -38,24 +45,37 @@ class CompletionWriter:
         """What the stream carries beside the text."""
         return self.body.stream_options
 
-    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def events(self, chunk: Chunk) -> list[answers.CompletionChunk]:
         """The streamed objects of a chunk: one."""
         return [self.chunk(chunk)]
 
-    def chunk(self, chunk: Chunk) -> dict[str, Any]:
+    def chunk(self, chunk: Chunk) -> answers.CompletionChunk:
         """One streamed object; its text and token ids are deltas."""
-        return self._object([self._choice(chunk)], chunk.seed) | timing_of(self.body, [chunk])
+        event = self._event([self._choice(chunk)])
+        event["seed"] = chunk.seed
+        return timed(event, self.body, [chunk])
 
-    def last_chunk(self) -> dict[str, Any]:
+    def last_chunk(self) -> answers.CompletionChunk:
         """The object that a stream with include_usage ends with."""
-        return self._object([], None) | {"usage": self.usage.counts()}
+        event = self._event([])
+        event["usage"] = answers.usage(self.usage)
+        return event
 
-    def whole(self, answers: list[Chunk]) -> dict[str, Any]:
+    def whole(self, chunks: list[Chunk]) -> answers.Completion:
         """The object of a call that was not streamed, of one chunk for each answer."""
-        choices = [self._choice(answer) for answer in answers]
-        return self._object(choices, answers[-1].seed) | {"usage": self.usage.counts()} | timing_of(self.body, answers)
+        made: answers.Completion = {
+            "id": f"cmpl-{self.request_id}",
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": [cast(answers.CompletionChoice, self._choice(chunk)) for chunk in chunks],  # all have ended
+            "seed": chunks[-1].seed,
+            "usage": answers.usage(self.usage),
+        }
+        return timed(made, self.body, chunks)
 
-    def _object(self, choices: list[dict[str, Any]], seed: int | None) -> dict[str, Any]:
+    def _event(self, choices: list[answers.CompletionChunkChoice]) -> answers.CompletionChunk:
         return {
             "id": f"cmpl-{self.request_id}",
             "object": "text_completion",
@@ -63,12 +83,11 @@ class CompletionWriter:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
-            **({} if seed is None else {"seed": seed}),
         }
 
-    def _choice(self, chunk: Chunk) -> dict[str, Any]:
+    def _choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
         body, prompt = self.body, chunk.prompt
-        choice: dict[str, Any] = {
+        choice: answers.CompletionChunkChoice = {
             "index": chunk.index,
             "text": chunk.text if prompt is None else prompt.text + chunk.text,
             "logprobs": None if body.logprobs is None else self._logprobs_of(chunk),
@@ -83,7 +102,7 @@ class CompletionWriter:
             choice["prompt_logprobs"] = prompt_logprobs(prompt, body.prompt_logprobs, self.tokenizer)
         return choice
 
-    def _logprobs_of(self, chunk: Chunk) -> dict[str, Iterator[Any]]:
+    def _logprobs_of(self, chunk: Chunk) -> answers.CompletionLogprobs:
         if chunk.index not in self._logprobs:
             skip = self.body.skip_special_tokens is not False
             echo = bool(self.body.echo)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -119,7 +119,7 @@ def _operation(found: dict[str, Any], known: Operation, defined: dict[str, Schem
     }
 
 
-def _request(body: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _request(body: type, examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
     shown = {name: {"value": value} for name, value in examples.items()}
     return {"required": True, "content": {"application/json": {"schema": _ref(body), "examples": shown}}}
 
@@ -133,7 +133,7 @@ def _responses(known: Operation, success: str, defined: dict[str, Schema]) -> di
     return _failures(known.errors) | answers
 
 
-def _content(answer: type[BaseModel] | str, defined: dict[str, Schema]) -> dict[str, Any]:
+def _content(answer: type | str, defined: dict[str, Schema]) -> dict[str, Any]:
     if isinstance(answer, str):
         return {"text/plain": {"schema": {"type": "string"}, "example": answer}}
     return {"application/json": {"schema": _ref(answer), "example": example(_ref(answer), defined)}}
@@ -171,7 +171,7 @@ def _answer(text: str, content: dict[str, Any], *headers: str) -> dict[str, Any]
     return {"description": text, "headers": named, "content": content}
 
 
-def _ref(model: type[BaseModel]) -> Schema:
+def _ref(model: type) -> Schema:
     return {"$ref": REF.format(model=model.__name__)}
 
 

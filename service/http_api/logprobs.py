@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
-from typing import Any
 
 from attend.model.engine.request import TokenLogprob
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
+from attend.service.contract import answers
 from attend.service.records import Chunk, PromptPart
 
 FLOOR = -9999.0
@@ -32,7 +32,7 @@ class CompletionLogprobs:
         for token in received:
             self._offset += len(self._decoder.push(token))
 
-    def of(self, chunk: Chunk) -> dict[str, Iterator[Any]]:
+    def of(self, chunk: Chunk) -> answers.CompletionLogprobs:
         """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset` of a chunk; of the prompt too where it is echoed.
 
         The lists are made while they are read, and those of one chunk before those of the next.
@@ -72,7 +72,7 @@ class CompletionLogprobs:
         return {self._tokenizer.text_of(token): finite(value) for token, value in pairs}
 
 
-def prompt_logprobs(prompt: PromptPart, top: int, tokenizer: Tokenizer) -> Iterator[dict[str, Any] | None]:
+def prompt_logprobs(prompt: PromptPart, top: int, tokenizer: Tokenizer) -> Iterator[dict[str, answers.ScoredToken] | None]:
     """Of each prompt token: null for the first, then {token id: {logprob, decoded_token}} of the `top` likeliest and itself."""
     yield None
     for scored in prompt.logprobs:

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
 from attend.model.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -17,14 +15,12 @@ from attend.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from attend.service.contract import answers, chat_answers
+from attend.service.contract import answers, chat_answers, server_answers, text_answers
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.errors import AnswerChanged, TooLarge, WrongMediaType
 from attend.service.http_api import event_ids
-from attend.service.http_api.attention import Attention
-from attend.service.http_api.embeddings import Embeddings
 from attend.service.observe.capacity import MAX_TOKENS, Question
 
 BUG = RuntimeError("not one of ours")
@@ -61,7 +57,7 @@ GENERATION: tuple[Exception, ...] = (
 class Stream:
     """The answer where `stream` is true."""
 
-    event: type[BaseModel]
+    event: type
     examples: dict[str, dict[str, Any]]
     """Events, by what they are: where they differ from the example of a whole one."""
 
@@ -70,10 +66,10 @@ class Stream:
 class Operation:
     """One method of one path."""
 
-    answer: type[BaseModel] | str
+    answer: type | str
     """The shape of the answer with status 200, or an example of it where it is plain text."""
     stream: Stream | None = None
-    body: type[BaseModel] | None = None
+    body: type | None = None
     requests: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Examples of bodies, by what they show."""
     parameters: tuple[dict[str, Any], ...] = ()
@@ -165,10 +161,10 @@ _QUESTION = tuple(
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): _COMPLETIONS,
     ("post", "/v1/chat/completions"): _CHAT_COMPLETIONS,
-    ("get", "/v1/models"): Operation(answers.ModelList, errors=(_KEY, BUG)),
-    ("get", "/v1/models/{model_id}"): Operation(answers.Model, errors=(_KEY, _MODEL, BUG)),
+    ("get", "/v1/models"): Operation(server_answers.ModelList, errors=(_KEY, BUG)),
+    ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, errors=(_KEY, _MODEL, BUG)),
     ("post", "/v1/attention"): Operation(
-        Attention,
+        text_answers.Attention,
         body=AttentionRequest,
         requests={
             "A prompt": {"prompt": "Hi there", "layers": [0], "heads": [0]},
@@ -187,7 +183,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("post", "/v1/embeddings"): Operation(
-        Embeddings,
+        text_answers.Embeddings,
         body=EmbeddingsRequest,
         requests={
             "A text": {"input": "Hi there"},
@@ -203,23 +199,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("post", "/tokenize"): Operation(
-        answers.Tokens,
+        text_answers.Tokens,
         body=TokenizeRequest,
         requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
         errors=(_TYPE, *BODY),
     ),
     ("post", "/detokenize"): Operation(
-        answers.Text,
+        text_answers.Text,
         body=DetokenizeRequest,
         requests={"Two tokens": {"tokens": [72, 105]}},
         errors=(_TYPE, *BODY),
     ),
-    ("get", "/tokenizer_info"): Operation(answers.TokenizerInfo, errors=(_KEY, BUG)),
+    ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, errors=(_KEY, BUG)),
     ("get", "/healthz"): Operation("ok\n", unwell=("To be restarted.", "the engine is stuck\n")),
     ("get", "/readyz"): Operation("ready\n", unwell=("Shutting down.", "draining\n")),
-    ("get", "/version"): Operation(answers.Version),
+    ("get", "/version"): Operation(server_answers.Version),
     ("get", "/v1/capacity"): Operation(
-        answers.Capacity,
+        server_answers.Capacity,
         parameters=_QUESTION,
         errors=(
             InvalidRequest("max_tokens must be an integer from 0 to 2147483647; got 'a' (string)", "max_tokens"),

@@ -8,13 +8,14 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from attend.model.errors import AttendError, DeadlineExceeded, Unauthenticated
+from attend.service.contract.answers import Error
 from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
 
 
-def error_body(error: BaseException, request_id: str) -> dict[str, object]:
-    """`{"error": {"message", "type", "param", "code"}}`."""
+def error_body(error: BaseException, request_id: str) -> Error:
+    """What is said of an error."""
     row = wire(error)
     return {"error": {"message": sentence(error, request_id), "type": row.kind, "param": field_of(error), "code": row.code}}
 
@@ -42,7 +43,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}"
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-        document = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+        document: Error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
         return Response(orjson.dumps(document), error.status_code, error.headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)

@@ -15,6 +15,7 @@ from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.contract import server_answers
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
 from attend.service.contract.requests import CompletionRequest, read_completion
@@ -258,14 +259,15 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
     @bind(router, MODELS)
     async def models() -> Response:
         """The served model, and its adapters."""
-        return Json({"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]})
+        served: server_answers.ModelList = {"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]}
+        return Json(served)
 
     @bind(router, MODEL)
     async def model(model_id: Annotated[str, Path(description="The model's name.", examples=["attend"])]) -> Response:
         """The served model, or an adapter, by its name."""
         return Json(model_object() if service.find(model_id) is None else adapter_object(model_id))
 
-    def model_object() -> dict[str, object]:
+    def model_object() -> server_answers.Model:
         return {
             "id": service.model_name,
             "object": "model",
@@ -276,8 +278,8 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
             "stop_token_ids": list(service.engine.info.eos_token_ids),
         }
 
-    def adapter_object(name: str) -> dict[str, object]:
-        return model_object() | {"id": name, "parent": service.model_name}
+    def adapter_object(name: str) -> server_answers.Model:
+        return {**model_object(), "id": name, "parent": service.model_name}
 
 
 def _add_capacity(router: APIRouter, site: Site) -> None:
@@ -314,19 +316,18 @@ def _add_operations(router: APIRouter, site: Site) -> None:
     async def version() -> Response:
         """What is running."""
         info = site.service.engine.info
-        return Json(
-            {
-                "version": site.version,
-                "model": site.service.model_name,
-                "family": info.family,
-                "device": info.device,
-                "dtype": info.dtype,
-                "weights": info.weights,
-                "backend": info.backend,
-                "slower_path": info.slower_path and info.slower_path.cause,
-                "system_fingerprint": info.fingerprint,
-            }
-        )
+        running: server_answers.Version = {
+            "version": site.version,
+            "model": site.service.model_name,
+            "family": info.family,
+            "device": info.device,
+            "dtype": info.dtype,
+            "weights": info.weights,
+            "backend": info.backend,
+            "slower_path": info.slower_path and info.slower_path.cause,
+            "system_fingerprint": info.fingerprint,
+        }
+        return Json(running)
 
     @bind(router, METRICS)
     async def metrics() -> Response:

@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from attend.model.errors import AttendError
+from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
 from attend.service.generation.turns import in_turns
@@ -43,15 +44,15 @@ class Writer(Protocol):
         """What the stream carries beside the text."""
         ...
 
-    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def events(self, chunk: Chunk) -> Sequence[answers.Chunk]:
         """The streamed objects of a chunk. Long lists in them are iterators, as `pieces` takes them."""
         ...
 
-    def last_chunk(self) -> dict[str, Any]:
+    def last_chunk(self) -> answers.Chunk:
         """The object with the usage at the end of a stream."""
         ...
 
-    def whole(self, answers: list[Chunk]) -> dict[str, Any]:
+    def whole(self, chunks: list[Chunk]) -> answers.Whole:
         """The object of a call that is not streamed, of one chunk for each answer. Long lists are iterators, as in `events`."""
         ...
 
@@ -189,10 +190,10 @@ class EventLines:
     def _bare(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk without ids."""
         self._writer.usage.add((chunk,))
-        extra = {"usage": self._writer.usage.counts()} if self._continuous else self._extra
+        extra = {"usage": answers.usage(self._writer.usage)} if self._continuous else self._extra
         for event in self._writer.events(chunk):
             yield b"data: "
-            yield from pieces(event | extra)
+            yield from pieces({**event, **extra})
             yield b"\n\n"
 
     def _filled(self, chunk: Chunk) -> bytes:
@@ -229,5 +230,5 @@ class _Form(NamedTuple):
     tail: bytes
 
 
-def _event(document: dict[str, object]) -> bytes:
+def _event(document: answers.Error | answers.Chunk) -> bytes:
     return b"data: %s\n\n" % orjson.dumps(document)

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
+from attend.service.contract import text_answers
 from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
 from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
 from attend.service.contract.validation import validated
@@ -27,9 +28,11 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         body = await read_json(request, partial(validated, TokenizeRequest), most, name_of(key))
         service.check_model(body.model or "")
         tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False, key=key)
-        texts = {"token_strs": map(service.tokenizer.raw.id_to_token, tokens)} if body.return_token_strs else {}
         limit = service.engine.info.max_model_len
-        return json_response({"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens), **texts})
+        found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
+        if body.return_token_strs:
+            found["token_strs"] = map(service.tokenizer.raw.id_to_token, tokens)
+        return json_response(found)
 
     @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:
@@ -37,7 +40,8 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         key: Key | None = request.state.key
         body = await read_json(request, partial(validated, DetokenizeRequest), most, name_of(key))
         service.check_model(body.model or "")
-        return json_response({"prompt": await service.detokenize(body.tokens, key=key)})
+        text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, key=key)}
+        return json_response(text)
 
     @bind(router, TOKENIZER_INFO)
     async def tokenizer_info() -> Response:

@@ -18,11 +18,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attend.model.engine.request import EngineInfo, EngineStats, StepReport
 from attend.model.errors import InvalidRequest
 from attend.model.params import describe, integer
+from attend.service.contract import server_answers
 
 SLOTS, SLOT_SECONDS = 20, 0.5
 """Tokens a second are a mean over the last 20 half seconds, and the one under way."""
@@ -191,10 +192,10 @@ def answer_seconds(load: Load, question: Question) -> float | None:
     return wait + prompt + question.max_tokens * pace.step_seconds
 
 
-def estimate(loads: Sequence[Load], expected: int, question: Question) -> dict[str, Any]:
+def estimate(loads: Sequence[Load], expected: int, question: Question) -> server_answers.Capacity:
     """The answer of /v1/capacity: sums over the replicas that reported, and the times of the one with the least wait."""
-    answers = [(wait_seconds(load, question), answer_seconds(load, question)) for load in loads]
-    wait, seconds = min(answers, key=_unknown_last, default=(None, None))
+    times = [(wait_seconds(load, question), answer_seconds(load, question)) for load in loads]
+    wait, seconds = min(times, key=_unknown_last, default=(None, None))
     infos, stats, paces = ([getattr(load, part) for load in loads] for part in Load.__slots__)
     return {
         "replicas": {"expected": expected, "answered": len(loads)},

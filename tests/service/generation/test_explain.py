@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from pydantic import TypeAdapter
 
 from attend.model.engine.request import EngineStats
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
+from attend.service.contract.text_answers import Attention
 from attend.service.generation.explain import MOST_CALLS
-from attend.service.http_api.attention import Attention, AttentionWriter
+from attend.service.http_api.attention import AttentionWriter
 from attend.service.http_api.pieces import pieces
 from attend.service.records import MOST_NUMBERS, ExplainCommand
 from attend.v1 import generation_pb2 as pb
@@ -36,7 +38,7 @@ def ask(server: Server, body: dict, **headers: str):
 def told(server: Server, body: dict) -> dict:
     answer = ask(server, body)
     assert answer.status_code == 200, answer.text
-    Attention.model_validate_json(answer.content)
+    TypeAdapter(Attention).validate_json(answer.content)
     return answer.json()
 
 
@@ -357,7 +359,7 @@ def test_a_long_answer_is_made_in_pieces_which_together_are_the_answer():
     parts = list(pieces(AttentionWriter(server.explaining, explained).whole()))
     assert len(parts) > 10
     assert max(map(len, parts)) < 256 << 10
-    Attention.model_validate_json(b"".join(parts))
+    TypeAdapter(Attention).validate_json(b"".join(parts))
 
 
 def test_the_id_of_a_call_is_in_its_answer():

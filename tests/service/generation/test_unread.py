@@ -77,7 +77,7 @@ def test_a_call_that_ends_before_it_waits_ends_when_it_does():
         with unread.call("many") as call:
             await begin("many", MOST)
             call.came(1)
-            with pytest.raises(Overloaded, match="still being sent"):
+            with pytest.raises(Overloaded, match="still being received"):
                 async with call.waiting():
                     await asyncio.sleep(1)
 

@@ -136,7 +136,7 @@ def test_events_are_the_same_whether_filled_in_or_written_out(pieces, chat, name
     lines, others = EventLines(filled), EventLines(written)
     found = b"".join(piece for place in range(0, len(chunks), size) for piece in lines.of(chunks[place : place + size]))
     assert found == b"".join(piece for chunk in chunks for piece in others.written(chunk))
-    assert filled.usage.counts() == written.usage.counts()
+    assert filled.usage == written.usage
 
 
 @pytest.mark.parametrize("chat", [False, True])
