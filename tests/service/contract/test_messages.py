@@ -1,6 +1,7 @@
 """Messages of gRPC ask for what bodies of HTTP ask for: every field has its place, and both make the same command."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -11,15 +12,18 @@ from attend.model.params import NO_CHANGE
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec, Kind
 from attend.service.contract import messages
-from attend.service.contract.chat import ChatMessageRequest, read_chat
+from attend.service.contract.chat import ChatMessageRequest, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
-from attend.service.contract.requests import GenerateRequest, read_completion
+from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
+from attend.service.contract.shapes import Shape
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
 from attend.service.grpc_api import convert
+from attend.service.http_api.documents import schemas
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
 from tests.service.contract.test_chat import EVERYTHING as CHAT
 from tests.service.contract.test_completions import EVERYTHING as COMPLETION
+from tests.service.contract.wrong import scalar_of
 from tests.service.messages import chat_message, generate_message
 
 D, R = pb.DecodingParameters, pb.ResponseOptions
@@ -60,22 +64,41 @@ def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
     return convert.to_command(message, "id", template=TEMPLATE)
 
 
-@pytest.mark.parametrize("name", COMPLETION)
-def test_each_field_of_a_completion_means_the_same_in_a_message(name):
-    body = {"prompt": "a"} | {name: COMPLETION[name]}
-    assert over_grpc(generate_message(body)) == to_command(read_completion(body), "id")
+SHOWN = {"return_token_ids", "timing"}
+"""What an answer shows, which a command does not know."""
+SPECIAL = {"prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "structured_outputs", "adapter"}
+SPECIAL |= {"chat_template_kwargs", "reasoning_effort", "top_logprobs"}
+"""Fields that mean something only with others, or are written in another way: tests of their own have them."""
 
 
-@pytest.mark.parametrize("name", CHAT)
-def test_each_field_of_a_chat_means_the_same_in_a_message(name):
-    body = {"messages": [{"role": "user", "content": "a"}]} | {name: CHAT[name]}
-    if name == "top_logprobs":
-        body["logprobs"] = True
-    found, wanted = over_grpc(chat_message(body)), to_command(read_chat(body), "id", template=TEMPLATE)
-    (prompt,), (other,) = found.prompts, wanted.prompts
-    assert prompt.write() == other.write()
-    facts = ("sampling", "stops", "decoding", "n", "model", "request_id", "deadline_ms", "logprobs", "priority", "cache_salt")
-    assert [getattr(found, fact) for fact in facts] == [getattr(wanted, fact) for fact in facts]
+def cases(kind: type[Shape], shown: type[Shape], values: dict[str, Any]) -> list[Any]:
+    """A value of each field that a message has: of a new one, any that is not its default."""
+    known = schemas()[shown.__name__]["properties"]
+    names = sorted({*messages.places(kind).values()} - SPECIAL)
+    return [pytest.param(name, values[name] if name in values else scalar_of(known[name]), id=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), cases(GenerateRequest, CompletionRequest, COMPLETION | {"resume_token_ids": [1, 2]})
+)
+def test_each_field_of_a_completion_means_the_same_in_a_message(name, value):
+    body = {"prompt": "a"} | {name: value}
+    found = over_grpc(generate_message(body))
+    assert found == to_command(read_completion(body), "id")
+    assert (found == over_grpc(generate_message({"prompt": "a"}))) is (name in SHOWN)
+
+
+@pytest.mark.parametrize(("name", "value"), cases(ChatMessageRequest, ChatRequest, CHAT))
+def test_each_field_of_a_chat_means_the_same_in_a_message(name, value):
+    hello: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+    found, wanted = (
+        over_grpc(chat_message(hello | {name: value})),
+        to_command(read_chat(hello | {name: value}), "id", template=TEMPLATE),
+    )
+    assert found.prompts[0].write() == wanted.prompts[0].write()
+    assert replace(found, prompts=("",)) == replace(wanted, prompts=("",))
+    plain = over_grpc(chat_message(hello))
+    assert (replace(found, prompts=("",)) == replace(plain, prompts=("",))) is (name in SHOWN)
 
 
 def test_an_adapter_is_named_in_a_message_alone():
