@@ -90,8 +90,6 @@ class SamplingParams:
     """Draw among those at least this likely relative to the likeliest."""
     seed: int | None = None
     """Same seed, same draws; None lets the service choose one and report it."""
-    skip_reading_prefix_cache: bool = False
-    """Compute the whole prompt, also where the prefix cache has a part of it."""
 
     def __post_init__(self) -> None:
         number("temperature", self.temperature, 0, MAX_TEMPERATURE)

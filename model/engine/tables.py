@@ -123,8 +123,7 @@ class BlockTables:
     def looks_up(self, request: Request) -> bool:
         """Whether its prefix may come from the cache: a prompt's scores, and its mean hidden state, need all of it computed."""
         scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
-        reads = self.config.prefix_caching and not request.sampling.skip_reading_prefix_cache
-        return reads and scored and request.pooling is not Pooling.MEAN
+        return self.config.prefix_caching and scored and request.pooling is not Pooling.MEAN
 
     def parent(self, request: Request) -> Parent:
         """The predecessor of its next block that is not known."""

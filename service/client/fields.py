@@ -12,7 +12,6 @@ class Sampled(TypedDict, total=False):
     top_p: float
     stop: str | list[str]
     seed: int
-    skip_reading_prefix_cache: bool
     user: str
     top_k: int
     min_p: float

@@ -172,10 +172,6 @@ class Generation(Shape):
     )
     seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
-    skip_reading_prefix_cache: StrictBool | None = param(
-        "skip_reading_prefix_cache", flag=False, proto="sampling.skip_reading_prefix_cache"
-    )
-    """Compute the whole prompt, also where the prefix cache has a part of it."""
     user: User = told(client=True)
     top_k: StrictInt | None = param("top_k", proto="sampling.top_k", **between(-1, MAX_INT64))
     """Draw among the k likeliest tokens; 0 and -1 mean all."""

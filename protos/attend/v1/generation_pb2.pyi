@@ -67,20 +67,18 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., decoding: _Optional[_Union[DecodingParameters, _Mapping]] = ..., stopping: _Optional[_Union[StoppingCriteria, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., resume_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., adapter: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
-    __slots__ = ("n", "top_k", "top_p", "min_p", "seed", "skip_reading_prefix_cache")
+    __slots__ = ("n", "top_k", "top_p", "min_p", "seed")
     N_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    SKIP_READING_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     n: int
     top_k: int
     top_p: float
     min_p: float
     seed: int
-    skip_reading_prefix_cache: bool
-    def __init__(self, n: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., skip_reading_prefix_cache: _Optional[bool] = ...) -> None: ...
+    def __init__(self, n: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodingParameters(_message.Message):
     __slots__ = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "json_schema", "regex", "choice", "grammar", "json_object")

@@ -139,14 +139,6 @@ def test_requests_share_only_within_one_salt():
         assert found == request.num_cached
 
 
-def test_a_request_may_leave_the_cache_unread():
-    machine = engine()
-    for name, skips, found in [("a", False, 0), ("b", True, 0), ("c", False, 8)]:
-        request = ask(name, PROMPT, 1, sampling=SamplingParams(skip_reading_prefix_cache=skips))
-        run(machine, [request])
-        assert found == request.num_cached
-
-
 def test_a_request_that_wants_its_prompt_scored_computes_all_of_it():
     machine = tiny_engine(tiny_decoder(tiny_config()), prefix_caching=True, block_size=SIZE)
     for name in "ab":
