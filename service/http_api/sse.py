@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import orjson
 from fastapi.responses import StreamingResponse
@@ -135,7 +135,7 @@ class EventLines:
         """Whether the caller may have what comes next."""
         options = writer.stream_options
         self._continuous = options is not None and bool(options.continuous_usage_stats)
-        self._extra: dict[str, Any] = {"usage": None} if options is not None and options.include_usage else {}
+        self._tells_usage = self._continuous or (options is not None and bool(options.include_usage))
         self._forms: dict[int, _Form] = {}
 
     def of(self, chunks: list[Chunk]) -> Iterator[bytes]:
@@ -190,10 +190,12 @@ class EventLines:
     def _bare(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk without ids."""
         self._writer.usage.add((chunk,))
-        extra = {"usage": answers.usage(self._writer.usage)} if self._continuous else self._extra
+        usage = answers.usage(self._writer.usage) if self._continuous else None
         for event in self._writer.events(chunk):
+            if self._tells_usage:
+                event["usage"] = usage
             yield b"data: "
-            yield from pieces({**event, **extra})
+            yield from pieces(event)
             yield b"\n\n"
 
     def _filled(self, chunk: Chunk) -> bytes:

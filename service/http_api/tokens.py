@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
-from attend.service.contract import text_answers
+from attend.service.contract import server_answers, text_answers
 from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
 from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
 from attend.service.contract.validation import validated
@@ -48,6 +48,10 @@ def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemp
         """The special tokens and the chat template, as tokenizer_config.json has them."""
         info, facts = service.engine.info, service.tokenizer.facts
         ends = [service.tokenizer.raw.id_to_token(token) for token in info.eos_token_ids[:1]]
-        defaults = {"eos_token": next(iter(ends), None), "vocab_size": info.vocab_size, "model_max_length": info.max_model_len}
+        known: server_answers.TokenizerInfo = {
+            "eos_token": next(iter(ends), None),
+            "vocab_size": info.vocab_size,
+            "model_max_length": info.max_model_len,
+        }
         written = {} if template is None else {"chat_template": template.source}
-        return json_response(defaults | facts | written)
+        return json_response({**known, **facts, **written})

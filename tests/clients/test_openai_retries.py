@@ -67,6 +67,7 @@ def test_a_wrong_key_is_an_authentication_error_that_is_not_tried_again(narrow):
     assert [status for status, _ in seen] == [401]
 
 
+@pytest.mark.long
 def test_a_server_that_drains_is_asked_again_after_the_time_it_names(tmp_path: Path):
     with running(tmp_path / "log", *Narrow.FLAGS) as server:
         narrow = Narrow(server, "none")

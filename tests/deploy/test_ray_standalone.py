@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.deploy.manifests import ROOT
 from tests.service.server import SLOWNESS, running
 
-pytestmark = [pytest.mark.ray, pytest.mark.alone]
+pytestmark = [pytest.mark.ray, pytest.mark.alone, pytest.mark.long]
 FOLDER = ROOT / "deploy/base/standalone"
 
 

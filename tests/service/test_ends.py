@@ -119,7 +119,6 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
         yield {
             "SIGINT": pool.submit(stopped_while_it_starts, log("sigint"), signal.SIGINT),
             "SIGTERM": pool.submit(stopped_while_it_starts, log("sigterm"), signal.SIGTERM),
-            "bad checkpoint": pool.submit(started_on_a_bad_checkpoint, tmp_path_factory.mktemp("bad") / "checkpoint"),
             "short drain": pool.submit(drained_too_shortly, log("drain")),
         }
 
@@ -183,8 +182,9 @@ def started_on_a_bad_checkpoint(folder: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_a_checkpoint_that_is_only_found_bad_by_its_values_stops_the_start_too(lives: dict[str, Future]) -> None:
-    done = lives["bad checkpoint"].result()
+@pytest.mark.long
+def test_a_checkpoint_that_is_only_found_bad_by_its_values_stops_the_start_too(tmp_path: Path) -> None:
+    done = started_on_a_bad_checkpoint(tmp_path / "checkpoint")
     assert done.returncode == 2
     assert "model.safetensors: tensor model.norm.weight holds NaN or infinity" in done.stderr
     assert "Traceback" not in done.stderr

@@ -243,6 +243,7 @@ def with_keys(script: Path, folder: Path) -> str:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_one_process_of_the_tree_runs_nothing_of_its_folder_and_finds_the_files_that_it_names_there(hostile, ran, tmp_path):
     script = Path(sys.executable).with_name("attend")
     key = with_keys(script, hostile)
@@ -255,7 +256,10 @@ def test_one_process_of_the_tree_runs_nothing_of_its_folder_and_finds_the_files_
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("flags", [["--single"], ["--tensor-parallel", "2"]], ids=["single", "ranks"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param(["--single"], id="single"), pytest.param(["--tensor-parallel", "2"], id="ranks", marks=pytest.mark.long)],
+)
 def test_a_server_runs_nothing_of_a_folder_that_it_may_only_read(installed, hostile, ran, tmp_path, flags):
     needs_namespaces()
     key = with_keys(installed.script, hostile)

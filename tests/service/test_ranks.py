@@ -70,8 +70,8 @@ def test_ranks_answer_as_one_process_and_a_dead_one_is_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--tensor-parallel", "4"], "6 heads are not divisible by it"),
-        (["--tensor-parallel", "2", "--quantize", "int8"], "quantize is set"),
+        pytest.param(["--tensor-parallel", "4"], "6 heads are not divisible by it", marks=pytest.mark.long),
+        pytest.param(["--tensor-parallel", "2", "--quantize", "int8"], "quantize is set", marks=pytest.mark.long),
         (["--tensor-parallel", "2", "--single"], "tensor_parallel = 2 needs Ray"),
     ],
 )

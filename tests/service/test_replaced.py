@@ -14,7 +14,7 @@ import pytest
 
 from tests.service.server import Server, running, wait_for
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STEP_SECONDS = 10.0
 SLOW = """
@@ -72,7 +72,6 @@ def served(server: Server) -> bool:
     return False
 
 
-@pytest.mark.long
 def test_a_replica_whose_step_takes_ten_seconds_keeps_its_calls_and_is_not_replaced(slowable: tuple[Server, Path]) -> None:
     server, mark = slowable
     before, deaths = server.replicas(), server.metric("attend_replica_deaths_total")

@@ -192,7 +192,8 @@ def over_grpc(server: Server, *, stream: bool) -> tuple[int, str, dict[str, str]
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("way", ["http", "grpc", pytest.param("grpc stream", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["http", "grpc", "grpc stream"])
 def test_a_full_replica_is_asked_ten_times_a_second_and_answers_as_soon_as_it_has_room(small: Server, way: str) -> None:
     def ask() -> tuple[int, str, dict[str, str]]:
         return over_http(small, 4) if way == "http" else over_grpc(small, stream=way == "grpc stream")
