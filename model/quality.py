@@ -37,7 +37,7 @@ def windows(num_tokens: int, context: int) -> Iterator[Window]:
         scored = stop
 
 
-class Form(Protocol):
+class Scorer(Protocol):
     """A model in some form, or by another engine."""
 
     @property
@@ -86,7 +86,7 @@ class Quality:
 
 @torch.inference_mode()
 def compare(
-    forms: Sequence[Form], tokens: Sequence[int], context: int, report: Callable[[int], None] = lambda done: None
+    forms: Sequence[Scorer], tokens: Sequence[int], context: int, report: Callable[[int], None] = lambda done: None
 ) -> list[Quality]:
     """Each form's quality on a text, read in `windows` by all forms side by side. `report` is told how far it is."""
     found = [Quality() for _ in forms]

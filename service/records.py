@@ -25,7 +25,7 @@ from attend.model.params import (
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarSpec
 from attend.service.access.quota import Key, name_of
-from attend.service.chat.forms import AnswerForm
+from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
 from attend.service.chat.parts import Part, joined
 from attend.service.chat.tools import NO_CALLS, Calling
@@ -69,7 +69,7 @@ class ChatPrompt:
 class ChatRules:
     """How the answers of a chat are read."""
 
-    form: AnswerForm
+    form: AnswerFormat
     calling: Calling = NO_CALLS
 
 
@@ -327,7 +327,7 @@ class _Pieces:
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenCounts:
     """Tokens of a whole call. A prompt counts once, however many answers it gets."""
 
     n: int

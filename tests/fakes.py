@@ -36,7 +36,7 @@ from attend.model.pooling import EmbeddingRules, Pooling
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import KeyRing
-from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
 from attend.service.grpc_api.register import add_generation_service
@@ -302,7 +302,7 @@ def build_server(
     expose_docs: bool = True,
     cors_origins: Sequence[str] = (),
     template: ChatTemplate | None = None,
-    form: AnswerForm = TEXT_ALONE,
+    form: AnswerFormat = TEXT_ALONE,
     keys: KeyRing | None = None,
     behind_edge: bool = False,
     **more: Any,

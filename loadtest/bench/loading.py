@@ -72,14 +72,14 @@ def measure(folder: Path, path: str) -> dict[str, float]:
     """What one load takes, in this process."""
     import torch
 
-    from attend.model.engine.choice import choose_backend, serving_form
+    from attend.model.engine.choice import choose_backend, prepare_decoder
     from attend.model.net.checkpoint import load, read_config
 
     size, reading = sum(each.stat().st_size for each in folder.glob("*.safetensors")), read(folder, large=path == "native")
     config = read_config(folder)
     memory, started = Memory(), time.perf_counter()
     net = load(folder, torch.bfloat16, "cpu", context=0, mapped=path == "native")
-    form = serving_form(net, choose_backend(path, config, torch.bfloat16, "cpu", 32))
+    form = prepare_decoder(net, choose_backend(path, config, torch.bfloat16, "cpu", 32))
     seconds = time.perf_counter() - started
     owned, resident = memory.stop()
     del form

@@ -12,7 +12,7 @@ from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
 from attend.model.text.grammar import GrammarSpec
 from attend.model.text.mask import CompiledGrammar
-from attend.service.chat.forms import CALLS, AnswerForm
+from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parts import Tool
 from attend.service.generation.generation import GenerationService
@@ -37,7 +37,7 @@ WRITE = Tool("write", {"type": "object", "properties": {"people": PEOPLE}, "requ
 SPECS = {
     "a JSON schema": GrammarSpec("json_schema", json.dumps(PEOPLE)),
     "a regex": GrammarSpec("regex", "([a-z_]{2,12} ){600,}"),
-    "a call of a tool": CallGrammar(AnswerForm(CALLS["hermes"]), [WRITE], {}, reasoning_open=False).required(parallel=False),
+    "a call of a tool": CallGrammar(AnswerFormat(CALLS["hermes"]), [WRITE], {}, reasoning_open=False).required(parallel=False),
 }
 """None is complete before the last token that is asked for, so that every stream has the same length."""
 

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from attend.model.engine.plan import StepInput
 from attend.model.errors import CheckpointError
-from attend.model.net.adapters import Adapted, Adapter, Group, Targets
+from attend.model.net.adapters import Adapted, Adapter, AdapterBatch, Targets
 
 
 class Adapters:
@@ -48,11 +48,11 @@ class Adapters:
         finally:
             self._decoder.use((), 0)
 
-    def _groups(self, step: StepInput) -> list[Group]:
+    def _groups(self, step: StepInput) -> list[AdapterBatch]:
         tokens: dict[str, list[int]] = {}
         begin = 0
         for name, count in zip(step.request_ids, step.counts, strict=True) if step.adapters else ():
             if name in step.adapters:
                 tokens.setdefault(step.adapters[name], []).extend(range(begin, begin + count))
             begin += count
-        return [Group(self._known[digest], places) for digest, places in tokens.items()]
+        return [AdapterBatch(self._known[digest], places) for digest, places in tokens.items()]

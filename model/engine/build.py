@@ -20,7 +20,7 @@ from attend.model.engine.cache import (
     size_groups,
     usual_memory,
 )
-from attend.model.engine.choice import choose_backend, choose_draw, open_adapters, record_steps, serving_form
+from attend.model.engine.choice import choose_backend, choose_draw, open_adapters, prepare_decoder, record_steps
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
@@ -45,7 +45,7 @@ from attend.model.net.packed import multiplies_bfloat16
 from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import names_of_kinds
 from attend.model.net.transformer import Decoder
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import check, config_of, load_shard
 from attend.model.params import SamplingParams
 
@@ -77,7 +77,7 @@ def build_engine(
     folder: Path,
     options: EngineOptions,
     report: Callable[[int, int], None] = lambda done, total: None,
-    group: Group | None = None,
+    group: ProcessGroup | None = None,
 ) -> AsyncEngine:
     """Load a checkpoint and build an engine for it, not yet started. Raises CheckpointError or SettingError.
 
@@ -122,7 +122,7 @@ def build_runner(
     folder: Path,
     options: EngineOptions,
     report: Callable[[int, int], None] = lambda done, total: None,
-    group: Group | None = None,
+    group: ProcessGroup | None = None,
 ) -> Built:
     """Load what this process computes, with a cache. Of ranks all must call it: they agree on the size of the cache."""
     model, device = read_config(folder), choose_device(options.device)
@@ -140,7 +140,7 @@ def build_runner(
     memory = measured_memory(net, backend, options, held, device, shared=ranks > 1)
     context = agreed_sizes(config, held, device, options, memory, group).max_model_len
     net.reach(context)
-    form = serving_form(net, backend)  # after which `net` stands for what serves
+    form = prepare_decoder(net, backend)  # after which `net` stands for what serves
     # once more: matrices may have lain in a mapped file, whose pages count as free
     engine_config = agreed_sizes(config, held, device, options, memory, group)
     engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
@@ -176,7 +176,7 @@ def read_net(
     device: str,
     backend: AttentionBackend,
     report: Callable[[int, int], None],
-    group: Group | None,
+    group: ProcessGroup | None,
 ) -> Decoder:
     """The decoder of a folder, or this rank's part of it, once all ranks have theirs."""
     if group is not None:
@@ -204,7 +204,7 @@ def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> Non
 
 
 def agreed_sizes(
-    config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None, group: Group | None
+    config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None, group: ProcessGroup | None
 ) -> EngineConfig:
     """`size_engine`, with the memory of the rank that has least. On a CPU the ranks share that of the machine."""
     if group is not None:
@@ -356,7 +356,7 @@ def measured_memory(
         return None
     config = wanted_engine(net.config, options, device)
     net.reach(config.max_model_len)
-    form = serving_form(net, backend)
+    form = prepare_decoder(net, backend)
 
     def runner(cache: KVCache) -> ModelRunner:
         graphs, pieces = record_steps(form, backend, cache, config, shared=shared)

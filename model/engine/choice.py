@@ -89,7 +89,7 @@ def kind_of(name: str) -> BackendKind | None:
     return BACKENDS[name]
 
 
-def serving_form(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDecoder | TritonDecoder":
+def prepare_decoder(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDecoder | TritonDecoder":
     """The decoder that computes fastest beside this backend; the plain one is spent."""
     if isinstance(backend, NativeBackend):
         return NativeDecoder(net, spend=True)

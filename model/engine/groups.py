@@ -17,7 +17,7 @@ from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.request import Request
 
 
-class Group(Protocol):
+class KVCacheGroup(Protocol):
     """The blocks of one group, and what each request may take of them. `at` is the place of its tables."""
 
     pool: BlockPool
@@ -207,7 +207,7 @@ def _taken(pool: BlockPool, count: int) -> list[int]:
     return blocks
 
 
-def group_of(at: int, size: GroupSize, config: EngineConfig) -> Group:
+def group_of(at: int, size: GroupSize, config: EngineConfig) -> KVCacheGroup:
     """The group at a place of `config.groups`."""
     kind = StateGroup if size.has_state else FullGroup if size.window is None else WindowGroup
     return kind(at, size, config)

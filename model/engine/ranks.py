@@ -20,7 +20,7 @@ from attend.model.errors import DeviceFailed
 from attend.model.net.backends import Row
 from attend.model.net.transformer import Decoder, final_scores
 from attend.model.parallel.drawing import draw_over_ranks
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import SplitHead
 from attend.model.sampling_plan import Draw
 from attend.model.transfer import Parcel
@@ -36,7 +36,7 @@ BEAT, HURRY = b"beat", b"hurry"
 class ShardRunner(ModelRunner):
     """`ModelRunner` with a part of the decoder. All ranks must be given the same steps, in the same order."""
 
-    def __init__(self, runner: ModelRunner, group: Group, part: Decoder, *, exact: bool) -> None:
+    def __init__(self, runner: ModelRunner, group: ProcessGroup, part: Decoder, *, exact: bool) -> None:
         """What `runner` would compute by itself. `part`: this rank's, in its plain form. `exact`: rows are drawn one by one."""
         super().__init__(
             runner.net,

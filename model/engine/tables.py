@@ -11,7 +11,7 @@ from itertools import count
 
 from attend.model.engine.blocks import BlockPool, Parent, Texts
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.groups import FullGroup, Group, group_of
+from attend.model.engine.groups import FullGroup, KVCacheGroup, group_of
 from attend.model.engine.request import Lack, Request
 from attend.model.pooling import Pooling
 
@@ -24,7 +24,7 @@ class BlockTables:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.groups: list[Group] = [group_of(at, size, config) for at, size in enumerate(config.groups)]
+        self.groups: list[KVCacheGroup] = [group_of(at, size, config) for at, size in enumerate(config.groups)]
         self.has_windows = any(size.window is not None for size in config.groups)
         self.has_states = any(size.has_state for size in config.groups)
         full = [group for group in self.groups if type(group) is FullGroup]
@@ -203,7 +203,7 @@ class BlockTables:
             group.check_integrity(running)
 
 
-def _block_of(group: Group, number: int) -> int:
+def _block_of(group: KVCacheGroup, number: int) -> int:
     """The block that holds a text in a group that knows texts by their numbers; 0 where there is none."""
     known = group.pool.find(number, ())
     return 0 if known is None else known[0]

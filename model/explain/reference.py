@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.transformer import Decoder
 
 NUMBERS = 1 << 18
@@ -72,7 +72,7 @@ def reference(served: Decoder, between: Callable[[], None] = lambda: None) -> De
     with torch.device("meta"):
         net = Decoder(served.config, context=0)
     matrices = {name: module for name, module in served.named_modules() if isinstance(module, Linear)}
-    reform(net, lambda name, _: SlicedLinear.over(matrices[name], between))
+    replace_linears(net, lambda name, _: SlicedLinear.over(matrices[name], between))
     net.embedding.tokens = SlicedEmbedding(served)
     for name in dict(net.named_parameters()):
         module, _, kind = name.rpartition(".")

@@ -25,7 +25,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import read_config as read_model_config
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import family_of, part_shapes, respelled, spelling_of, their_names
-from attend.model.net.linear import ExpertLinear, Linear, reform
+from attend.model.net.linear import ExpertLinear, Linear, replace_linears
 from attend.model.net.peft import CONFIG, LoraConfig, read_config
 from attend.model.net.transformer import Decoder
 from attend.model.weights import MOST_JSON, check_header, check_links, read_json
@@ -62,7 +62,7 @@ class Adapter:
     """By our name of the matrix; none where a decoder keeps them in a form of its own."""
 
 
-class Group(NamedTuple):
+class AdapterBatch(NamedTuple):
     """The tokens of a step that have one adapter."""
 
     adapter: Adapter
@@ -77,7 +77,7 @@ class Adapted(Protocol):
         """The adapter as steps want it. Raises CheckpointError where this decoder does not compute it, or MemoryError."""
         ...
 
-    def use(self, groups: Sequence[Group], num_tokens: int) -> None:
+    def use(self, groups: Sequence[AdapterBatch], num_tokens: int) -> None:
         """From now on the tokens of a step have these adapters; without groups none."""
         ...
 
@@ -285,12 +285,12 @@ class AdaptedDecoder:
             plain = isinstance(linear, ExpertLinear) or not name.startswith("blocks.")
             return linear if plain else AdaptedLinear.around(name, linear, self)
 
-        reform(net, form)
+        replace_linears(net, form)
 
     def prepare(self, adapter: Adapter) -> Adapter:
         """The adapter as it is."""
         return adapter
 
-    def use(self, groups: Sequence[Group], num_tokens: int) -> None:
+    def use(self, groups: Sequence[AdapterBatch], num_tokens: int) -> None:
         """From now on the tokens of a step have these adapters; without groups none."""
         self.groups = [(adapter, torch.tensor(tokens)) for adapter, tokens in groups]

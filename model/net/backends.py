@@ -24,7 +24,7 @@ from attend.model.net.attention import PLAIN, attend, attention_scores, causal_m
 from attend.model.net.features import ALL, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.pulse import Pulse
-from attend.model.net.states import Recurrence, Turns, advance
+from attend.model.net.states import Recurrence, StateSlots, advance
 from attend.model.transfer import Parcel, integers
 
 LEAST_KEYS = 64
@@ -116,10 +116,10 @@ class BatchLayout:
         return integers([row.start for row in self.rows]), integers([row.count for row in self.rows])
 
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> StateSlots:
         """How the step moves states on, in a model that keeps them."""
         assert self.states_R is not None, "nobody said where the states lie"
-        return Turns(self.rows, self.states_R)
+        return StateSlots(self.rows, self.states_R)
 
     def reads(self, window: int | None) -> "Reads":
         """What the queries read where they see `window` keys at most; made at the first layer that asks."""
@@ -128,7 +128,7 @@ class BatchLayout:
             self._reads[window] = Reads(self._single(firsts[: self.num_single]), self._longer(firsts, window))
         return self._reads[window]
 
-    def _single(self, firsts: Sequence[int]) -> "list[Group]":
+    def _single(self, firsts: Sequence[int]) -> "list[RowBatch]":
         """Rows of about the same length side by side: the longest of a group has at most twice the keys of the shortest, or
         LEAST_KEYS. So no row costs more than twice what it costs alone, whoever is in the batch.
         """
@@ -142,7 +142,7 @@ class BatchLayout:
             groups += [self._group(rows[begin : begin + most], firsts, lengths) for begin in range(0, len(rows), most)]
         return groups
 
-    def _group(self, rows: Sequence[int], firsts: Sequence[int], lengths: Sequence[int]) -> "Group":
+    def _group(self, rows: Sequence[int], firsts: Sequence[int], lengths: Sequence[int]) -> "RowBatch":
         device = self.positions_T.device
         rows_N = integers(rows, device)
         first_N1 = integers([firsts[at] for at in rows], device)[:, None]
@@ -153,7 +153,7 @@ class BatchLayout:
         slots_NS = (
             self.block_table_RB[rows_N[:, None], keys_NS // self.block_size] * self.block_size + keys_NS % self.block_size
         )
-        return Group(rows_N, slots_NS.flatten(), mask_NS[:, None, None, :])
+        return RowBatch(rows_N, slots_NS.flatten(), mask_NS[:, None, None, :])
 
     def _longer(self, firsts: Sequence[int], window: int | None) -> list[tuple[slice, Tensor, Tensor]]:
         parts, begin = [], self.num_single
@@ -198,7 +198,7 @@ def _block_table(tables: Sequence[Sequence[int]], table_RB: np.ndarray) -> None:
             blocks_B[known:] = 0
 
 
-class Group(NamedTuple):
+class RowBatch(NamedTuple):
     """Rows of one token that are computed together."""
 
     rows_N: Tensor
@@ -212,7 +212,7 @@ class Group(NamedTuple):
 class Reads(NamedTuple):
     """The slots that a step's queries read under one window, none before the first that a row's first query sees."""
 
-    single: list[Group]
+    single: list[RowBatch]
     """For the rows of one token."""
     longer: list[tuple[slice, Tensor, Tensor]]
     """For each other row: its tokens in T, the slots it reads [S], and what each token may see, bool [T, S]."""

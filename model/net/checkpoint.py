@@ -22,11 +22,11 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import is_gguf
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from attend.model.net.formats.codes import FP8, Codes, Form, Kind
+from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
 from attend.model.net.formats.safetensors_files import Safetensors
 from attend.model.net.formats.table import format_of
 from attend.model.net.formats.weights import Weights
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
 from attend.model.net.transformer import Decoder
 from attend.model.pooling import read_rules
@@ -169,7 +169,7 @@ def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) ->
         net.head.share(net.embedding.tokens)
 
 
-def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:
+def forms_of(net: Decoder, folder: Path) -> dict[str, CodeLayout]:
     """What keeps each matrix that the files have in codes, by our names. Says in the log what of them is not carried out."""
     family, forms = family_of(read_json(folder, "config.json")), {}
     with open_weights(folder) as weights:
@@ -180,18 +180,18 @@ def forms_of(net: Decoder, folder: Path) -> dict[str, Form]:
             coded = [form for form in parts if form is not None]
             alike = len({form.kind == FP8 for form in coded}) == 1  # no codes hold whole numbers and floats
             if alike and len(coded) == len(parts) and not path.endswith(PLAIN):
-                forms[path] = reduce(Form.joined, coded)
+                forms[path] = reduce(CodeLayout.joined, coded)
         for note in weights.notes:
             log.info("%s: %s", folder, note)
     return forms
 
 
-def whole_numbers(forms: Mapping[str, Form]) -> dict[str, Form]:
+def whole_numbers(forms: Mapping[str, CodeLayout]) -> dict[str, CodeLayout]:
     """Those of the forms that are not of floats."""
     return {path: form for path, form in forms.items() if form.kind != FP8}
 
 
-def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
+def adopt_forms(net: Decoder, forms: Mapping[str, CodeLayout]) -> None:
     """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
     embedding = forms.get("embedding.tokens")
     if rounded := sum(not form.exact for form in forms.values()):
@@ -201,7 +201,7 @@ def adopt_forms(net: Decoder, forms: Mapping[str, Form]) -> None:
         form = embedding if path == "head" and net.config.tied_head else forms.get(path)
         return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
 
-    reform(net, kept)
+    replace_linears(net, kept)
     if embedding is not None:
         net.embedding.tokens = quantised_embedding(net.config, embedding)
 

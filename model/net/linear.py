@@ -1,7 +1,7 @@
 """Every matrix of a decoder is a `Linear`. It owns how its numbers are kept, how they are filled in, and how they multiply.
 
 A form is a subclass that keeps or multiplies them in another way: it overrides `make_room`, `store`, `dense` and `forward`, as
-far as they differ. `reform` puts forms, and shards, into a decoder by name: before its weights are read, or after.
+far as they differ. `replace_linears` puts forms, and shards, into a decoder by name: before its weights are read, or after.
 
 Shapes: T tokens · I numbers of a token that go in · O that come out · X experts.
 """
@@ -174,7 +174,7 @@ class ExpertLinear(Linear):
         return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
 
 
-def reform(net: nn.Module, form: Callable[[str, Linear], Linear]) -> None:
+def replace_linears(net: nn.Module, form: Callable[[str, Linear], Linear]) -> None:
     """Put `form(name, matrix)` in the place of every matrix of a decoder; it may be the matrix itself."""
     for path, module in list(net.named_modules()):
         for name, child in list(module.named_children()):

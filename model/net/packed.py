@@ -7,7 +7,7 @@ a fifth less time on a CPU with AMX, and far less where a step has a few rows.
 import torch
 from torch import Tensor, nn
 
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 
 
 class PackedLinear(Linear):
@@ -40,7 +40,7 @@ def multiplies_bfloat16() -> bool:
 def pack(net: nn.Module) -> None:
     """Give every plain bfloat16 matrix of a CPU model its packed form, in place; experts and other forms stay as they are."""
     if multiplies_bfloat16():
-        reform(net, lambda _, linear: PackedLinear.pack(linear) if _is_packable(linear) else linear)
+        replace_linears(net, lambda _, linear: PackedLinear.pack(linear) if _is_packable(linear) else linear)
 
 
 def _is_packable(linear: Linear) -> bool:

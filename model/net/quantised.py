@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attend.model.config import ModelConfig
-from attend.model.net.formats.codes import GROUP, INT8, Codes, Form, Kind, quantise, values_of
-from attend.model.net.linear import SHAPE, ExpertLinear, Linear, reform
+from attend.model.net.formats.codes import GROUP, INT8, CodeLayout, Codes, Kind, quantise, values_of
+from attend.model.net.linear import SHAPE, ExpertLinear, Linear, replace_linears
 from attend.model.net.transformer import Decoder
 
 LARGEST = 15
@@ -145,11 +145,11 @@ class QuantisedEmbedding(QuantisedLinear):
 
 def quantise_matrices(net: Decoder, kind: Kind) -> None:
     """Give the matrices of a decoder without numbers this form; the embedding and the head have 8 bits."""
-    reform(net, lambda name, linear: _form_of(name, linear, kind))
-    net.embedding.tokens = quantised_embedding(net.config, Form(INT8))
+    replace_linears(net, lambda name, linear: _form_of(name, linear, kind))
+    net.embedding.tokens = quantised_embedding(net.config, CodeLayout(INT8))
 
 
-def quantised_embedding(config: ModelConfig, form: Form) -> QuantisedLinear:
+def quantised_embedding(config: ModelConfig, form: CodeLayout) -> QuantisedLinear:
     """The vectors of tokens in a form, without numbers."""
     with torch.device("meta"):
         table = Linear(config.hidden_size, [config.vocab_size], bias=False)

@@ -50,7 +50,7 @@ class Row(Protocol):
     count: int
 
 
-class Turn(NamedTuple):
+class StateBatch(NamedTuple):
     """R sequences that go on by equally many tokens."""
 
     tokens: slice
@@ -65,22 +65,22 @@ CACHED = 1 << 21
 """Bytes of states that a CPU moves on together: what it copies of them stays in its caches."""
 
 
-class Turns:
+class StateSlots:
     """How a step moves states on: rows of one token side by side, the others one by one. Made once a step."""
 
     def __init__(self, rows: Sequence[Row], slots_R: Tensor) -> None:
         """`rows` have those with one token first. `slots_R`: int64, where the state of each lies."""
         self._rows, self._slots_R = rows, slots_R
-        self._turns: dict[int, list[Turn]] = {}
+        self._turns: dict[int, list[StateBatch]] = {}
 
-    def of(self, held: State) -> list[Turn]:
+    def of(self, held: State) -> list[StateBatch]:
         """Those of a layer with these states."""
         most = len(held[0]) if held[0].is_cuda else max(1, CACHED // sum(part[0].nbytes for part in held))
         if most not in self._turns:
             self._turns[most] = list(self._made(most))
         return self._turns[most]
 
-    def _made(self, most: int) -> Iterator[Turn]:
+    def _made(self, most: int) -> Iterator[StateBatch]:
         single = sum(row.count == 1 for row in self._rows)
         begin, first = 0, 0
         while first < len(self._rows):
@@ -89,11 +89,11 @@ class Turns:
             begins = [at for at, row in enumerate(rows) if row.start == 0]
             end = begin + len(rows) * rows[0].count
             begins_N = integers(begins, self._slots_R.device) if begins else None
-            yield Turn(slice(begin, end), self._slots_R[first:last], begins_N)
+            yield StateBatch(slice(begin, end), self._slots_R[first:last], begins_N)
             begin, first = end, last
 
 
-def advance(recurrence: Recurrence, inputs_T: Sequence[Tensor], held: State, turns: Turns) -> Tensor:
+def advance(recurrence: Recurrence, inputs_T: Sequence[Tensor], held: State, turns: StateSlots) -> Tensor:
     """The outputs [T, ...] of a layer; `held`, its states in all slots, is moved on.
 
     Of a sequence that begins, what lies in its slot is not read: another request has left it, NaN even.

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.sampling import UNSCORED, add_noise, temperatures_and_keys
 from attend.model.sampling_plan import Draw
 
 
-def draw_over_ranks(scores_RM: Tensor, first: int, draws: Sequence[Draw], group: Group) -> Tensor:
+def draw_over_ranks(scores_RM: Tensor, first: int, draws: Sequence[Draw], group: ProcessGroup) -> Tensor:
     """Token ids int64 [R], the same on every rank as `attend.model.sampling.sample` draws from the whole vocabulary's scores;
     UNSCORED where a row has no finite score. `first` is the first token of this rank's part.
     """
@@ -26,7 +26,7 @@ def draw_over_ranks(scores_RM: Tensor, first: int, draws: Sequence[Draw], group:
     return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
 
 
-def _best(scores_RM: Tensor, first: int, group: Group) -> tuple[Tensor, Tensor]:
+def _best(scores_RM: Tensor, first: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
     """The largest score of each row over all ranks, float32 [R], and its token: of equal ones the first, of NaN any."""
     best_R, places_R = scores_RM.max(dim=-1)
     pair_2R = torch.stack((best_R.double(), (places_R + first).double()))  # doubles hold both

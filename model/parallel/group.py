@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.1
 """How often a rank that waits for others to begin looks whether they are there, or have ended."""
 
 
-class Group:
+class ProcessGroup:
     """N ranks that compute the same steps; this process is one of them. One thread at a time may use it."""
 
     def __init__(

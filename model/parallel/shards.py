@@ -16,16 +16,16 @@ from attend.model.errors import SettingError
 from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.checkpoint import fill, forms_of
 from attend.model.net.experts import Mixture
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.transformer import Decoder
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 
 
 class SummedLinear(Linear):
     """A matrix whose columns the ranks share: their products are summed. Rank 0 alone adds the bias."""
 
     ATTRIBUTES = (*Linear.ATTRIBUTES, "group")
-    group: Group
+    group: ProcessGroup
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, I] of this rank to [T, O] of all."""
@@ -36,7 +36,7 @@ class SplitEmbedding(Linear):
     """The vectors of tokens as the rows of a matrix, with some of the vocabulary on each rank."""
 
     ATTRIBUTES = (*Linear.ATTRIBUTES, "group")
-    group: Group
+    group: ProcessGroup
 
     def forward(self, tokens_T: Tensor) -> Tensor:
         """Token ids [T] to vectors [T, E]. Exact: all ranks but one add zeros."""
@@ -50,7 +50,7 @@ class SplitHead(Linear):
     """The head, with some rows of the vocabulary on each rank."""
 
     ATTRIBUTES = (*Linear.ATTRIBUTES, "group")
-    group: Group
+    group: ProcessGroup
 
     def mine(self, x: Tensor) -> Tensor:
         """[T, E] to the scores of this rank's part of the vocabulary."""
@@ -68,7 +68,7 @@ class SplitHead(Linear):
 class GatheredNorm(nn.Module):
     """A norm over all heads side by side, where each rank has some of them."""
 
-    def __init__(self, norm: nn.Module, group: Group, copies: int) -> None:
+    def __init__(self, norm: nn.Module, group: ProcessGroup, copies: int) -> None:
         """`copies`: ranks that have the same heads."""
         super().__init__()
         self.norm, self.group, self.copies = norm, group, copies
@@ -111,7 +111,7 @@ def load_shard(
     folder: Path,
     config: ModelConfig,
     dtype: torch.dtype,
-    group: Group,
+    group: ProcessGroup,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """The decoder of one rank, in inference mode; its `config` has the rank's own heads. Memory is taken for its own parts
@@ -133,7 +133,7 @@ def load_shard(
     return net.to(group.device).eval().requires_grad_(False)
 
 
-def shard(net: Decoder, group: Group) -> None:
+def shard(net: Decoder, group: ProcessGroup) -> None:
     """Leave this rank's part of a decoder without numbers."""
     rank, ranks = group.rank, group.ranks
 
@@ -143,7 +143,7 @@ def shard(net: Decoder, group: Group) -> None:
         piece = linear.shard(rank, ranks)
         return SummedLinear.of(piece, group=group) if linear.cut == "columns" else piece
 
-    reform(net, part)
+    replace_linears(net, part)
     with torch.device("meta"):
         table = Linear(net.config.hidden_size, [net.config.vocab_size], bias=False)
     net.embedding.tokens = _some_rows(SplitEmbedding, table, group)
@@ -152,13 +152,13 @@ def shard(net: Decoder, group: Group) -> None:
             _share_experts(module, group)
 
 
-def _some_rows(form: type[SplitEmbedding] | type[SplitHead], linear: Linear, group: Group) -> Linear:
+def _some_rows(form: type[SplitEmbedding] | type[SplitHead], linear: Linear, group: ProcessGroup) -> Linear:
     """This rank's part of the vocabulary, without numbers."""
     rows = _share(linear.whole[0], group.rank, group.ranks)
     return form.of(linear, rows=[rows], parts=(len(rows),), out_features=len(rows), group=group)
 
 
-def _share_heads(module: MultiHeadAttention, config: ModelConfig, group: Group) -> None:
+def _share_heads(module: MultiHeadAttention, config: ModelConfig, group: ProcessGroup) -> None:
     """Sinks and norms of all heads side by side, which are read whole."""
     if module.sinks is not None:
         module.sinks = nn.Parameter(module.sinks.chunk(group.ranks)[group.rank].clone())
@@ -167,7 +167,7 @@ def _share_heads(module: MultiHeadAttention, config: ModelConfig, group: Group) 
         module.k_norm = GatheredNorm(module.k_norm, group, max(1, group.ranks // config.num_kv_heads))
 
 
-def _share_experts(mixture: Mixture, group: Group) -> None:
+def _share_experts(mixture: Mixture, group: ProcessGroup) -> None:
     mine = _share(mixture.mixture.num_experts, group.rank, group.ranks)
     mixture.mine, mixture.summed = mine, group.sum
     for name in ("gate_up", "down"):

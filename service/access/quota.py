@@ -76,7 +76,7 @@ class _Window:
         self.spent -= back
 
 
-class Usage:
+class KeyUsage:
     """What one name has used; it outlives a change of its key or its limits."""
 
     def __init__(self) -> None:
@@ -122,10 +122,10 @@ class Lease:
 class Key:
     """A known caller. `name` is fit for logs; the key itself is not kept."""
 
-    def __init__(self, name: str, limits: Limits, usage: Usage | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, name: str, limits: Limits, usage: KeyUsage | None = None, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.limits = limits
-        self.usage = Usage() if usage is None else usage
+        self.usage = KeyUsage() if usage is None else usage
         self._clock = clock
 
     def arrive(self) -> None:

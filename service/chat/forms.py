@@ -93,7 +93,7 @@ class CallForm:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class AnswerFormat:
     """How a model writes its answers."""
 
     calls: CallForm | None = None
@@ -112,7 +112,7 @@ class AnswerForm:
         return frozenset((*own, *calls, *(HARMONY if self.has_channels else ())))
 
 
-TEXT_ALONE = AnswerForm()
+TEXT_ALONE = AnswerFormat()
 """Of a model whose answers are not split."""
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _TOOL_CALL = ("<tool_call>",)
@@ -196,14 +196,14 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Texts of a template that show what its model writes; the first row whose texts are all there is taken."""
 
 
-def form_of(template: str, tool_parser: ToolParser = "auto", reasoning_parser: ReasoningParser = "auto") -> AnswerForm:
+def form_of(template: str, tool_parser: ToolParser = "auto", reasoning_parser: ReasoningParser = "auto") -> AnswerFormat:
     """How a model with this chat template writes. A name settles a part of it; "none" says that it writes none."""
     calls = _calls_in(template) if tool_parser == "auto" else tool_parser
     reasoning = _reasoning_in(template, calls) if reasoning_parser == "auto" else reasoning_parser
-    return AnswerForm(CALLS.get(calls), REASONING.get(reasoning))
+    return AnswerFormat(CALLS.get(calls), REASONING.get(reasoning))
 
 
-def ends_in_reasoning(form: AnswerForm, prompt: str) -> bool:
+def ends_in_reasoning(form: AnswerFormat, prompt: str) -> bool:
     """Whether a prompt opens reasoning, which the answer goes on with."""
     reasoning = form.reasoning
     return reasoning is not None and not form.has_channels and prompt[-64:].rstrip().endswith(reasoning.begin)

@@ -14,7 +14,7 @@ from attend.model.params import describe
 from attend.model.text.grammar import GrammarSpec, choices, read_schema
 from attend.model.text.schema import JSON_OPTIONS
 from attend.service.chat.calls import KEY, MAX_KEY
-from attend.service.chat.forms import HARMONY, AnswerForm, CallForm
+from attend.service.chat.forms import HARMONY, AnswerFormat, CallForm
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import Calling
 from attend.service.chat.values import WORD
@@ -30,7 +30,7 @@ _TEXT = {"type", "enum", "const", "minLength", "maxLength"}
 
 
 def enforced(
-    form: AnswerForm, calling: Calling, content: GrammarSpec | None, special: Mapping[str, int], *, reasoning_open: bool
+    form: AnswerFormat, calling: Calling, content: GrammarSpec | None, special: Mapping[str, int], *, reasoning_open: bool
 ) -> GrammarSpec | None:
     """What the answers of a chat must look like; `content` is what their content must look like, where that was asked for."""
     grammar = CallGrammar(form, calling.tools, special, reasoning_open=reasoning_open)
@@ -46,7 +46,7 @@ def enforced(
 class CallGrammar:
     """Writes one grammar."""
 
-    def __init__(self, form: AnswerForm, tools: Sequence[Tool], special: Mapping[str, int], *, reasoning_open: bool) -> None:
+    def __init__(self, form: AnswerFormat, tools: Sequence[Tool], special: Mapping[str, int], *, reasoning_open: bool) -> None:
         """`special` has the ids of markers that are special tokens. `reasoning_open`: the prompt ends inside reasoning."""
         self._form = form
         self._tools = tools

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 
 from attend.service.chat.calls import read_calls, stream_arguments
-from attend.service.chat.forms import HARMONY, AnswerForm
+from attend.service.chat.forms import HARMONY, AnswerFormat
 from attend.service.chat.parts import Content, Part, Reasoning, Tool
 from attend.service.chat.reader import NotACall, Reader, held, starts_of
 
@@ -31,7 +31,7 @@ class AnswerParser(Reader):
 
     def __init__(
         self,
-        form: AnswerForm,
+        form: AnswerFormat,
         tools: Collection[Tool] = (),
         *,
         reasoning_open: bool = False,

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from jsonschema_rs import Draft202012Validator, ValidationError
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.service.chat.forms import AnswerForm
+from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import wrong
 from attend.service.chat.parts import Tool
 
@@ -47,7 +47,7 @@ NO_CALLS = Calling(choice="none")
 
 
 def calling(
-    tools: list[Tool], documents: list[dict[str, Any]], choice: Choice, name: str | None, parallel: bool, form: AnswerForm
+    tools: list[Tool], documents: list[dict[str, Any]], choice: Choice, name: str | None, parallel: bool, form: AnswerFormat
 ) -> Calling:
     """The tools, written as `documents`, and how they may be called: by `name` where only one may be. Raises InvalidRequest."""
     named: dict[str, Tool] = {}

@@ -24,7 +24,7 @@ from attend.service.http_api.body import parse
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.pieces import pieces
 from attend.service.observe.metrics import Metrics
-from attend.service.records import Chunk, Usage, whole
+from attend.service.records import Chunk, TokenCounts, whole
 from attend.service.runtime import hub, loading
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings
@@ -101,7 +101,7 @@ async def completed(
         command.request_id,
         body.model or service.model_name,
         service.fingerprint(adapter),
-        Usage(command.n),
+        TokenCounts(command.n),
         service.tokenizer,
     )
     writer.usage.add(chunks)

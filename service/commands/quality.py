@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attend.model.engine.form import ServingForm
 from attend.model.engine.options import EngineOptions
+from attend.model.engine.scorer import ServingScorer
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.net.checkpoint import lacks_head, read_config
 from attend.model.net.outliers import write_with_outliers
-from attend.model.quality import Form, Quality, compare
+from attend.model.quality import Quality, Scorer, compare
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus
 from attend.service.runtime import hub
@@ -91,11 +91,11 @@ def names_of(wanted: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def open_forms(settings: Settings, folder: Path, names: Sequence[str], context: int) -> dict[str, ServingForm]:
+def open_forms(settings: Settings, folder: Path, names: Sequence[str], context: int) -> dict[str, ServingScorer]:
     """The model as it is, under the name of its dtype, and then the named forms: all of them in memory side by side."""
     plain = EngineOptions(device=settings.device, dtype=settings.dtype, backend=settings.backend)
     options = [plain, *(replace(plain, **FORMS[name]) for name in names)]
-    forms = [ServingForm(folder, each, context) for each in options]
+    forms = [ServingScorer(folder, each, context) for each in options]
     return dict(zip([forms[0].info.weights, *names], forms, strict=True))
 
 
@@ -112,7 +112,7 @@ def with_outliers(folder: Path, factor: float | None) -> Iterator[Path]:
         yield Path(target)
 
 
-def measure(forms: Mapping[str, Form], text: Text, tokenizer: Tokenizer, start: int | None, context: int) -> dict[str, Any]:
+def measure(forms: Mapping[str, Scorer], text: Text, tokenizer: Tokenizer, start: int | None, context: int) -> dict[str, Any]:
     """The quality of each form on a text; the others are compared with the first. Raises SettingError."""
     tokens = text.tokens(tokenizer, start)
     if len(tokens) <= context:

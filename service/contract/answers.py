@@ -81,7 +81,7 @@ class Usage(TypedDict):
     """What else is known of the answers' tokens."""
 
 
-def usage(counted: records.Usage) -> Usage:
+def usage(counted: records.TokenCounts) -> Usage:
     """The counts of a call, as OpenAI writes them."""
     prompt, completion = counted.prompt_tokens, counted.completion_tokens
     return {

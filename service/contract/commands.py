@@ -8,7 +8,7 @@ from attend.model.errors import InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
 from attend.model.text.chat import ChatTemplate
-from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import prompt_of
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.conversation import calling_of, messages_of
@@ -38,7 +38,7 @@ def to_command(
     request_id: str,
     defaults: Defaults = NO_DEFAULTS,
     template: ChatTemplate | None = None,
-    form: AnswerForm = TEXT_ALONE,
+    form: AnswerFormat = TEXT_ALONE,
 ) -> Command:
     """What the body asks for. Its own id goes before `request_id`; `defaults` are for what it leaves out.
 
@@ -95,7 +95,7 @@ def _of_continuation(body: Continuation) -> dict[str, Any]:
     return {"prompts": prompts("prompt", body.prompt), "prompt_logprobs": max(told, default=None)}
 
 
-def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerForm) -> dict[str, Any]:
+def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat) -> dict[str, Any]:
     """What is special of a conversation."""
     if body.model == "":
         raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")

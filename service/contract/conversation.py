@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from attend.model.errors import NotSupported
 from attend.model.params import at_most
-from attend.service.chat.forms import AnswerForm
+from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, NAME, Calling, Choice, calling
@@ -224,7 +224,7 @@ def _call_for_template(call: PastCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForm) -> Calling:
+def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerFormat) -> Calling:
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for. Raises InvalidRequest."""
     if isinstance(tools, list):
         at_most("tools", tools, MAX_TOOLS, "tools")

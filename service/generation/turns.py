@@ -15,7 +15,7 @@ T = TypeVar("T")
 _waiting: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
 
 
-async def turn() -> None:
+async def yield_to_loop() -> None:
     """Let the rest of the event loop run. In each round one waiting call continues, so their parts do not add up."""
     async with _waiting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         await asyncio.sleep(0)
@@ -27,7 +27,7 @@ async def in_turns(parts: Iterator[T]) -> AsyncIterator[T]:
     for part in made:
         yield part
     while len(made) == 2:
-        await turn()
+        await yield_to_loop()
         last = [*islice(parts, 1)]
         if not last:
             break

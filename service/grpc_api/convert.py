@@ -15,10 +15,10 @@ from attend.model.params import (
 )
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
-from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
 from attend.service.contract import commands, messages
-from attend.service.generation.turns import turn
+from attend.service.generation.turns import yield_to_loop
 from attend.service.records import Chunk, Command, PromptPart, whole
 from attend.v1 import generation_pb2 as pb
 
@@ -65,7 +65,7 @@ def to_command(
     request_id: str,
     defaults: Defaults = NO_DEFAULTS,
     template: ChatTemplate | None = None,
-    form: AnswerForm = TEXT_ALONE,
+    form: AnswerFormat = TEXT_ALONE,
 ) -> Command:
     """What the message asks for: see `commands.to_command`. Raises InvalidRequest with the field named."""
     body = messages.generate(request) if isinstance(request, pb.GenerateRequest) else messages.chat(request)
@@ -134,7 +134,7 @@ async def _tell_prompt(info: pb.PromptInfo, prompt: PromptPart, options: pb.Resp
 async def _tell_scores(message: pb.PromptInfo | pb.Output, scores: Sequence[TokenLogprob], *, top: bool) -> None:
     for start in range(0, len(scores), SCORES):
         if start:
-            await turn()
+            await yield_to_loop()
         some = scores[start : start + SCORES]
         message.logprobs.extend(scored.logprob for scored in some)
         if top:

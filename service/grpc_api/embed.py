@@ -4,7 +4,7 @@ from attend.model.engine.request import EngineInfo
 from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
 from attend.service.generation.embed import MOST_INPUTS, Embedded
-from attend.service.generation.turns import turn
+from attend.service.generation.turns import yield_to_loop
 from attend.v1 import generation_pb2 as pb
 
 AT_ONCE = 8
@@ -28,6 +28,6 @@ async def to_response(embedded: Embedded, fingerprint: str) -> pb.EmbedResponse:
     response = pb.EmbedResponse(num_prompt_tokens=embedded.num_tokens, system_fingerprint=fingerprint)
     for at, vector in enumerate(embedded.vectors):
         if at % AT_ONCE == AT_ONCE - 1:
-            await turn()
+            await yield_to_loop()
         response.embeddings.add(values=vector.tolist())
     return response

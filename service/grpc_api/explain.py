@@ -5,7 +5,7 @@ from typing import Any
 from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
 from attend.service.generation.explain import Explained, Explaining, pairs, rows
-from attend.service.generation.turns import turn
+from attend.service.generation.turns import yield_to_loop
 from attend.service.records import MOST_TOKENS
 from attend.v1 import generation_pb2 as pb
 
@@ -41,7 +41,7 @@ async def to_response(told: Explained, explaining: Explaining) -> pb.ExplainResp
     )
     for at, token in enumerate(told.tokens):
         if at % AT_ONCE == 0:
-            await turn()
+            await yield_to_loop()
         place = response.tokens.add(token_id=token, token=service.tokenizer.text_of(token))
         if at:
             place.logprob = float(found.next_tokens.asked_N[at - 1])
@@ -57,7 +57,7 @@ async def to_response(told: Explained, explaining: Explaining) -> pb.ExplainResp
             guesses = response.logit_lens.add(layer=number).guesses
             for at in range(number * count, (number + 1) * count):
                 if at % AT_ONCE == 0:
-                    await turn()
+                    await yield_to_loop()
                 guesses.append(_top(found.lens, at, found.lens.best_NG.shape[1]))
     return response
 
@@ -68,7 +68,7 @@ async def _fill(head: pb.HeadAttention, seen: Any, index: int) -> None:
     for numbers, matrix in ((head.weights, seen.weights_NTT), (head.scores, seen.scores_NTT)):
         for at, row in enumerate(() if matrix is None else rows(matrix[index])):
             if at % AT_ONCE == 0:
-                await turn()
+                await yield_to_loop()
             numbers.extend(row.tolist())
 
 

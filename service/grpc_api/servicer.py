@@ -20,7 +20,7 @@ from attend.model.params import at_most, describe
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
-from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_embedding, to_explanation
 from attend.service.contract.routes import SERVICE
@@ -31,7 +31,7 @@ from attend.service.generation.embed import embed as embed_texts
 from attend.service.generation.explain import Explaining, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.stall import Stall
-from attend.service.generation.turns import turn
+from attend.service.generation.turns import yield_to_loop
 from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes, to_command
 from attend.service.observe.metrics import Metrics, RequestRecord
@@ -91,7 +91,7 @@ class GrpcMethods:
     metrics: Metrics
     explaining: Explaining | None = None
     template: ChatTemplate | None = None
-    form: AnswerForm = TEXT_ALONE
+    form: AnswerFormat = TEXT_ALONE
     keys: KeyRing | None = None
     _num_watches = 0
 
@@ -169,7 +169,7 @@ class GrpcMethods:
             response = pb.TokenizeResponse(max_model_len=self.service.engine.info.max_model_len)
             for start in range(0, len(tokens), IDS):
                 if start:
-                    await turn()
+                    await yield_to_loop()
                 response.token_ids.extend(tokens[start : start + IDS])
             return response
         except Exception as error:
@@ -325,7 +325,7 @@ class GrpcMethods:
 
     async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
         """The key of a call that has work to do, charged for the call before its message is read."""
-        await turn()
+        await yield_to_loop()
         key = self._key(context)
         if key is not None:
             if record is not None:

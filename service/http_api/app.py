@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attend.service.generation.stall import Stall
-from attend.service.generation.turns import turn
+from attend.service.generation.turns import yield_to_loop
 from attend.service.http_api import documents, problems
 from attend.service.http_api.cors import opened
 from attend.service.http_api.limits import HeaderLimit
@@ -57,7 +57,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        await turn()  # many calls at once would hold the event loop for all of them
+        await yield_to_loop()  # many calls at once would hold the event loop for all of them
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         plain = len(given) == 1 and REQUEST_ID.fullmatch(given[0].decode("latin-1")) is not None
         request_id = given[0] if plain else secrets.token_hex(16).encode()

@@ -12,7 +12,7 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import StreamOptions
 from attend.service.http_api.completion_writer import timed
 from attend.service.http_api.logprobs import finite
-from attend.service.records import Chunk, Usage
+from attend.service.records import Chunk, TokenCounts
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class ChatWriter:
     request_id: str
     model: str
     fingerprint: str
-    usage: Usage
+    usage: TokenCounts
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     _begun: set[int] = field(default_factory=set)

@@ -9,7 +9,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract import answers
 from attend.service.contract.requests import CompletionRequest, Generation, StreamOptions
 from attend.service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
-from attend.service.records import Chunk, Usage
+from attend.service.records import Chunk, TokenCounts
 
 E = TypeVar("E", bound=answers.Event)
 
@@ -35,7 +35,7 @@ class CompletionWriter:
     request_id: str
     model: str
     fingerprint: str
-    usage: Usage
+    usage: TokenCounts
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)

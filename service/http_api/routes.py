@@ -14,7 +14,7 @@ from attend.model.net.adapters import Adapter
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
-from attend.service.chat.forms import TEXT_ALONE, AnswerForm
+from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import server_answers
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
@@ -48,7 +48,7 @@ from attend.service.http_api.sse import EventStream, Writer, events
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import Load, estimate, read_question
 from attend.service.observe.metrics import Metrics, RequestRecord
-from attend.service.records import Command, ExplainCommand, Gathered, Usage
+from attend.service.records import Command, ExplainCommand, Gathered, TokenCounts
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
@@ -67,7 +67,7 @@ class Site:
     is_draining: Callable[[], bool]
     template: ChatTemplate | None = None
     """How messages become a prompt, where the checkpoint says so."""
-    form: AnswerForm = TEXT_ALONE
+    form: AnswerFormat = TEXT_ALONE
     """How the model writes reasoning and tool calls."""
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
@@ -147,7 +147,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
-            adapter, usage = service.adapter_of(command), Usage(command.n)
+            adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
             place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
             if place is not None:
@@ -173,7 +173,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             body, command = await read_json(request, read, most, name_of(request.state.key))
             command = adopt(command, request, record)
             event_ids.refuse(request.headers.getlist(event_ids.HEADER))
-            adapter, usage = service.adapter_of(command), Usage(command.n)
+            adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint = service.fingerprint(adapter)
             writer = ChatWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer

@@ -23,7 +23,7 @@ from attend.service.generation.turns import in_turns
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.problems import error_body
-from attend.service.records import Chunk, Usage
+from attend.service.records import Chunk, TokenCounts
 
 log = logging.getLogger("attend.http")
 
@@ -37,7 +37,7 @@ class Writer(Protocol):
     """Makes the objects of one call: `CompletionWriter` or `ChatWriter`."""
 
     request_id: str
-    usage: Usage
+    usage: TokenCounts
 
     @property
     def stream_options(self) -> StreamOptions | None:
@@ -136,7 +136,7 @@ class EventLines:
         options = writer.stream_options
         self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._tells_usage = self._continuous or (options is not None and bool(options.include_usage))
-        self._forms: dict[int, _Form] = {}
+        self._templates: dict[int, _EventTemplate] = {}
 
     def of(self, chunks: list[Chunk]) -> Iterator[bytes]:
         """The events of chunks that arrived together, in pieces of PIECE bytes and a little more.
@@ -199,9 +199,9 @@ class EventLines:
             yield b"\n\n"
 
     def _filled(self, chunk: Chunk) -> bytes:
-        form = self._forms.get(chunk.index)
+        form = self._templates.get(chunk.index)
         if form is None:
-            form = self._forms[chunk.index] = self._form(chunk)
+            form = self._templates[chunk.index] = self._template(chunk)
         text = orjson.dumps(chunk.text)
         if form.middle:
             text = b"%s%s%s" % (text, form.middle, orjson.dumps(chunk.token_ids))
@@ -209,19 +209,19 @@ class EventLines:
             return b"%s%s%s%s%s" % (form.start, self._numbering.end(chunk), form.head, text, form.tail)
         return form.head + text + form.tail
 
-    def _form(self, chunk: Chunk) -> "_Form":
+    def _template(self, chunk: Chunk) -> "_EventTemplate":
         """Cut the marks out of an event. They are the last of their kind: names chosen by callers come before the text."""
         event = b"".join(self._bare(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
         head, _, rest = event.rpartition(orjson.dumps(_TEXT))
         middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
-        return _Form(b"" if self._numbering is None else self._numbering.start(chunk.seed), head, middle, tail)
+        return _EventTemplate(b"" if self._numbering is None else self._numbering.start(chunk.seed), head, middle, tail)
 
 
 _TEXT, _TOKENS = "\0", (-1,)
 """The marks: a text that is one forbidden character, and a list of token ids that are none."""
 
 
-class _Form(NamedTuple):
+class _EventTemplate(NamedTuple):
     """An event without its text and its token ids."""
 
     start: bytes

@@ -9,7 +9,7 @@ import ray
 from attend.model.engine.build import build_runner, choose_device, use_threads
 from attend.model.engine.ranks import ShardRunner, follow
 from attend.model.errors import DeviceFailed, EngineFailed
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.service.observe import logs
 from attend.service.runtime.replica import engine_options
 from attend.service.settings import Settings
@@ -28,7 +28,7 @@ class Rank:
         settings = Settings.from_json(settings_json)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         options = engine_options(settings)
-        group = Group(rank, settings.tensor_parallel, choose_device(options.device), port)
+        group = ProcessGroup(rank, settings.tensor_parallel, choose_device(options.device), port)
         try:
             runner = build_runner(settings.folder, options, group=group).runner
             assert isinstance(runner, ShardRunner)
@@ -44,7 +44,7 @@ class Rank:
         os._exit(1)
 
 
-def started(settings: Settings) -> Group:
+def started(settings: Settings) -> ProcessGroup:
     """The group of this replica, which is its rank 0; its other ranks load their parts. Ray puts them into the placement group
     of the replica, from which they are made.
     """
@@ -58,7 +58,7 @@ def started(settings: Settings) -> Group:
             ray.get(run)
             raise EngineFailed("a rank of the model has ended while it was loaded")
 
-    group = Group(0, settings.tensor_parallel, choose_device(settings.device), alive=alive)
+    group = ProcessGroup(0, settings.tensor_parallel, choose_device(settings.device), alive=alive)
     for rank in range(1, settings.tensor_parallel):
         actor = Rank.options(num_cpus=1, num_gpus=len(ray.get_gpu_ids())).remote()  # type: ignore[attr-defined]  # by ray.remote
         actors.append(actor)

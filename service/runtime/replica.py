@@ -22,7 +22,7 @@ from attend.model.engine.options import EngineOptions
 from attend.model.errors import EngineFailed
 from attend.model.generation_config import read_defaults
 from attend.model.machine import usable_cores
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import read_rules
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
@@ -58,7 +58,7 @@ class Replica(GrpcMethods):
     Raises SettingError or CheckpointError.
     """
 
-    def __init__(self, settings: Settings, name: str, ranks: Callable[[Settings], Group] | None = None) -> None:
+    def __init__(self, settings: Settings, name: str, ranks: Callable[[Settings], ProcessGroup] | None = None) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         logs.configure(settings.log_level, settings.log_format, settings.log_file)
         settings = hub.with_folder(settings, logging.getLogger("attend.hub").info)

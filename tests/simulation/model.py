@@ -19,7 +19,7 @@ from attend.model.text import grammar
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.mask import CompiledGrammar
 from attend.model.text.tokenizer import BYTE_LETTERS, Tokenizer
-from attend.service.chat.forms import CALLS, REASONING, AnswerForm
+from attend.service.chat.forms import CALLS, REASONING, AnswerFormat
 from tests.model.engine.machines import FakeRunner, Tables
 
 WORDS = [b'{"name": "f", "arguments": ', b"ab", b"\xc3", b"\xa9", *(bytes([byte]) for byte in b'abcd xy\n{}":,namergutsf')]
@@ -29,7 +29,7 @@ VOCAB = len(WORDS) + len(SPECIAL)
 END = VOCAB - 1
 LETTERS = "abcd xy"
 """What prompts are made of: each letter is one token."""
-FORM = AnswerForm(CALLS["hermes"], REASONING["think"])
+FORM = AnswerFormat(CALLS["hermes"], REASONING["think"])
 SPECS = (
     GrammarSpec("regex", "[ab]{2,6}"),
     GrammarSpec("choice", '["abba", "a x", "dcdc"]'),

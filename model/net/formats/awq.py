@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attend.model.net.formats.codes import INT4, Codes, Form
+from attend.model.net.formats.codes import INT4, CodeLayout, Codes
 from attend.model.net.formats.reading import (
     SCALES,
     WORDS,
@@ -66,9 +66,9 @@ class Awq:
             "scales": Part(f"{module}.scales", SCALES, ((groups, rows),)),
         }
 
-    def form(self, name: str, tensor: Find) -> Form:
+    def form(self, name: str, tensor: Find) -> CodeLayout:
         """Codes of 4 bits; with minima where a zero is not 8."""
-        return Form(INT4, has_minima(tensor(f"{module_of(name)}.qzeros"), lambda zeros: as_values(_rows(zeros), BITS)))
+        return CodeLayout(INT4, has_minima(tensor(f"{module_of(name)}.qzeros"), lambda zeros: as_values(_rows(zeros), BITS)))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """The whole at once."""

@@ -44,7 +44,7 @@ KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
 """Those of whole numbers."""
 
 
-class Form(NamedTuple):
+class CodeLayout(NamedTuple):
     """What a matrix is kept in."""
 
     kind: Kind
@@ -52,10 +52,10 @@ class Form(NamedTuple):
     exact: bool = True
     """Whether it holds what the files have; otherwise that is rounded once more."""
 
-    def joined(self, other: "Form") -> "Form":
+    def joined(self, other: "CodeLayout") -> "CodeLayout":
         """What holds the rows of both: values of 4 bits are values of 8 bits, too."""
         kind = self.kind if self.kind == other.kind else INT8
-        return Form(kind, self.has_minima or other.has_minima, self.exact and other.exact)
+        return CodeLayout(kind, self.has_minima or other.has_minima, self.exact and other.exact)
 
 
 class Codes(NamedTuple):

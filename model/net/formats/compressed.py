@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from attend.model.net.formats import fp8, mxfp4
-from attend.model.net.formats.codes import GROUP, INT8, MXFP4, Codes, Form
+from attend.model.net.formats.codes import GROUP, INT8, MXFP4, CodeLayout, Codes
 from attend.model.net.formats.reading import (
     KINDS,
     SCALES,
@@ -149,7 +149,7 @@ class CompressedTensors:
             "order": Part(f"{name}_g_idx", ("I32", "I64"), ((columns,),), optional=True),
         }
 
-    def form(self, name: str, tensor: Find) -> Form | None:
+    def form(self, name: str, tensor: Find) -> CodeLayout | None:
         """Codes of whole numbers, or of floats."""
         scheme = self._held(name)
         if scheme.layout == FLOATS:
@@ -157,8 +157,10 @@ class CompressedTensors:
         kind = {MX: MXFP4, BYTES: INT8}.get(scheme.layout) or KINDS[scheme.bits]
         zeros, weight = tensor(f"{name}_zero_point"), tensor(f"{name}_packed")
         if scheme.layout == BYTES:
-            return Form(kind, zeros is not None and bool(zeros.any()))
-        return Form(kind, weight is not None and has_minima(zeros, lambda words: _unpacked(words, scheme.bits, len(weight))))
+            return CodeLayout(kind, zeros is not None and bool(zeros.any()))
+        return CodeLayout(
+            kind, weight is not None and has_minima(zeros, lambda words: _unpacked(words, scheme.bits, len(weight)))
+        )
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
         """The whole at once."""

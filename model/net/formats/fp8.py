@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attend.model.net.formats.codes import FP8, GROUP, Codes, Form
+from attend.model.net.formats.codes import FP8, GROUP, CodeLayout, Codes
 from attend.model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
 
 FLOATS = ("F8_E4M3",)
@@ -44,7 +44,7 @@ class Fp8:
         plain = stored(f"{name}_scale") is not None or (self.block is None and stored(f"{name}_scale_inv") is None)
         return parts(name, f"{name}_scale" if plain else f"{name}_scale_inv", shape, self.block)
 
-    def form(self, name: str, tensor: Find) -> Form | None:
+    def form(self, name: str, tensor: Find) -> CodeLayout | None:
         """The floats themselves, where their blocks are whole groups of columns."""
         return form_of(self.block)
 
@@ -75,9 +75,9 @@ def parts(name: str, scale: str, shape: Sequence[int], block: tuple[int, int] | 
     }
 
 
-def form_of(block: tuple[int, int] | None) -> Form | None:
+def form_of(block: tuple[int, int] | None) -> CodeLayout | None:
     """What keeps floats with scales of blocks, or of rows or the matrix; None: plain numbers."""
-    return Form(FP8) if block is None or block[1] % GROUP == 0 else None
+    return CodeLayout(FP8) if block is None or block[1] % GROUP == 0 else None
 
 
 def numbers(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor | Codes:

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
-from attend.model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, Codes, Form, Kind
+from attend.model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4, CodeLayout, Codes, Kind
 
 Parts = tuple[Kind, Tensor, Tensor, Tensor | None]
 """Kind, codes [R, N, S, 32] or [R, N, 32], scales and minima [R, N, S] or [R, N]."""
@@ -113,15 +113,15 @@ CODED: dict[Type, Callable[[Tensor], Parts]] = {
 }
 """Types whose numbers codes hold as they are: up to the rounding of a minimum in float32."""
 FORMS = {
-    Type.Q4_0: Form(INT4),
-    Type.Q4_1: Form(INT4, has_minima=True),
-    Type.Q5_0: Form(INT8),
-    Type.Q5_1: Form(INT8, has_minima=True),
-    Type.Q8_0: Form(INT8),
-    Type.Q4_K: Form(INT4, has_minima=True),
-    Type.Q5_K: Form(INT8, has_minima=True),
-    Type.Q6_K: Form(INT8, exact=False),
-    Type.IQ4_NL: Form(IQ4_NL),
-    Type.MXFP4: Form(MXFP4),
+    Type.Q4_0: CodeLayout(INT4),
+    Type.Q4_1: CodeLayout(INT4, has_minima=True),
+    Type.Q5_0: CodeLayout(INT8),
+    Type.Q5_1: CodeLayout(INT8, has_minima=True),
+    Type.Q8_0: CodeLayout(INT8),
+    Type.Q4_K: CodeLayout(INT4, has_minima=True),
+    Type.Q5_K: CodeLayout(INT8, has_minima=True),
+    Type.Q6_K: CodeLayout(INT8, exact=False),
+    Type.IQ4_NL: CodeLayout(IQ4_NL),
+    Type.MXFP4: CodeLayout(MXFP4),
 }
 """What keeps a matrix of a type in memory. Q6_K has scales for 16 columns: its numbers are rounded once more."""

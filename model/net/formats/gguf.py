@@ -22,7 +22,7 @@ from attend.model.gguf.container import Stored
 from attend.model.gguf.documents import container
 from attend.model.net.families.glm4 import halves
 from attend.model.net.families.reading import Family, in_block, pairs
-from attend.model.net.formats.codes import Codes, Form
+from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.ggml import CODED, FORMS, codes_of
 from attend.model.net.formats.weights import Place, Weights
 
@@ -101,7 +101,7 @@ class Gguf(Weights):
             ignored=ROPE,
         )
 
-    def form(self, name: str) -> Form | None:
+    def form(self, name: str) -> CodeLayout | None:
         """See `Weights`."""
         stored = self._stored(name)
         return None if stored is None else FORMS.get(stored.kind)

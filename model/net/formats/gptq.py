@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attend.model.net.formats.codes import Codes, Form
+from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.reading import (
     KINDS,
     SCALES,
@@ -76,9 +76,9 @@ class Gptq:
             "g_idx": Part(f"{module}.g_idx", WORDS, ((columns,),), optional=True),
         }
 
-    def form(self, name: str, tensor: Find) -> Form:
+    def form(self, name: str, tensor: Find) -> CodeLayout:
         """Codes of 4 or 8 bits; with minima where a zero is not in the middle."""
-        return Form(KINDS[self.bits], has_minima(tensor(f"{module_of(name)}.qzeros"), self._zeros))
+        return CodeLayout(KINDS[self.bits], has_minima(tensor(f"{module_of(name)}.qzeros"), self._zeros))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """The whole at once."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attend.model.net.formats.codes import GROUP, MXFP4, Codes, Form
+from attend.model.net.formats.codes import GROUP, MXFP4, CodeLayout, Codes
 from attend.model.net.formats.reading import Find, Part, Settings, Stored, Tensors, count_groups
 
 BYTES = ("U8",)
@@ -38,9 +38,9 @@ class Mxfp4:
             "scales": Part(f"{name}_scales", BYTES, (groups,)),
         }
 
-    def form(self, name: str, tensor: Find) -> Form:
+    def form(self, name: str, tensor: Find) -> CodeLayout:
         """Codes of their own kind."""
-        return Form(MXFP4)
+        return CodeLayout(MXFP4)
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """Experts one after the other, [1, out, in]: all of them at once would take their room twice."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.formats.codes import GROUP, INT4, INT8, Codes, Form, Kind
+from attend.model.net.formats.codes import GROUP, INT4, INT8, CodeLayout, Codes, Kind
 
 Settings = Mapping[str, Any]
 """`quantization_config` of config.json."""
@@ -58,7 +58,7 @@ class Format(Protocol):
         """By their roles, the tensors that hold a matrix of this shape."""
         ...
 
-    def form(self, name: str, tensor: Find) -> Form | None:
+    def form(self, name: str, tensor: Find) -> CodeLayout | None:
         """What keeps a matrix that is held, whose parts nobody has looked at yet; None: plain numbers.
 
         Codes have its rows first; plain numbers lie as those of its family do.

@@ -11,7 +11,7 @@ from torch import Tensor
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import respelled, spelling_of, spellings
-from attend.model.net.formats.codes import Codes, Form
+from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.compressed import CompressedTensors
 from attend.model.net.formats.reading import Part
 from attend.model.net.formats.table import format_of, unread_tensor
@@ -96,7 +96,7 @@ class Safetensors(Weights):
         self._asked[found[0][0]] = _Asked(name, shape, list(parts))
         return found
 
-    def form(self, name: str) -> Form | None:
+    def form(self, name: str) -> CodeLayout | None:
         """What keeps a matrix in the folder's format."""
         if self.format is None or not self.format.holds(name, self._stored):
             return None

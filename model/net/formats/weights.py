@@ -13,7 +13,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import their_names
-from attend.model.net.formats.codes import FP8, Codes, Form
+from attend.model.net.formats.codes import FP8, CodeLayout, Codes
 from attend.model.net.mapped import release
 
 SHOWN = 5
@@ -60,7 +60,7 @@ class Weights:
         """What the tensors are stored in, as `attend inspect` names it."""
         raise NotImplementedError
 
-    def form(self, name: str) -> Form | None:
+    def form(self, name: str) -> CodeLayout | None:
         """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
         return None
 

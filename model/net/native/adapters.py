@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.adapters import Adapter, Group, LowRank
+from attend.model.net.adapters import Adapter, AdapterBatch, LowRank
 from attend.model.net.native.decoder import NativeDecoder, numbers_of_matrices
 
 NO_ROOM = "out of memory: an adapter does not fit"
@@ -33,7 +33,7 @@ class NativeAdapters:
         self._copies[kept] = copy
         return kept
 
-    def use(self, groups: Sequence[Group], num_tokens: int) -> None:
+    def use(self, groups: Sequence[AdapterBatch], num_tokens: int) -> None:
         """From now on the tokens of a step have these adapters; without groups none."""
         of_token_T = torch.zeros(num_tokens, dtype=torch.int64)
         for adapter, tokens in groups:

@@ -22,7 +22,7 @@ from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.features import NATIVE, features
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.mapped import release
 from attend.model.net.native.library import load, variant
 from attend.model.net.native.unpacked import UnpackedLinear
@@ -143,7 +143,7 @@ class NativeDecoder:
                     spent.drop()
                 self._library.attend_trim()
         if spend:
-            reform(net, lambda _, linear: left[linear])
+            replace_linears(net, lambda _, linear: left[linear])
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""

@@ -163,5 +163,5 @@ class CodesLinear(QuantisedLinear):
 
 
 def multiply_codes(_: str, linear: Linear) -> Linear:
-    """For `reform`: matrices in codes in the form that a GPU multiplies. Those of experts stay as they are."""
+    """For `replace_linears`: matrices in codes in the form that a GPU multiplies. Those of experts stay as they are."""
     return CodesLinear.take(linear) if type(linear) is QuantisedLinear else linear

@@ -12,7 +12,7 @@ from triton import cdiv, next_power_of_2
 from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.backends import Paged
 from attend.model.net.delta import GatedDelta
-from attend.model.net.linear import reform
+from attend.model.net.linear import replace_linears
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton import delta, fused
 from attend.model.net.triton.codes import multiply_codes
@@ -30,7 +30,7 @@ class TritonDecoder:
     """
 
     def __init__(self, net: Decoder) -> None:
-        reform(net, multiply_codes)
+        replace_linears(net, multiply_codes)
         self.net = net
         self.config = net.config
         self.logits = net.logits

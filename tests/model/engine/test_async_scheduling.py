@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from attend.model.engine.choice import choose_backend, record_steps, serving_form
+from attend.model.engine.choice import choose_backend, prepare_decoder, record_steps
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepResult
 from attend.model.engine.request import FinishReason, TokenLogprob
@@ -254,7 +254,7 @@ def test_handing_a_step_over_does_not_wait_on_a_gpu(net, recorded):
     config, device = sizes(block_size=16), "cuda"
     backend = choose_backend("triton", net.config, torch.float32, device, config.block_size)
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, torch.float32, device)
-    form = serving_form(copy.deepcopy(net).to(device), backend)
+    form = prepare_decoder(copy.deepcopy(net).to(device), backend)
     graphs, pieces = record_steps(form, backend, cache, config) if recorded else (None, None)
     runner = ModelRunner(form, backend, cache, device, graphs, pieces=pieces)
     early, clock = watch(runner), Clock()

@@ -462,8 +462,8 @@ def test_the_cache_is_sized_by_what_the_weights_leave(tmp_path, monkeypatch):
     """Matrices that still lie in a mapped file do not count as taken: they are copied before the cache is sized."""
     save(tiny_decoder(tiny_config(head_size=32)), tmp_path, torch.bfloat16)
     formed, free = [], 4 << 20
-    make = attend.model.engine.build.serving_form
-    monkeypatch.setattr(attend.model.engine.build, "serving_form", lambda *given: formed.append(make(*given)) or formed[-1])
+    make = attend.model.engine.build.prepare_decoder
+    monkeypatch.setattr(attend.model.engine.build, "prepare_decoder", lambda *given: formed.append(make(*given)) or formed[-1])
     monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: free // 4 if formed else free)
     engine = build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", block_size=32, kv_cache_memory=None))
     assert engine.info.cache_bytes <= free // 16

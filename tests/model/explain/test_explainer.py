@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from attend.model.config import ModelConfig
-from attend.model.engine.choice import serving_form
+from attend.model.engine.choice import prepare_decoder
 from attend.model.errors import EngineFailed
 from attend.model.explain.explainer import Explainer, Explanation, Question
 from attend.model.net.attention import MultiHeadAttention
@@ -184,7 +184,7 @@ def spent(name: str, quantise: str) -> tuple[Decoder, Decoder]:
         kind = {"none": None, "int8": INT8, "int4": INT4}[quantise]
         served = load(Path(folder), torch.bfloat16, "cpu", quantize=kind)
         whole = load(Path(folder), torch.float32, "cpu", quantize=kind)
-    serving = serving_form(served, NativeBackend(served.config.attention_variants))
+    serving = prepare_decoder(served, NativeBackend(served.config.attention_variants))
     served.keeps = serving  # the matrices lie there
     return whole, served
 
@@ -216,7 +216,7 @@ def test_what_the_native_decoder_serves_from_is_explained_as_the_same_numbers_ar
 def test_what_the_torch_decoder_serves_from_is_explained_too(dtype):
     served = tiny_decoder(tiny_config()).to(dtype)
     wanted = explained(copy.deepcopy(served))
-    assert serving_form(served, TorchBackend()) is served  # its matrices may have another layout now
+    assert prepare_decoder(served, TorchBackend()) is served  # its matrices may have another layout now
     ours = explained(served)
     assert (ours.layers[1].seen.weights_NTT - wanted.layers[1].seen.weights_NTT).abs().max() < 1e-6
 

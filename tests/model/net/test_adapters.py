@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.adapters import AdaptedDecoder, Adapter, Group, Targets, targets_of
+from attend.model.net.adapters import AdaptedDecoder, Adapter, AdapterBatch, Targets, targets_of
 from attend.model.net.checkpoint import load
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.peft import read_config
@@ -38,7 +38,7 @@ def logits(folder: Path, adapter: Path | None = None) -> Tensor:
     net = load(folder, torch.float32, "cpu", keep_codes=True)
     if adapter is not None:
         decoder, read = AdaptedDecoder(net), targets_of(folder).read(adapter)
-        decoder.use([Group(read, range(len(TOKENS)))], len(TOKENS))
+        decoder.use([AdapterBatch(read, range(len(TOKENS)))], len(TOKENS))
     return net.logits(hidden_states(net, torch.tensor([TOKENS])))
 
 
@@ -252,7 +252,9 @@ def test_tokens_without_an_adapter_have_the_bits_that_they_had(folder, tmp_path)
     decoder, targets = AdaptedDecoder(net), targets_of(folder)
     adapters: list[Adapter] = [targets.read(write_adapter(tmp_path / str(n), linears(folder, LLAMA), n)) for n in range(2)]
     length = len(TOKENS)
-    decoder.use([Group(adapters[0], range(length)), Group(adapters[1], range(2 * length, 3 * length))], 3 * length)
+    decoder.use(
+        [AdapterBatch(adapters[0], range(length)), AdapterBatch(adapters[1], range(2 * length, 3 * length))], 3 * length
+    )
     beside = hidden_states(net, torch.tensor([TOKENS] * 3))
     assert torch.equal(before[length : 2 * length], beside[length : 2 * length])
     assert not torch.allclose(before[:length], beside[:length], atol=1e-2)

@@ -17,7 +17,7 @@ import attend.model
 from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.checkpoint import fill, read_config
 from attend.model.net.layers import MLP, GatedMLP
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.native import library
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import DenseCausal, hidden_states
@@ -183,7 +183,7 @@ def densely(net: Decoder) -> Decoder:
 def test_a_new_form_is_one_class_that_the_loader_fills_from_the_files(tmp_path, kind):
     """It computes what its matrices say, and they are those of the files up to half a level."""
     plain, net = (empty_decoder(write_checkpoint(kind, tmp_path)) for _ in range(2))
-    reform(net, blocks_of(FourBits))
+    replace_linears(net, blocks_of(FourBits))
     for each in (plain, net):
         fill(each, tmp_path, torch.float32, "cpu")
     pairs = [pair for pair in zip(net.modules(), plain.modules(), strict=True) if isinstance(pair[0], FourBits)]
@@ -197,7 +197,7 @@ def test_a_smaller_form_is_filled_without_the_whole_in_plain_numbers(tmp_path):
     net = empty_decoder(write_checkpoint("llama", tmp_path))
     fused = 2 * max(module.out_features * module.in_features for module in net.blocks.modules() if isinstance(module, Linear))
     plain, _ = filling(empty_decoder(tmp_path), tmp_path)
-    reform(net, blocks_of(FourBits))
+    replace_linears(net, blocks_of(FourBits))
     owned, beside = filling(net, tmp_path)
     assert owned < 0.6 * plain
     assert beside < 8 * fused  # the toy's own work on one part in float32
@@ -210,9 +210,9 @@ def test_the_native_decoder_takes_a_form_that_it_does_not_know(form):
     """To the bit what it makes of the same numbers in plain form."""
     net = tiny_decoder(shaped(4, 2, 32)).bfloat16()
     if form == "four bits":
-        reform(net, lambda name, linear: four_bits(linear) if name.startswith("blocks.") else linear)
+        replace_linears(net, lambda name, linear: four_bits(linear) if name.startswith("blocks.") else linear)
     else:
-        reform(net, lambda name, linear: Adapted.around(linear) if name.startswith("blocks.") else linear)
+        replace_linears(net, lambda name, linear: Adapted.around(linear) if name.startswith("blocks.") else linear)
     plain = densely(net)
     assert torch.equal(run_native(net, 32, 32), run_native(plain, 32, 32))
 
@@ -290,7 +290,7 @@ def sharded(net: nn.Module) -> list[nn.Module]:
     ranks = [copy.deepcopy(net) for _ in range(2)]
     for rank, mine in enumerate(ranks):
         matrices = {name: shards(module)[rank] for name, module in net.named_modules() if isinstance(module, Linear)}
-        reform(mine, lambda name, _, matrices=matrices: matrices[name])
+        replace_linears(mine, lambda name, _, matrices=matrices: matrices[name])
     return ranks
 
 

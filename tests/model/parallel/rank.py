@@ -14,7 +14,7 @@ from attend.model.engine.build import build_runner
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import follow
 from attend.model.errors import DeviceFailed
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 
 OPTIONS = EngineOptions(
     device="cpu", dtype="float32", backend="torch", block_size=8, num_threads=1, kv_cache_memory=1 << 18, max_batch_requests=8
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, ranks, port, late, kind, folder, *odd = sys.argv[1:]
     options = OPTIONS_OF[kind]
-    group = Group(int(rank), int(ranks), options.device, int(port), late=float(late))
+    group = ProcessGroup(int(rank), int(ranks), options.device, int(port), late=float(late))
     runner = build_runner(Path(folder), options, group=group).runner
     if odd:
         runner._digest.add_(1)

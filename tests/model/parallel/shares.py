@@ -14,7 +14,7 @@ from attend.model.net.backends import BACKENDS, BatchLayout, Paged, Row
 from attend.model.net.checkpoint import read_config
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.transformer import Decoder
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import load_shard
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -60,7 +60,7 @@ def exact(net: Decoder) -> tuple[Tensor, Tensor]:
 
 
 def share(
-    folder: Path, group: Group, dtype: torch.dtype
+    folder: Path, group: ProcessGroup, dtype: torch.dtype
 ) -> tuple[Decoder, Tensor, list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
     """This rank's shard; scores of all texts in one step, and of each alone; the first, as each rank has them; `exact`."""
     net = load_shard(folder, read_config(folder), dtype, group)
@@ -74,7 +74,7 @@ def part(rank: int) -> Tensor:
     return torch.randn(7, 33, generator=torch.Generator().manual_seed(rank))
 
 
-def sums(group: Group) -> tuple[list[Tensor], list[Tensor]]:
+def sums(group: ProcessGroup) -> tuple[list[Tensor], list[Tensor]]:
     """Sums [7, 33] over the ranks: in one message, a row at a time, behind other rows, and in bfloat16; the first, as each rank
     has it.
     """
@@ -87,7 +87,7 @@ def sums(group: Group) -> tuple[list[Tensor], list[Tensor]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, ranks, port, late, *folders = sys.argv[1:]
-    group = Group(int(rank), int(ranks), "cpu", int(port), late=float(late))
+    group = ProcessGroup(int(rank), int(ranks), "cpu", int(port), late=float(late))
     group.connect()
     for folder in folders:
         for dtype in DTYPES:

@@ -16,7 +16,7 @@ from attend.model.engine.plan import StepInput
 from attend.model.engine.ranks import Leader
 from attend.model.errors import DeviceFailed, SettingError
 from attend.model.net.checkpoint import save
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from tests.fakes import END, VOCAB, byte_tokenizer
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 @contextmanager
 def engine_of(folder, number, *words, late=60.0, kind="plain"):
     """Rank 0 of so many, in this process, and the processes of the others, each with a GPU of its own if with any."""
-    group = Group(0, number, OPTIONS_OF[kind].device, late=late)
+    group = ProcessGroup(0, number, OPTIONS_OF[kind].device, late=late)
     command = [sys.executable, "-m", "tests.model.parallel.rank"]
     started = [
         subprocess.Popen(
@@ -191,9 +191,9 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(folder, how, bus
 )
 def test_the_other_ranks_end_with_rank_0(folder, how, serves):
     code = (
-        "import sys; from pathlib import Path; from attend.model.parallel.group import Group\n"
+        "import sys; from pathlib import Path; from attend.model.parallel.group import ProcessGroup\n"
         "from attend.model.engine.build import *\n"
-        f"from tests.model.parallel.rank import OPTIONS\ngroup = Group(0, 2, 'cpu', late={SOON})\n"
+        f"from tests.model.parallel.rank import OPTIONS\ngroup = ProcessGroup(0, 2, 'cpu', late={SOON})\n"
         "print(group.port, flush=True); engine = build_engine(Path(sys.argv[1]), OPTIONS, group=group)\n"
         f"if {serves}: engine.start()\n"
         "print('built', flush=True); sys.stdin.read()"
@@ -220,7 +220,7 @@ def test_a_rank_that_ends_before_it_has_loaded_is_told_of(folder):
         raise SettingError("rank 1 says why")
 
     with pytest.raises(SettingError, match="rank 1 says why"):
-        build_runner(folder, OPTIONS, group=Group(0, 2, "cpu", alive=alive))
+        build_runner(folder, OPTIONS, group=ProcessGroup(0, 2, "cpu", alive=alive))
 
 
 def test_what_fails_on_rank_0_within_a_step_cannot_be_repeated(engine, monkeypatch):
@@ -256,4 +256,4 @@ def test_a_rank_holds_its_share_of_matrices_and_of_keys_and_values(engine, folde
 )
 def test_what_ranks_do_not_compute_is_refused_by_name(folder, changes, named):
     with pytest.raises(SettingError, match=named):
-        build_runner(folder, replace(OPTIONS, **changes), group=Group(0, 2, "cpu"))
+        build_runner(folder, replace(OPTIONS, **changes), group=ProcessGroup(0, 2, "cpu"))

@@ -14,7 +14,7 @@ from torch import Tensor
 from attend.model.errors import DeviceFailed, SettingError
 from attend.model.net.checkpoint import load
 from attend.model.net.transformer import Decoder
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import check, load_shard
 from tests.model.checkpoints import tiny_config, write_checkpoint
 from tests.model.parallel.shares import DTYPES, TOKENS, exact, part, scores, share, sums
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    group: Group
+    group: ProcessGroup
     kinds: dict[str, Answer]
     """In float32."""
     rounded: dict[str, Answer]
@@ -53,7 +53,7 @@ class Answers(NamedTuple):
 @contextmanager
 def ranks_of(number, folders):
     """Rank 0 of so many, in this process, and the processes of the others."""
-    group = Group(0, number, "cpu", late=LATE)
+    group = ProcessGroup(0, number, "cpu", late=LATE)
     command = [sys.executable, "-m", "tests.model.parallel.shares"]
     started = [subprocess.Popen([*command, *map(str, (rank, number, group.port, LATE, *folders))]) for rank in range(1, number)]
     try:
@@ -153,8 +153,8 @@ def test_a_dead_rank_ends_a_collective(answers):
 
 
 def test_a_silent_rank_ends_a_collective():
-    first = Group(0, 2, "cpu", late=4.0)
-    second = Group(1, 2, "cpu", first.port, late=4.0)
+    first = ProcessGroup(0, 2, "cpu", late=4.0)
+    second = ProcessGroup(1, 2, "cpu", first.port, late=4.0)
     thread = threading.Thread(target=second.connect)
     thread.start()
     first.connect()
@@ -177,4 +177,4 @@ def test_what_cannot_be_shared_is_refused_by_name(changes, ranks, named, tmp_pat
     with pytest.raises(SettingError, match=named):
         check(config, ranks)
     with pytest.raises(SettingError, match=named):  # before the folder is looked at: it is empty
-        load_shard(tmp_path, config, torch.float32, Group(0, ranks, "cpu"))
+        load_shard(tmp_path, config, torch.float32, ProcessGroup(0, ranks, "cpu"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attend.model.parallel.group import Group
+from attend.model.parallel.group import ProcessGroup
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Table:
         self.all_there = threading.Barrier(self.ranks, timeout=60)
 
 
-class Neighbour(Group):
+class Neighbour(ProcessGroup):
     """A rank at a table."""
 
     def __init__(self, rank: int, device: str, table: Table) -> None:
@@ -40,7 +40,7 @@ class Neighbour(Group):
         return parts
 
 
-def in_turns(ranks: int, device: str, work: Callable[[Group], Any]) -> Sequence[Any]:
+def in_turns(ranks: int, device: str, work: Callable[[ProcessGroup], Any]) -> Sequence[Any]:
     """What `work` returns on each rank."""
     table = Table(ranks)
 

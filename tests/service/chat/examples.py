@@ -1,6 +1,6 @@
 """Answers as families write them, and the parts that they are."""
 
-from attend.service.chat.forms import CALLS, REASONING, AnswerForm
+from attend.service.chat.forms import CALLS, REASONING, AnswerFormat
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Tool
 
 TOOLS = (
@@ -11,8 +11,8 @@ TOOLS = (
 THINK = REASONING["think"]
 
 
-def form(calls: str, reasoning: str = "think") -> AnswerForm:
-    return AnswerForm(CALLS[calls], REASONING[reasoning])
+def form(calls: str, reasoning: str = "think") -> AnswerFormat:
+    return AnswerFormat(CALLS[calls], REASONING[reasoning])
 
 
 def call(index: int, name: str, arguments: str) -> list[Part]:

@@ -9,7 +9,7 @@ import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.grammar import GrammarSpec, _limits, _source
-from attend.service.chat.forms import CALLS, AnswerForm
+from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallArguments, CallStart, Content, Reasoning, Tool, joined
@@ -113,7 +113,7 @@ def obeys(parts, tools) -> int:
     return len(calls)
 
 
-def parsed(shape: AnswerForm, text: str, tools, **more):
+def parsed(shape: AnswerFormat, text: str, tools, **more):
     parser = AnswerParser(shape, tools, calls_formed=True, **more)
     return joined(parser.feed(text) + parser.finish())
 
@@ -125,7 +125,7 @@ def grammar(shape, tools=TOOLS, special=None, *, reasoning_open=False) -> CallGr
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_required_calls_are_read_and_obey(name, parallel):
-    shape, tools = AnswerForm(CALLS[name]), tools_for(name)
+    shape, tools = AnswerFormat(CALLS[name]), tools_for(name)
     ended = 0
     for seed in range(12):
         text, complete = walk(grammar(shape, tools).required(parallel=parallel), seed=seed)
@@ -154,7 +154,7 @@ def test_markers_may_be_special_tokens(name):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_allowed_calls_obey_and_other_text_stays_free(name):
-    shape, tools = AnswerForm(CALLS[name]), tools_for(name)
+    shape, tools = AnswerFormat(CALLS[name]), tools_for(name)
     spec, calls, free = grammar(shape, tools).allowed(parallel=True), 0, 0
     for seed in range(24):
         text, complete = walk(spec, seed=seed, steps=800)
@@ -218,7 +218,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_strange_names_and_texts_are_read_as_they_were_asked_for(name):
-    shape, takes = AnswerForm(CALLS[name]), dict(STRANGE)
+    shape, takes = AnswerFormat(CALLS[name]), dict(STRANGE)
     if CALLS[name].layout.argument:
         unfit = {"tagged": (), "braced": ("a b",), "python": ("a b", "%v", "</parameter>")}[CALLS[name].syntax]
         takes = {
@@ -236,7 +236,7 @@ def test_strange_names_and_texts_are_read_as_they_were_asked_for(name):
 
 
 def test_a_schema_that_names_no_type_is_one_of_objects():
-    spec = grammar(AnswerForm(CALLS["hermes"]), [Tool("f", {})]).required(parallel=False)
+    spec = grammar(AnswerFormat(CALLS["hermes"]), [Tool("f", {})]).required(parallel=False)
     head = '<tool_call>\n{"name": "f", "arguments": '
     assert accepted(spec, head + "[") == head and accepted(spec, head + "{") == head + "{"
 
@@ -286,31 +286,31 @@ def test_content_keeps_its_form_after_reasoning_and_beside_calls(name, content):
 def test_a_name_or_a_text_that_a_form_cannot_write_is_refused(name, key, text):
     tool = Tool("f", {"type": "object", "properties": {key: {"type": "boolean"}}})
     with pytest.raises(NotSupported, match="cannot write this name"):
-        grammar(AnswerForm(CALLS[name]), [tool]).required(parallel=True)
+        grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
     tool = Tool("f", {"type": "object", "properties": {"x": {"type": "string", "enum": ["a", text]}}})
     if text is not None:
         with pytest.raises(NotSupported, match=r"properties\.x: this model's form of calls cannot write '"):
-            grammar(AnswerForm(CALLS[name]), [tool]).required(parallel=True)
+            grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
 
 
 def test_what_a_form_cannot_enforce_is_refused_by_name():
     pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "a+"}}}
     with pytest.raises(NotSupported, match=r"tools\[0\]\.function\.parameters\.properties\.x: pattern cannot be enforced"):
-        grammar(AnswerForm(CALLS["glm"]), [Tool("f", pattern)]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["glm"]), [Tool("f", pattern)]).required(parallel=True)
     for missing in ({"required": ["y"]}, {"properties": {"x": {}}, "required": ["x", "y"]}):
         with pytest.raises(NotSupported, match="y is required, and not one of its properties"):
-            grammar(AnswerForm(CALLS["glm"]), [Tool("f", {"type": "object", **missing})]).required(parallel=True)
+            grammar(AnswerFormat(CALLS["glm"]), [Tool("f", {"type": "object", **missing})]).required(parallel=True)
     for target in ("#", "#/properties/y"):
         nested = {"type": "object", "properties": {"x": {"anyOf": [{"type": "null"}, {"$ref": target}]}}}
         with pytest.raises(NotSupported, match=rf"\$ref to {target} cannot be enforced"):
-            grammar(AnswerForm(CALLS["pythonic"]), [Tool("f", nested)]).required(parallel=True)
+            grammar(AnswerFormat(CALLS["pythonic"]), [Tool("f", nested)]).required(parallel=True)
     either = {"type": "object", "oneOf": [{}]}
     with pytest.raises(NotSupported, match="oneOf"):
-        grammar(AnswerForm(CALLS["pythonic"]), [Tool("f", either)]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["pythonic"]), [Tool("f", either)]).required(parallel=True)
     with pytest.raises(NotSupported, match="texts, numbers and booleans"):
-        grammar(AnswerForm(CALLS["gemma4"]), [Tool("f", DEEP)]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["gemma4"]), [Tool("f", DEEP)]).required(parallel=True)
     with pytest.raises(InvalidRequest, match="tools must be at most 65536 bytes"):
-        grammar(AnswerForm(CALLS["hermes"]), [Tool("f", {"type": "object", "description": "x" * 70_000})]).required(
+        grammar(AnswerFormat(CALLS["hermes"]), [Tool("f", {"type": "object", "description": "x" * 70_000})]).required(
             parallel=True
         )
 
@@ -319,4 +319,4 @@ def test_what_a_form_cannot_enforce_is_refused_by_name():
 @pytest.mark.parametrize("tools", [(), TOOLS])
 def test_a_schema_that_is_none_is_refused_by_name(text, tools):
     with pytest.raises(InvalidRequest, match=r"^json_schema: "):
-        grammar(AnswerForm(CALLS["hermes"]), tools).content(GrammarSpec("json_schema", text), parallel=True)
+        grammar(AnswerFormat(CALLS["hermes"]), tools).content(GrammarSpec("json_schema", text), parallel=True)

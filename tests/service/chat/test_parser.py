@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attend.service.chat.forms import CALLS, AnswerForm
+from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.json_text import MAX_DEPTH
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, joined
@@ -15,12 +15,12 @@ from tests.service.chat.examples import TOOLS, form, rows
 ROWS = rows()
 
 
-def parts_of(shape: AnswerForm, pieces, tools=TOOLS, *, reasoning_open=False, calls_formed=False, **end) -> list[Part]:
+def parts_of(shape: AnswerFormat, pieces, tools=TOOLS, *, reasoning_open=False, calls_formed=False, **end) -> list[Part]:
     parser = AnswerParser(shape, tools, reasoning_open=reasoning_open, calls_formed=calls_formed)
     return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish(**end))
 
 
-def form_named(name: str) -> AnswerForm:
+def form_named(name: str) -> AnswerFormat:
     return form(name, {"harmony": "harmony", "gemma4": "gemma4"}.get(name, "think"))
 
 
@@ -67,7 +67,7 @@ def test_cuts_change_nothing_in_any_text(name, fragments, data):
 @given(st.sampled_from(sorted(set(CALLS) - {"harmony"})), st.lists(FRAGMENTS, max_size=14))
 def test_without_tools_and_reasoning_nothing_is_changed(name, fragments):
     text = "".join(fragments)
-    assert parts_of(AnswerForm(CALLS[name]), [text], ()) == ([Content(text)] if text else [])
+    assert parts_of(AnswerFormat(CALLS[name]), [text], ()) == ([Content(text)] if text else [])
 
 
 @settings(max_examples=300, deadline=None)

@@ -18,7 +18,7 @@ from attend.service.contract.commands import to_command
 from attend.service.contract.conversation import messages_of
 from attend.service.http_api.body import parse
 from attend.service.http_api.chat_writer import ChatWriter
-from attend.service.records import ChatRules, Chunk, Command, PromptPart, Usage, whole
+from attend.service.records import ChatRules, Chunk, Command, PromptPart, TokenCounts, whole
 from tests.service.contract.wrong import wrong_types
 from tests.service.http_api.described import as_read
 
@@ -328,7 +328,7 @@ class Words:
 
 
 def writer(n: int = 1, **body) -> ChatWriter:
-    return ChatWriter(read(**body), "r7", "m", "fp", Usage(n), Words(), created=1_700_000_000)
+    return ChatWriter(read(**body), "r7", "m", "fp", TokenCounts(n), Words(), created=1_700_000_000)
 
 
 def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None, **more) -> Chunk:

@@ -13,7 +13,7 @@ from attend.service.contract.answers import usage as usage_of
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import bias_tokens, read_completion
 from attend.service.http_api.completion_writer import CompletionWriter
-from attend.service.records import Chunk, Command, PromptPart, Usage, whole
+from attend.service.records import Chunk, Command, PromptPart, TokenCounts, whole
 from tests.fakes import byte_tokenizer
 from tests.service.http_api.described import as_read
 
@@ -177,7 +177,7 @@ def test_what_makes_no_sense_is_refused_with_its_field(body, field):
 
 def writer(n: int = 1, **body) -> CompletionWriter:
     request = read_completion({"prompt": "a"} | body)
-    return CompletionWriter(request, "r7", "m", "fp", Usage(n), byte_tokenizer(), created=1_700_000_000)
+    return CompletionWriter(request, "r7", "m", "fp", TokenCounts(n), byte_tokenizer(), created=1_700_000_000)
 
 
 def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None) -> Chunk:
@@ -257,6 +257,6 @@ def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
 
 
 def test_usage_takes_totals_so_that_a_chunk_seen_twice_counts_once():
-    usage = Usage(1)
+    usage = TokenCounts(1)
     usage.add([chunk(0, "a", 1), chunk(0, "b", 2), chunk(0, "b", 2)])
     assert (usage.prompt_tokens, usage.completion_tokens) == (5, 2)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerForm
+from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS
 from attend.service.contract.conversation import calling_of
 
-FORM = AnswerForm(CALLS["hermes"])
+FORM = AnswerFormat(CALLS["hermes"])
 
 
 def tool(name="f", **function):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from attend.model.engine.request import TokenLogprob
-from attend.service.generation.turns import in_turns, turn
+from attend.service.generation.turns import in_turns, yield_to_loop
 from attend.service.http_api import documents
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.sse import EventStream
@@ -62,7 +62,7 @@ def test_of_all_who_take_turns_one_goes_on_each_time_round():
 
         async def long() -> None:
             for _ in range(5):
-                await turn()
+                await yield_to_loop()
                 at.append(rounds)
 
         work = [asyncio.create_task(long()) for _ in range(4)]

@@ -14,7 +14,7 @@ from attend.service.contract.requests import CompletionRequest
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer
-from attend.service.records import Chunk, PromptPart, Usage
+from attend.service.records import Chunk, PromptPart, TokenCounts
 from tests.fakes import byte_tokenizer
 from tests.virtual_time import run_at_once
 
@@ -109,7 +109,7 @@ def answer(index: int, pieces: list[tuple[str, list[int]]], *, scored: bool) -> 
 
 def writer_of(chat: bool, name: str, options: dict | None, flags: dict, *, scored: bool) -> Writer:
     asked = flags | {"stream": True, "stream_options": options}
-    usage, tokenizer = Usage(2), byte_tokenizer()
+    usage, tokenizer = TokenCounts(2), byte_tokenizer()
     if not chat:
         body = CompletionRequest(prompt="", logprobs=0 if scored else None, **asked)
         return CompletionWriter(body, "id", name, "fp", usage, tokenizer, created=1)

@@ -18,7 +18,7 @@ from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.net.checkpoint import formed, inspect, load, read_config
-from attend.model.net.formats.codes import INT4, INT8, MXFP4, Form
+from attend.model.net.formats.codes import INT4, INT8, MXFP4, CodeLayout
 from attend.model.net.formats.gptq import Gptq
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear
@@ -173,9 +173,9 @@ def test_a_matrix_with_one_plain_part_is_plain(tmp_path):
 
 @pytest.mark.parametrize("forms", [(INT4, INT8), (MXFP4, INT4), (INT8, INT8)], ids=str)
 def test_a_matrix_of_several_kinds_is_kept_in_bytes(forms):
-    first, second = (Form(kind) for kind in forms)
-    assert first.joined(second) == second.joined(first) == Form(INT8)
-    assert first.joined(Form(forms[1], has_minima=True)) == Form(INT8, has_minima=True)
+    first, second = (CodeLayout(kind) for kind in forms)
+    assert first.joined(second) == second.joined(first) == CodeLayout(INT8)
+    assert first.joined(CodeLayout(forms[1], has_minima=True)) == CodeLayout(INT8, has_minima=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attend.model.config import ModelConfig
-from attend.model.engine.choice import serving_form
+from attend.model.engine.choice import prepare_decoder
 from attend.model.engine.engine import Engine
 from attend.model.engine.request import Output, Request
 from attend.model.engine.runner import ModelRunner
@@ -65,7 +65,7 @@ def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, **c
     """What `build_engine` stands round a decoder, with every slot of the cache holding NaN."""
     settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
     backend = way.make(config, BLOCK)
-    net = serving_form(copy.deepcopy(net_of(config, way.dtype)).to(way.device), backend)
+    net = prepare_decoder(copy.deepcopy(net_of(config, way.dtype)).to(way.device), backend)
     counts = [group.num_blocks for group in settings.groups] if changes.get("groups") else settings.num_blocks
     cache = way.cache(config, counts, BLOCK)
     clock = Clock()

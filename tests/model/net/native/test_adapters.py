@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.adapters import Adapter, Group, LowRank, Part
+from attend.model.net.adapters import Adapter, AdapterBatch, LowRank, Part
 from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.native import library
 from attend.model.net.native.adapters import NativeAdapters
@@ -73,7 +73,7 @@ def run(net, backend, adapters=None, of_text=(), *, chunk: int, texts, dtype=tor
         tokens = torch.cat([texts[i][start : start + count] for i, start, count in turns])
         if adapters is not None:
             owners = [of_text[i] for i, _, count in turns for _ in range(count)]
-            groups = [Group(each, [t for t, owner in enumerate(owners) if owner is each]) for each in {*owners} - {None}]
+            groups = [AdapterBatch(each, [t for t, owner in enumerate(owners) if owner is each]) for each in {*owners} - {None}]
             adapters.use(groups, len(owners))
         hidden = net(tokens, layout.positions_T, Paged(backend, cache, layout)).float()
         for (i, start, count), part in zip(turns, hidden.split([count for *_, count in turns]), strict=True):

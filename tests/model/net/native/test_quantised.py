@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attend.model.net.backends import ReferenceBackend
 from attend.model.net.formats.codes import GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.quantised import PLAIN, QuantisedEmbedding, QuantisedLinear
@@ -55,7 +55,7 @@ def quantised(net: Decoder, kind: Kind, minima: bool = False) -> Decoder:
     forms = lambda name, linear: (  # noqa: E731
         linear if name.endswith(PLAIN) else filled(QuantisedLinear, linear, kinds.get(name, kind), minima and name != "head")
     )
-    reform(twin, forms)
+    replace_linears(twin, forms)
     twin.embedding.tokens = filled(QuantisedEmbedding, net.embedding.tokens, INT8, False)
     return twin
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from attend.model.net.formats.codes import FP8, INT4, INT8, IQ4_NL, MXFP4, Codes, quantise
-from attend.model.net.linear import Linear, reform
+from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear, quantise_matrices
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton.backend import INTERPRETED
@@ -131,7 +131,7 @@ def test_all_matrices_of_a_decoder_but_the_embedding_are_multiplied_so():
         net = Decoder(tiny_config())
     quantise_matrices(net, INT4)
     before = [name for name, module in net.named_modules() if type(module) is QuantisedLinear]
-    reform(net, multiply_codes)
+    replace_linears(net, multiply_codes)
     assert before == [name for name, module in net.named_modules() if type(module) is CodesLinear]
     assert len(before) > 4
     assert type(net.embedding.tokens) is QuantisedEmbedding

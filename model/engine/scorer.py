@@ -14,8 +14,8 @@ from attend.model.net.backends import Row
 from attend.model.transfer import integers
 
 
-class ServingForm:
-    """A `Form` of quality.py: the decoder, the attention and the cache that would serve under these options.
+class ServingScorer:
+    """A `Scorer` of quality.py: the decoder, the attention and the cache that would serve under these options.
 
     Raises CheckpointError or SettingError.
     """
