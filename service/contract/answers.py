@@ -43,7 +43,7 @@ class PromptTokensDetails(TypedDict):
     """More about the tokens of the prompts."""
 
     cached_tokens: Count
-    """Those that were not computed again."""
+    """Tokens found in the prefix cache."""
 
 
 @record
@@ -51,7 +51,7 @@ class CompletionTokensDetails(TypedDict):
     """More about the tokens of the answers."""
 
     reasoning_tokens: Count
-    """Those of reasoning, which a chat tells apart from the text."""
+    """Tokens of reasoning."""
 
 
 @record
@@ -132,7 +132,7 @@ class Whole(Event):
     seed: Annotated[
         int,
         Field(
-            description="The request's, or the one that the service chose; the answers can be drawn again with it.",
+            description="The request's, or the one that the service chose; the answers can be generated again with it.",
             examples=[229101],
         ),
     ]
@@ -201,7 +201,7 @@ class CompletionLogprobs(TypedDict):
     token_logprobs: Iterable[float | None]
     """null for the first token of an echoed prompt, before which nothing comes, or where they were not asked for."""
     top_logprobs: Iterable[dict[str, float] | None]
-    """The likeliest tokens and the token itself, by their texts."""
+    """The most likely tokens and the token itself, by their texts."""
     text_offset: Iterable[int]
     """Characters of the answer before the token."""
 

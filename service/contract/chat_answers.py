@@ -37,10 +37,10 @@ class ChatToken(TypedDict):
 
 @record
 class ChatTokenLogprob(ChatToken):
-    """A token of the answer, with the likeliest ones in its place."""
+    """A token of the answer, with the most likely ones at its position."""
 
     top_logprobs: list[ChatToken]
-    """`top_logprobs` of them, the likeliest first."""
+    """`top_logprobs` of them, the most likely first."""
 
 
 @record

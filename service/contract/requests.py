@@ -90,7 +90,7 @@ User = Annotated[
 RequestId = Annotated[
     StrictStr | None,
     Field(
-        description="The id of this call, in the answer and in the logs. Default, also for an empty one: X-Request-Id, or a "
+        description="The request id, in the answer and in the logs. Default, also for an empty one: X-Request-Id, or a "
         "new one.",
         json_schema_extra={"pattern": f"^({REQUEST_ID.pattern})?$"},
     ),
@@ -105,7 +105,7 @@ DeadlineMs = Annotated[
 TruncateTokens = Annotated[
     StrictInt | None,
     Field(
-        description="Keep only so many tokens from the prompt's end. Default: keep all.",
+        description="Truncate the prompt from the left to this many tokens. Default: no truncation.",
         json_schema_extra=between(1, MAX_INT32),
     ),
 ]
@@ -131,7 +131,7 @@ def bias_tokens(biases: dict[str, float]) -> dict[int, float]:
 
 
 class StreamOptions(Shape):
-    """What a stream carries beside the text."""
+    """Options of the stream."""
 
     include_usage: StrictBool | None = told(False)
     """One more event at the end, with the token counts and no choices."""
@@ -147,9 +147,9 @@ class Generation(Shape):
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
     temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
-    """Divides the scores before a token is drawn; 0 takes the likeliest, of equals the one with the lowest id."""
+    """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
     top_p: Number | None = param("top_p", proto="sampling.top_p", **above(0, 1))
-    """Draw among the likeliest that together reach this probability."""
+    """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability."""
     n: StrictInt | None = told(
         1,
         description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
@@ -158,9 +158,9 @@ class Generation(Shape):
         **between(1, MAX_CHOICES),
     )
     stream: StrictBool | None = told(False)
-    """Send the answer in pieces, as server-sent events."""
+    """Stream the answer as server-sent events."""
     stream_options: StreamOptions | None = None
-    """What a stream carries beside the text. Only where `stream` is true."""
+    """Options of the stream. Only where `stream` is true."""
     stop: (
         Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, listed(_WORD, maxItems=MAX_STOP_STRINGS)))] | None
     ) = told(
@@ -174,11 +174,11 @@ class Generation(Shape):
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
     user: User = told(client=True)
     top_k: StrictInt | None = param("top_k", proto="sampling.top_k", **between(-1, MAX_INT64))
-    """Draw among the k likeliest tokens; 0 and -1 mean all."""
+    """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
     min_p: Number | None = param("min_p", proto="sampling.min_p", **between(0, 1))
-    """Draw among those at least this likely relative to the likeliest."""
+    """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
     stop_token_ids: TokenIds | None = told(
-        description=f"Tokens that end an answer. {TOKENS} Default: none beside the model's own.",
+        description=f"Tokens that end an answer. {TOKENS} Default: the model's end-of-text tokens alone.",
         maxItems=MAX_STOP_TOKENS,
         proto="stopping.stop_token_ids",
         client=True,
@@ -189,7 +189,7 @@ class Generation(Shape):
     ignore_eos: StrictBool | None = told(False, proto="stopping.ignore_eos", client=True, flag=True)
     """Do not end at the model's end-of-text token."""
     min_tokens: StrictInt | None = param("min_tokens", proto="stopping.min_tokens", **between(0, MAX_INT32))
-    """No stop token is drawn, and no stop string obeyed, before so many tokens; at most `max_tokens`."""
+    """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
     skip_special_tokens: StrictBool | None = told(True, proto="response.skip_special_tokens", client=True, flag=True)
     """Leave special tokens out of the answer's text."""
     return_token_ids: StrictBool | None = told(False, proto="response.output_token_ids", flag=True)
@@ -201,17 +201,17 @@ class Generation(Shape):
     presence_penalty: Number | None = param(
         "presence_penalty", flag=False, proto="decoding.presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
     )
-    """Taken from the score of every token that the answer holds already."""
+    """Subtracted from the logit of every token that the answer already has."""
     frequency_penalty: Number | None = param(
         "frequency_penalty", flag=False, proto="decoding.frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
     )
-    """Taken from a token's score once for each time that the answer holds it."""
+    """Subtracted from a token's logit once for each time that the answer has it."""
     repetition_penalty: Number | None = param(
         "repetition_penalty", flag=False, proto="decoding.repetition_penalty", **above(0, MAX_REPETITION_PENALTY)
     )
-    """Divides the positive, and multiplies the negative, scores of tokens of the prompt and the answer."""
+    """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = told(
-        description=f"Added to the scores of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
+        description=f"Added to the logits of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
         proto="decoding.logit_bias",
         client=True,
     )
@@ -227,7 +227,7 @@ class Generation(Shape):
         client=True,
     )
     allowed_token_ids: TokenIds | None = told(
-        description=f"Only these tokens may be drawn. {TOKENS} Default: all.",
+        description=f"Only these tokens may be sampled. {TOKENS} Default: all.",
         minItems=1,
         proto="decoding.allowed_token_ids",
         client=True,
@@ -245,7 +245,7 @@ class Generation(Shape):
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
     timing: StrictBool | None = told(False, proto="response.timing")
-    """Report where the time went."""
+    """Report queue, prefill and decode time."""
 
 
 class Scored(Shape):
@@ -254,7 +254,7 @@ class Scored(Shape):
     logprobs: StrictBool | None = told(False, proto="response.logprobs")
     """Report the log probability of each token."""
     top_logprobs: StrictInt | None = told(0, proto="response.top_logprobs", **between(0, MAX_LOGPROBS))
-    """How many of the likeliest tokens to report in each place. Only where `logprobs` is true."""
+    """How many of the most likely tokens to report at each position. Only where `logprobs` is true."""
 
 
 class OverGrpc(Shape):
@@ -276,8 +276,8 @@ class Continuation(Generation):
     echo: StrictBool | None = told(False, proto="response.echo", flag=True)
     """Begin each answer with its prompt."""
     prompt_logprobs: StrictInt | None = told(
-        description="Report the log probability of each prompt token, and so many of the likeliest in its place. Must equal "
-        f"`logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
+        description="Report the log probability of each prompt token, and of this many of the most likely at its position. "
+        f"Must equal `logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
         proto="response.prompt_logprobs",
         **between(0, MAX_LOGPROBS),
     )
@@ -299,7 +299,7 @@ class CompletionRequest(Continuation):
     best_of: StrictInt | None = told(**between(1, MAX_CHOICES))
     """Must equal `n`."""
     logprobs: StrictInt | None = told(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
-    """Report the log probability of each token, and so many of the likeliest in its place. Default: report none."""
+    """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 
 
 class GenerateRequest(OverGrpc, Scored, Continuation):

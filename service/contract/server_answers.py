@@ -73,7 +73,7 @@ class Version(TypedDict):
 
 @record
 class Replicas(TypedDict):
-    """How many replicas told their load."""
+    """How many replicas reported their load."""
 
     expected: Annotated[int, Field(examples=[1])]
     """Those that there should be."""

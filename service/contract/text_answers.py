@@ -73,7 +73,7 @@ class NextToken(TypedDict):
     entropy: Annotated[float, Field(examples=[1.5])]
     """In nats."""
     top_logprobs: list[Alternative]
-    """The likeliest tokens."""
+    """The most likely tokens."""
 
 
 @record
@@ -89,7 +89,7 @@ class Place(TypedDict):
     entropy: float | None
     """Of what was expected, in nats; null for the first token."""
     top_logprobs: list[Alternative] | None
-    """The likeliest tokens; null for the first token."""
+    """The most likely tokens; null for the first token."""
 
 
 @record
@@ -124,12 +124,12 @@ class LayerAttention(TypedDict):
 
 @record
 class LayerGuesses(TypedDict):
-    """What a layer would say, were it the last."""
+    """The logit lens of a layer: its hidden state through the final norm and the head."""
 
     layer: Count
     """Its number, from 0."""
     guesses: Iterable[Iterable[Alternative]]
-    """Of each token: what comes after it, the likeliest first."""
+    """Of each token: what comes after it, the most likely first."""
 
 
 @record

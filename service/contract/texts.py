@@ -64,18 +64,18 @@ class AttentionRequest(Shape):
         proto="answer_text answer_token_ids",
     )
     layers: List[TokenId] | None = told(
-        description=f"Layers whose attention is told, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
+        description=f"Layers whose attention is reported, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
         "head of T tokens has T * (T + 1) / 2. Default: all.",
         proto="layers",
     )
     heads: List[TokenId] | None = told(proto="heads")
-    """Query heads whose attention is told in each of these layers, from 0. Default: all."""
+    """Query heads whose attention is reported in each of these layers, from 0. Default: all."""
     scores: StrictBool | None = told(False, proto="scores")
-    """Tell the scores before mask and softmax too."""
+    """Report the scores before mask and softmax too."""
     top_logprobs: StrictInt | None = told(TOP_LOGPROBS, proto="top_logprobs", **between(0, MAX_LOGPROBS))
-    """How many of the likeliest tokens to report in each place."""
+    """How many of the most likely tokens to report at each position."""
     logit_lens: StrictInt | None = told(0, proto="logit_lens", **between(0, MOST_LENS))
-    """So many guesses of each layer in each place, as if it were the last."""
+    """The logit lens: this many of the most likely tokens of each layer at each position."""
     user: User = None
     request_id: RequestId = told(proto="request_id")
     deadline_ms: DeadlineMs = told(proto="deadline_ms")

@@ -27,7 +27,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-
     async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """As the proto says."""
         if self._num_streams >= MAX_STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} reflection streams are open here already")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} reflection streams are open already")
         self._num_streams += 1
         try:
             async with asyncio.timeout(STREAM_SECONDS):

@@ -267,7 +267,7 @@ class GrpcMethods:
         """Health at once and at each change; ends when draining has begun. A service that is not here is unknown until then."""
         if self._num_watches >= MAX_WATCHES:
             grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)
-            grpc_context.set_details(f"{MAX_WATCHES} health watches are open here already")
+            grpc_context.set_details(f"{MAX_WATCHES} health watches are open already")
             return
         told, draining = None, False
         self._num_watches += 1

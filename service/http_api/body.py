@@ -50,7 +50,7 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
     if media_type.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
         raise WrongMediaType(f"Content-Type must be application/json, in UTF-8; got {content_type[:64]!r}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise WrongMediaType("Content-Encoding is not supported: send the body as it is")
+        raise WrongMediaType("Content-Encoding is not supported: send the body uncompressed")
     body = await _read(request, most)
     if len(body) <= INLINE_BYTES:
         return read(parse(body))
