@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import core_schema
 
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 
@@ -21,8 +21,6 @@ class Shape(BaseModel):
     """A JSON object with these fields and no others. The text under a field is its description."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-    empty: ClassVar[tuple[str, ...]] = ()
-    """Names of fields that may be there while they are empty, and are left out then."""
     _names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
 
@@ -34,18 +32,28 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _looked_through(cls, given: Any) -> Any:
-        """Null of any name is absent, also of one that is not known. One unknown name is kept: each is an error with a text."""
-        names = cls._names
-        if not isinstance(given, dict) or names.issuperset(given):
-            return given
-        known = {name: value for name, value in given.items() if name in names}
-        for name in (name for name in given if name not in names):
-            if given[name] is None or (name in cls.empty and given[name] == []):
-                continue
-            if name in cls.empty:
-                raise PydanticCustomError(UNSUPPORTED, "is not supported in an object of this kind", {"field": name})
-            return known | {name: given[name]}
-        return known
+        return _sifted(given, cls._names)
+
+
+def _sifted(given: Any, names: frozenset[str]) -> Any:
+    """Null of any name is absent, also of one that is not known. One unknown name is kept: each is an error with a text."""
+    if not isinstance(given, dict) or names.issuperset(given):
+        return given
+    first = next((name for name in given if name not in names and given[name] is not None), None)
+    return {name: value for name, value in given.items() if name in names or name == first}
+
+
+class Sifted:
+    """For an annotation of a TypedDict, which is read three times as quickly as a Shape: null is absent there too."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """pydantic's own, after a look at the names."""
+        names = frozenset(source.__required_keys__ | source.__optional_keys__)
+
+        def sifted(given: Any) -> Any:  # asked for each part of each message: the usual case is told here
+            return given if isinstance(given, dict) and names.issuperset(given) else _sifted(given, names)
+
+        return core_schema.no_info_before_validator_function(sifted, handler(source))
 
 
 class Or:

@@ -56,7 +56,7 @@ def explained(error: ValidationError, document: dict[str, Any], exact: bool, unk
     (first, place, value), kind = same[0], same[0].error["type"]
     shown = _written(place)
     field = shown if exact else str(place[0]) if kind in (*_ABSENT, *_TAG) else _written(_without_items(place))
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "none_required"):
         return unknown(
             f"{shown if shown.strip() and shown.isprintable() else repr(shown)} is not a field of this request", field
         )
@@ -108,10 +108,6 @@ def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
         name = error["ctx"]["discriminator"].strip("'")
         place.append(name)
         value = value.get(name)
-    elif "field" in error.get("ctx", ()):
-        name = error["ctx"]["field"]
-        place.append(name)
-        value = value[name]
     return _Mistake(error, tuple(place), value)
 
 

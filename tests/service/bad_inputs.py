@@ -16,19 +16,19 @@ CONVERSATIONS = [
     chat("messages: too many", {"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "1 to 2048"),
     chat("messages: a string", {"messages": "hello"}, "messages", "list"),
     says("messages: one that is a string", "hello", "messages[1]", "object"),
-    says("messages: no role", {"content": "a"}, "messages[1].role", "one of"),
+    says("messages: no role", {"content": "a"}, "messages[1].role", "required"),
     says("messages: an unknown role", {"role": "robot", "content": "a"}, "messages[1].role", "one of"),
     says("messages: a role in capitals", {"role": "USER", "content": "a"}, "messages[1].role", "one of"),
     says("messages: a role that is a list", {"role": ["user"], "content": "a"}, "messages[1].role", "one of"),
     says("messages: no content", {"role": "user"}, "messages[1].content", "required"),
     says("messages: a number for content", {"role": "user", "content": 4}, "messages[1].content", "string"),
-    says("messages: no parts", {"role": "user", "content": []}, "messages[1].content", "text part"),
+    says("messages: no parts", {"role": "user", "content": []}, "messages[1].content", "at least 1 item"),
     says("messages: a part that is a string", {"role": "user", "content": ["a"]}, "messages[1].content[0]", "object"),
     says(
         "messages: a part without text",
         {"role": "user", "content": [{"type": "text"}]},
         "messages[1].content[0].text",
-        "string",
+        "required",
     ),
     says(
         "messages: a picture",
@@ -48,9 +48,9 @@ CONVERSATIONS = [
 ]
 STRUCTURED = [
     completion("structured: an unknown format", {"response_format": {"type": "xml"}}, "response_format", "one of text"),
-    completion("structured: a format without a type", {"response_format": {}}, "response_format", "one of text"),
+    completion("structured: a format without a type", {"response_format": {}}, "response_format", "required"),
     completion("structured: a string for the format", {"response_format": "json"}, "response_format", "object"),
-    completion("structured: no schema", {"response_format": {"type": "json_schema"}}, "response_format", "a schema"),
+    completion("structured: no schema", {"response_format": {"type": "json_schema"}}, "response_format", "required"),
     completion("structured: a list for the schema", {"structured_outputs": {"json": []}}, "structured_outputs.json", "object"),
     completion(
         "structured: two kinds", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "must hold one"

@@ -23,8 +23,8 @@ TOOLS = [
     says(
         "tools: a call without a function",
         {"role": "assistant", "tool_calls": [{"id": "1"}]},
-        "messages[1].tool_calls[0]",
-        "a function",
+        "messages[1].tool_calls[0].function",
+        "required",
     ),
     says(
         "tools: a call whose arguments are no text",
@@ -36,7 +36,7 @@ TOOLS = [
     says("tools: an answer to no call", {"role": "tool", "content": "4"}, "messages[1].tool_call_id", "is required"),
     chat("tools: a string", {"tools": "f"}, "tools", "list"),
     chat(
-        "tools: a tool without a name", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "1 to 64"
+        "tools: a tool without a name", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"
     ),
     chat("tools: a tool of another type", {"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
     chat(
@@ -53,7 +53,7 @@ TOOLS = [
     chat("tools: 500 of them", {"tools": [tool(f"f{number}") for number in range(500)]}, "tools", "at most 128"),
     chat("tools: nearly 1 MiB of schema", {"tools": [tool(parameters={"title": "x" * 1_000_000})]}, "tools", "bytes in all"),
     chat(
-        "tools: an unknown choice", {"tools": [tool()], "tool_choice": "always"}, "tool_choice", "must be auto, none, required"
+        "tools: an unknown choice", {"tools": [tool()], "tool_choice": "always"}, "tool_choice", "'auto', 'none' or 'required'"
     ),
     chat(
         "tools: a choice of an unknown tool",

@@ -342,7 +342,7 @@ def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     async def turn() -> None:
         turns.append(1)
 
-    monkeypatch.setattr(servicer, "turn", turn)
+    monkeypatch.setattr(servicer, "yield_to_loop", turn)
     told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * servicer.IDS)))
     assert [97] * (3 * servicer.IDS) == told.token_ids
     assert len(turns) == 3, "one before the call begins, and one between each two parts"
