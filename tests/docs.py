@@ -158,7 +158,8 @@ WHOLE: dict[str, Callable[[], str]] = {"REFERENCE.md": reference.page, "service/
 def table(rows: Iterator[list[str]]) -> str:
     """Rows, the head first, as Markdown."""
     head, *others = rows
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *others))
+    escaped = ([cell.replace("|", r"\|") for cell in row] for row in (head, ["---"] * len(head), *others))
+    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
 
 
 def written(name: str) -> str:
