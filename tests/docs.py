@@ -8,6 +8,8 @@ from pathlib import Path
 
 from grpc import StatusCode
 from prometheus_client.parser import text_string_to_metric_families
+from typer.core import TyperArgument, TyperGroup
+from typer.main import get_command
 
 from attend.model.config import ModelConfig
 from attend.model.errors import AttendError, Overloaded, Unavailable
@@ -15,6 +17,7 @@ from attend.model.net.families.strangers import STRANGERS
 from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.features import NATIVE, TRITON, features
 from attend.service.access.keys import KeyRing
+from attend.service.commands.cli import app
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
@@ -83,6 +86,30 @@ def _edge_rows(transport: str) -> list[dict[str, str]]:
     ]
 
 
+def commands() -> Iterator[list[str]]:
+    """Each command with its arguments, and the first paragraph of its help."""
+    yield ["command", "what"]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    yield from _commands(group, "attend")
+
+
+def _commands(group: TyperGroup, before: str) -> Iterator[list[str]]:
+    for name, command in group.commands.items():
+        words = f"{before} {name}"
+        if isinstance(command, TyperGroup):
+            yield from _commands(command, words)
+            continue
+        arguments = [_argument(each) for each in command.params if isinstance(each, TyperArgument)]
+        about = (command.help or "").partition("\n\n")[0]
+        yield [f"`{' '.join([words, *arguments])}`", " ".join(about.split())]
+
+
+def _argument(argument: TyperArgument) -> str:
+    name = argument.metavar or str(argument.name).upper()
+    return name if argument.required else f"[{name}]"
+
+
 def families() -> Iterator[list[str]]:
     """Each family that is served, and who computes the tiny checkpoints that it is compared by."""
     yield ["model_type", "models", "tiny checkpoints compared", "native (CPU)", "Triton (GPU)"]
@@ -114,7 +141,13 @@ def refused() -> Iterator[list[str]]:
 
 
 TABLES: dict[str, dict[str, Callable[[], Iterator[list[str]]]]] = {
-    "service/README.md": {"settings": settings, "routes": routes, "refusals": refusals, "metrics": metrics},
+    "service/README.md": {
+        "settings": settings,
+        "routes": routes,
+        "refusals": refusals,
+        "metrics": metrics,
+        "commands": commands,
+    },
     "model/README.md": {"families": families, "refused": refused},
 }
 """By page: the tables between its markers."""
@@ -125,7 +158,8 @@ WHOLE: dict[str, Callable[[], str]] = {"REFERENCE.md": reference.page, "service/
 def table(rows: Iterator[list[str]]) -> str:
     """Rows, the head first, as Markdown."""
     head, *others = rows
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *others))
+    escaped = ([cell.replace("|", r"\|") for cell in row] for row in (head, ["---"] * len(head), *others))
+    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
 
 
 def written(name: str) -> str:

@@ -99,7 +99,7 @@ def generate(
     show: Annotated[bool, typer.Option("--show", help="Colour each token by its probability.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
 ) -> None:
-    """Continue a prompt in the terminal, streamed, without Ray."""
+    """Continue a prompt in the terminal, streamed, without a server or Ray."""
     given = adapter if adapter and "=" in adapter else None
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
     prompt = prompt if prompt_token_ids else given_text(prompt, "prompt")
@@ -174,9 +174,11 @@ def train(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    what: Annotated[str | None, typer.Argument(help="A benchmark, then its flags; without it, they are listed.")] = None,
+    what: Annotated[
+        str | None, typer.Argument(help="A benchmark, then its flags; without it, they are listed.", metavar="NAME")
+    ] = None,
 ) -> None:
-    """Run one of the benchmarks of the source tree (loadtest/bench) side by side with its peer."""
+    """List the benchmarks of the source tree (loadtest/bench), or run one of them side by side with its peer."""
     from attend.service.commands.bench import listed, run
 
     if what in (None, *HELP):
@@ -198,7 +200,8 @@ def inspect_(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Tell what a checkpoint is and what memory it takes, without loading its weights. One of the hub is downloaded.
+    """Tell what a checkpoint or a .gguf file is and what memory it takes, or why it cannot be served, without loading its
+    weights. One of the hub is downloaded.
 
     Ends with status 2, and a sentence that says why, where it cannot be served.
     """

@@ -40,7 +40,9 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
         command(start_settings(joined | ({"model": folder} if folder else {})))
 
     folder = typer.Argument(
-        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.", show_default=False
+        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.",
+        metavar="DIR",
+        show_default=False,
     )
     parameters = [
         inspect.Parameter(

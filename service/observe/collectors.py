@@ -28,13 +28,18 @@ class EngineCollector(Collector):
                 "KV cache usage, 0 to 1: share of the blocks that requests hold, in the fullest KV cache group",
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
-            ("engine_heartbeat_seconds", "Seconds since the step thread last made progress", self._engine.heartbeat_age()),
+            (
+                "engine_heartbeat_seconds",
+                "Liveness: seconds since the step thread last made progress: it ended a step or a layer of one, or was idle",
+                self._engine.heartbeat_age(),
+            ),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
             gauge.add_metric([self._model], value)
             yield gauge
-        about = "KV cache: tokens in a block, and the number of blocks of the first KV cache group"
+        about = "KV cache: tokens in a block, and the number of blocks of the first KV cache group: "
+        about += "of full attention, where there is one"
         facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
         facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
         yield facts

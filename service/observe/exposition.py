@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 def serving(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str:
     """Who serves: the state of each replica and of each proxy, and the replicas that ended without being told to."""
     states, statuses = sorted(Counter(replicas).items()), sorted(Counter(proxies).items())
-    known = "Replicas by their state, as Serve's controller knows them"
-    died = "Replicas that died, or did not start"
+    known = "Replicas of the whole cluster by their state, as Serve's controller knows them"
+    died = "Replicas that died, or did not start; the count outlives them"
     return (
         family("attend_replicas", "gauge", known, [({"state": state}, number) for state, number in states])
         + family(

@@ -94,12 +94,12 @@ class Metrics:
             for route in routes:
                 for outcome in OUTCOMES:
                     self._requests.labels(model, transport, route, outcome)
-        self._rejected = Counter(
-            "attend_requests_rejected", "Rejected requests by reason", ["model", "reason"], registry=self.registry
-        )
+        about = f"Rejected requests (admission control) by reason: {', '.join(REASONS)}"
+        self._rejected = Counter("attend_requests_rejected", about, ["model", "reason"], registry=self.registry)
         for reason in REASONS:
             self._rejected.labels(model, reason)
-        self.first_token = self._histogram("time_to_first_token_seconds", "Time to first token (TTFT)", SECONDS)
+        about = "Time to first token (TTFT), once a call: of its first answer to begin"
+        self.first_token = self._histogram("time_to_first_token_seconds", about, SECONDS)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Inter-token latency (ITL)", STEP_SECONDS)
         about = "Time per output token (TPOT): mean of an answer after its first token"
         self.per_token = self._histogram("time_per_output_token_seconds", about, STEP_SECONDS)

@@ -39,28 +39,16 @@ from tests.fakes import MODEL, FakeEngine, build_server, says, until
 COMPLETIONS = ("http", "/v1/completions")
 GROUPS = (GroupSize(64), GroupSize(20, window=10))
 """Full attention and a window: of its 20 blocks of 4 tokens a step fills one, and requests share the others."""
-KINDS = {
-    "gauge": "requests_running requests_waiting requests_preparing kv_cache_usage engine_heartbeat_seconds "
-    "cache_config_info slower_path_info",
-    "counter": "prompt_tokens generation_tokens preemptions requests requests_rejected log_lines_dropped "
-    "prefix_cache_queries prefix_cache_hits "
-    "draft_tokens draft_tokens_accepted",
-    "histogram": "time_to_first_token_seconds inter_token_latency_seconds time_per_output_token_seconds "
-    "request_duration_seconds request_queue_seconds request_prefill_seconds request_decode_seconds "
-    "request_prompt_tokens request_generation_tokens step_seconds step_batch_size",
-}
 
 
 def families(server):
     return {family.name: family for family in text_string_to_metric_families(server.metrics.text())}
 
 
-def test_every_series_is_there_before_any_traffic_under_the_contracts_names():
+def test_every_series_is_there_before_any_traffic():
+    """Names, types and labels are those of the table in service/README.md (tests/test_docs.py)."""
     found = families(build_server())
-    assert {name: family.type for name, family in found.items()} == {
-        f"attend_{name}": kind for kind, names in KINDS.items() for name in names.split()
-    }
-    assert all(family.samples for family in found.values())
+    assert found and all(family.samples for family in found.values())
     assert all(sample.labels["model"] == MODEL for family in found.values() for sample in family.samples)
 
 
