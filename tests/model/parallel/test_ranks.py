@@ -252,7 +252,11 @@ def test_a_rank_holds_its_share_of_matrices_and_of_keys_and_values(engine, folde
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"quantize": "int8"}, "quantize is set"), ({"adapters": True}, "adapters is set"), ({"backend": "native"}, "in parts")],
+    [
+        ({"quantize": "int8"}, "quantize is set"),
+        ({"adapters": True}, "adapters is set"),
+        ({"backend": "native"}, "does not support this model with tensor_parallel"),
+    ],
 )
 def test_what_ranks_do_not_compute_is_refused_by_name(folder, changes, named):
     with pytest.raises(SettingError, match=named):

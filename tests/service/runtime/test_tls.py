@@ -118,8 +118,8 @@ def test_what_haproxy_reads_is_for_its_user_alone(files, tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tls_cert": "a"}, "belong together"),
-        ({"tls_key": "a"}, "belong together"),
+        ({"tls_cert": "a"}, "must be set together"),
+        ({"tls_key": "a"}, "must be set together"),
         ({"tls_cert": "a", "tls_key": "b", "proxy": "python"}, "TLS needs proxy = haproxy"),
     ],
 )
