@@ -39,6 +39,6 @@ def test_ranks_compute_what_one_decoder_does(name, tmp_path):
 def test_what_the_kernels_do_not_compute_in_parts_is_torchs(switches):
     config = config_of(tiny_config(**switches), 2)
     assert choose_backend("auto", config, torch.float32, "cuda", 32, shared=True).name == "torch"
-    with pytest.raises(SettingError, match="in parts"):
+    with pytest.raises(SettingError, match="does not support this model with tensor_parallel"):
         choose_backend("triton", config, torch.float32, "cuda", 32, shared=True)
     assert choose_backend("auto", config_of(tiny_config(), 2), torch.float32, "cuda", 32, shared=True).name == "triton"
