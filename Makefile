@@ -31,9 +31,9 @@ serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 # Two workers take a file at a time, in the order of tests/conftest.py. What starts no server has one thread, and a thread that waits leaves
 # its core to the other worker. Then come the servers, two at once, since a start is long and leaves a core idle; then what must be alone.
 # 5: none of ARGS is of this kind. What ARGS names runs whole.
-CASES   := --cases 3
+CASES   := --cases 2
 LONG     = $(if $(ARGS),,or long)
-test: setup  ## every law, by at most three cases of each test; the verbs below have the rest
+test: setup  ## every law, by at most two cases of each test; the verbs below have the rest
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(CASES) $(APART)) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(call MARKED,ray)) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "alone and not (cluster $(LONG))" $(or $(ARGS),$(call MARKED,alone)) || [ $$? -eq 5 ]

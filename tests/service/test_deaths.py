@@ -201,6 +201,7 @@ def test_calls_over_grpc_to_a_frozen_replica_are_unavailable_in_five_seconds(fro
     assert time.monotonic() - started < FAIL_SECONDS
 
 
+@pytest.mark.long
 def test_a_replica_whose_event_loop_is_busy_for_three_seconds_loses_nothing(front):
     """Its own streams on both transports, and the call that makes it busy."""
     front.replicas["b"].kill()
@@ -230,6 +231,7 @@ def test_a_call_whose_replica_dies_before_the_first_byte_is_tried_once_more_unde
         assert (status, body) == (200, f"b {ID}")
 
 
+@pytest.mark.long
 def test_calls_and_streams_to_a_lost_machine_end_in_five_seconds_although_haproxy_has_just_been_replaced(front):
     """A HAProxy that leaves checks no replica any more."""
     lost = front.replicas["a"]

@@ -16,6 +16,7 @@ HUNT = [104, *range(200)]
 """Seeds within which a planted bug must show. The first is one under which the rarest do: it saves most of the search."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("groups", ["full", "windows", "states"])
 def test_every_law_holds_after_every_step_of_every_life(groups):
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""

@@ -166,6 +166,7 @@ def test_log_probabilities_of_a_prompt_hold_their_places_until_the_caller_has_ta
     assert len(taken) == 3 if leaves else len(taken) > 10
 
 
+@pytest.mark.long
 def test_the_strings_of_many_tokens_are_written_in_small_pieces():
     body = {"prompt": "a" * 100_000, "return_token_strs": True}
     writes = asyncio.run(sent(large_server(), "/tokenize", body))
