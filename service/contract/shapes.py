@@ -132,15 +132,9 @@ def listed(items: Schema, **limits: int) -> Schema:
     return {"type": "array", "items": items, **limits}
 
 
-def closed(properties: dict[str, Schema], *required: str) -> Schema:
-    """An object without other fields."""
-    least = {"required": list(required)} if required else {}
-    return {"type": "object", "properties": properties, "additionalProperties": False, **least}
-
-
-def one_of(*shapes: Schema, text: str | None = None) -> Schema:
+def one_of(*shapes: Schema) -> Schema:
     """Any of the shapes."""
-    return {"anyOf": list(shapes)} | ({} if text is None else {"description": text})
+    return {"anyOf": list(shapes)}
 
 
 def between(low: float, high: float) -> Schema:
