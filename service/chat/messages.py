@@ -36,9 +36,17 @@ def json_object(text: str, place: str) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise wrong(place, wanted, text) from error
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or ("\\u" in text and not _is_unicode(value)):
         raise wrong(place, wanted, text)
     return value
+
+
+def _is_unicode(value: dict[str, Any]) -> bool:
+    """Whether texts that were written with escapes hold no half of a surrogate pair, which no UTF-8 can hold."""
+    try:
+        return bool(json.dumps(value, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def wrong(place: str, wanted: str, value: Any) -> InvalidRequest:

@@ -13,6 +13,7 @@ from attend.service.contract.conversation import Messages, ToolChoice, Tools
 from attend.service.contract.requests import Generation, ModelName, OverGrpc, Scored
 from attend.service.contract.shapes import ShownAs, Wire, between, body, off, told
 from attend.service.contract.validation import kind_of, validated
+from attend.v1 import generation_pb2 as pb
 
 _REPLACED = "give tools and tool_choice in its place"
 NOT_BUILT: dict[str, tuple[Any, str]] = {
@@ -54,9 +55,30 @@ class ChatRequest(Scored, Generation):
     """How much the model is to reason, where its chat template knows such a thing. A template that can only leave reasoning out
     does so for `none`. Default: the template's."""
 
+    def documents(self) -> list[Any]:
+        """The messages as JSON has them."""
+        return self.messages
+
 
 class ChatMessageRequest(OverGrpc, ChatRequest):
-    """What a message ChatRequest of gRPC asks for."""
+    """What a message ChatRequest of gRPC asks for. Its messages are protobuf's until the prompt is written."""
+
+    def documents(self) -> list[Any]:
+        """The messages as JSON has them."""
+        return list(map(_document, self.messages))
+
+
+def _document(message: pb.ChatMessage) -> dict[str, Any]:
+    """A message in OpenAI's words. What is empty was not given, but a content may be empty."""
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    given = {"name": message.name, "reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
+    read |= {name: value for name, value in given.items() if value}
+    if message.tool_calls:
+        read["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return read
 
 
 def read_chat(fields: dict[str, Any]) -> ChatRequest:

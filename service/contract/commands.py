@@ -88,7 +88,8 @@ def _plain(value: Any) -> Any:
 
 def _of_continuation(body: Continuation) -> dict[str, Any]:
     """What is special of a prompt that is continued."""
-    if isinstance(body, CompletionRequest) and body.best_of is not None and body.best_of != (n := body.n or 1):
+    n = 1 if body.n is None else body.n
+    if isinstance(body, CompletionRequest) and body.best_of is not None and body.best_of != n:
         raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
     of_prompt = (_alternatives(body) if body.echo and isinstance(body, CompletionRequest) else None, body.prompt_logprobs)
     told = [top for top in of_prompt if top is not None]
@@ -103,7 +104,7 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat) -> d
     given = body.chat_template_kwargs or {}
 
     def write() -> str:
-        return prompt_of(template, messages_of(body.messages), calling, given, body.reasoning_effort)
+        return prompt_of(template, messages_of(body.documents()), calling, given, body.reasoning_effort)
 
     return {"prompts": (ChatPrompt(write),), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}
 

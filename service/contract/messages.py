@@ -125,34 +125,20 @@ def _function(tool: pb.Tool, place: str) -> dict[str, Any]:
     return function | ({"strict": True} if tool.strict else {})
 
 
-def _message(message: pb.ChatMessage) -> dict[str, Any]:
-    """A message in OpenAI's words. What is empty was not given, but a content may be empty."""
-    read: dict[str, Any] = {"role": message.role, "content": message.content}
-    given = {"name": message.name, "reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
-    read |= {name: value for name, value in given.items() if value}
-    if message.tool_calls:
-        read["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return read
-
-
-def _input(given: pb.EmbedInput, message: pb.EmbedRequest) -> str | list[int]:
+def _input(given: pb.EmbedInput) -> str | list[int]:
     """A text, or the token ids of one."""
     if given.WhichOneof("input") is None:
         raise InvalidRequest("input must hold text or token_ids", "input")
-    return str(given.text) if given.HasField("text") else _kept(given.token_ids, message)
+    return str(given.text) if given.HasField("text") else list(given.token_ids.ids)
 
 
 READ: dict[str, Callable[[Any, Any], Any]] = {
     "token_ids": _kept,
-    "messages": lambda messages, message: list(map(_message, messages)),
     "tools": _tools,
     "tool_choice": lambda choice, message: choice or None,
     "tool_name": lambda name, message: {"type": "function", "function": {"name": name}},
     "chat_template_kwargs": lambda text, message: json_object(text, "chat_template_kwargs"),
-    "inputs": lambda inputs, message: [_input(each, message) for each in inputs],
+    "inputs": lambda inputs, message: list(map(_input, inputs)),
     **{f"decoding.{kind}": _structured(kind) for kind in KINDS.values()},
 }
 """Of the places whose values are written otherwise in JSON: what makes one of the value and its message."""

@@ -11,6 +11,8 @@ from attend.service.contract.shapes import UNSUPPORTED, WRONG
 
 B = TypeVar("B", bound=BaseModel)
 Place = tuple[str | int, ...]
+LABELLED = ("content", "tool_choice")
+"""Fields of several types: a step of pydantic's places after them names one, and is no key of the caller's."""
 TAGGED = ("messages", "response_format")
 """Fields whose objects are told apart by a field of theirs. The value of that one is a step of pydantic's places."""
 MAPS = ("logit_bias",)
@@ -88,16 +90,18 @@ def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
     """A complaint with its place: pydantic's has steps that are names of types, and values that tell objects apart."""
     value: Any = document
     place: list[str | int] = []
-    tagged = False
+    tagged = labelled = False
     for step in error["loc"]:
-        if isinstance(value, dict) and tagged:
+        if place and place[-1] in LABELLED and not labelled:
+            labelled = True
+        elif isinstance(value, dict) and tagged:
             tagged = False
         elif isinstance(value, dict) and step in value:
             if place and place[-1] in MAPS:
                 break
             value = value[step]
             place.append(step)
-            tagged = step in TAGGED
+            tagged, labelled = step in TAGGED, False
         elif isinstance(value, list) and isinstance(step, int):
             value = value[step]
             place.append(step)

@@ -16,6 +16,7 @@ from attend.model.params import (
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
+from attend.service.chat.messages import MAX_CALLS, check_count
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
 from attend.service.contract import commands, messages
 from attend.service.generation.turns import yield_to_loop
@@ -48,6 +49,10 @@ def check_sizes(request: Request, info: EngineInfo) -> None:
             size = f"{limit} tokens, which a prompt of {num_ids} exceeds"
             raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
         at_most("resume_token_ids", request.resume_token_ids.ids, limit, "token ids, as many as the context")
+    else:
+        check_count(request.messages)
+        for at, message in enumerate(request.messages):
+            at_most(f"messages[{at}].tool_calls", message.tool_calls, MAX_CALLS, "calls")
     decoding, stopping = request.decoding, request.stopping
     at_most("allowed_token_ids", decoding.allowed_token_ids, info.vocab_size, "token ids, as many as the vocabulary has")
     at_most("stop_token_ids", stopping.stop_token_ids, MAX_STOP_TOKENS, "ids")

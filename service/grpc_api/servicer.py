@@ -41,6 +41,7 @@ from attend.v1 import generation_pb2 as pb
 log = logging.getLogger("attend.grpc")
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 SERVICES = ("", SERVICE)
 """What a health check may ask for: the server, or its one service by name."""
 MAX_CHARACTERS = 1 << 20
@@ -195,11 +196,13 @@ class GrpcMethods:
             with record.errors(), ExitStack() as held:
                 explaining = explainable(self.explaining)
                 key = await self._charged(grpc_context, record)
-                request = await read(await received(message), pb.ExplainRequest, key)
+                data = await received(message)
+                request = await read(data, pb.ExplainRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 explain.check_sizes(request)
-                command = replace(to_explanation(messages.explain(request), record.request_id), key=key)
+                body = await made(data, partial(messages.explain, request), key)
+                command = replace(to_explanation(body, record.request_id), key=key)
                 return await explain.to_response(await explaining.explain(command, record, held), explaining)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -211,11 +214,12 @@ class GrpcMethods:
         try:
             with record.errors(), ExitStack() as held:
                 key = await self._charged(grpc_context, record)
-                request = await read(await received(message), pb.EmbedRequest, key)
+                data = await received(message)
+                request = await read(data, pb.EmbedRequest, key)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 embed.check_sizes(request, self.service.engine.info)
-                body = messages.embed(request)
+                body = await made(data, partial(messages.embed, request), key)
                 command = replace(command_of(self.service, **to_embedding(body, record.request_id)), key=key)
                 adapter = self.service.adapter_of(command)
                 embedded = await embed_texts(self.service, command, body.dimensions, record, held, adapter=adapter)
@@ -307,8 +311,7 @@ class GrpcMethods:
         request = await read(data, kind, key)
         if REQUEST_ID.fullmatch(request.request_id):
             _named(record, request.request_id, context)
-        made = partial(self._command, request, record.request_id)
-        command = made() if len(data) <= INLINE_BYTES else await alone(made, name_of(key))
+        command = await made(data, partial(self._command, request, record.request_id), key)
         return request, replace(command, key=key)
 
     def _command(self, request: Request, request_id: str) -> Command:
@@ -343,12 +346,15 @@ async def received(message: Incoming) -> bytes:
     return message if isinstance(message, bytes) else await message()
 
 
+async def made(message: bytes, make: Callable[[], T], key: Key | None) -> T:
+    """What `make` makes of a message; of a large one beside the event loop."""
+    return make() if len(message) <= INLINE_BYTES else await alone(make, name_of(key))
+
+
 async def read(message: bytes, kind: type[M], key: Key | None) -> M:
     """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
     try:
-        if len(message) <= INLINE_BYTES:
-            return kind.FromString(message)
-        return await alone(partial(kind.FromString, message), name_of(key))
+        return await made(message, partial(kind.FromString, message), key)
     except DecodeError as error:
         raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
 

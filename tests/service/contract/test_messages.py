@@ -21,6 +21,7 @@ from attend.service.grpc_api import convert
 from attend.service.http_api.documents import schemas
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
+from tests.fakes import info
 from tests.service.contract.test_chat import EVERYTHING as CHAT
 from tests.service.contract.test_completions import EVERYTHING as COMPLETION
 from tests.service.contract.wrong import scalar_of
@@ -167,5 +168,27 @@ def test_of_token_ids_that_are_truncated_only_those_are_read_that_stay():
     assert messages.generate(request).prompt == [[997, 998, 999]]
     short = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]), truncate_prompt_tokens=3)
     assert messages.generate(short).prompt == [[1, 2]]
-    given = pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=range(1000)))], truncate_prompt_tokens=3)
-    assert messages.embed(given).input == [[997, 998, 999]]
+
+
+def test_messages_are_read_when_the_prompt_is_written_and_not_before():
+    request = pb.ChatRequest(messages=[pb.ChatMessage(role="nobody", content="a")])
+    (prompt,) = over_grpc(request).prompts
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.role must be one of"):
+        prompt.write()
+
+
+def test_calls_are_counted_before_they_are_read():
+    turn = pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()] * 129)
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]\.tool_calls may hold at most 128 calls; got 129"):
+        convert.check_sizes(pb.ChatRequest(messages=[pb.ChatMessage(role="user"), turn]), info())
+
+
+@pytest.mark.parametrize("field", ["parameters", "chat_template_kwargs"])
+def test_half_of_a_surrogate_pair_in_json_is_refused(field):
+    request = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="a")])
+    if field == "parameters":
+        request.tools.add(name="f", parameters='{"\\ud800": 1}')
+    else:
+        request.chat_template_kwargs = '{"a": "\\ud800"}'
+    with pytest.raises(InvalidRequest, match="must be a JSON object in a string"):
+        over_grpc(request)

@@ -71,6 +71,7 @@ WRONG = [
     ([tool(parameters={"required": "a"})], None, P, ".required is no JSON schema: "),
     ([tool(str(number)) for number in range(500)], None, "tools", "may hold at most 128 tools; got 500"),
     ([tool(parameters={"title": "x" * (1 << 20)})], None, "tools", f"may have schemas of at most {MAX_SCHEMA_BYTES} bytes"),
+    ([tool()], {"NamedTool": 1}, "tool_choice.type", "is required"),
     ([tool()], "any", "tool_choice", "must be 'auto', 'none' or 'required'; or an object"),
     ([tool()], 1, "tool_choice", "must be 'auto', 'none' or 'required'; or an object"),
     ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "one of the tools; got 'g'"),
