@@ -206,7 +206,7 @@ def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wid
         groups, kept_groups = (each.unflatten(-1, (-1, GROUP)) for each in (one.weight, other.dense()))
         largest = groups.abs().amax(-1, keepdim=True)
         assert ((groups - kept_groups).abs() <= (2**-9 if form.exact else 1 / 127) * largest + 1e-9).all()
-    assert ("rounded once more" in caplog.text) is not form.exact
+    assert ("requantised" in caplog.text) is not form.exact
     near = (our_logits(kept) - our_logits(plain_net)).norm() / our_logits(plain_net).norm()
     assert near < (0.01 if form.exact else 0.05)
 
