@@ -87,7 +87,7 @@ def _kind(schema: Schema) -> str:
         return " or ".join(dict.fromkeys(found))
     types = schema.get("type", "anything")
     types = [each for each in (types if isinstance(types, list) else [types]) if each != "null"]
-    return " or ".join(types) + _limits(schema)
+    return (" or ".join(types) or "null") + _limits(schema)
 
 
 def _limits(schema: Schema) -> str:

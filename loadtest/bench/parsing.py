@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from attend.service.contract import messages
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import read_completion
-from attend.service.grpc_api import convert
 from attend.service.http_api.body import MAX_BYTES, read_json
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
@@ -63,7 +63,7 @@ async def read_http(body: bytes) -> Command:
 
 async def read_grpc(body: bytes) -> Command:
     """What the gRPC method does with a message before it calls the service."""
-    return convert.to_command(pb.GenerateRequest.FromString(body), "bench")
+    return to_command(messages.generation(pb.GenerateRequest.FromString(body)), "bench")
 
 
 async def measure(turns: int) -> list[Figure]:

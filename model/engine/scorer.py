@@ -38,7 +38,7 @@ class ServingScorer:
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], first: int) -> Callable[[int, int], Tensor]:
-        """See `Form`."""
+        """See `Scorer`."""
         runner = self._runner
         states = [1] if runner.has_states else None
         hidden_TE = runner.hidden([Row(self._blocks, 0, len(tokens))], integers(tokens, runner.device), states=states)[first:]

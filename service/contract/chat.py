@@ -1,4 +1,4 @@
-"""OpenAI's chat: a request to a Command."""
+"""The body of a chat, as JSON and as a message of gRPC."""
 
 from typing import Annotated, Any
 

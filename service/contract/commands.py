@@ -28,7 +28,7 @@ from attend.service.records import ChatPrompt, ChatRules, Command, ExplainComman
 INPUT = "a string, a list of strings, token ids, or a list of token-id lists"
 TAKEN: dict[str, Callable[[Any], Any]] = {
     "stop": lambda value: (value,) if isinstance(value, str) else tuple(value),
-    "logit_bias": lambda value: bias_tokens(value),
+    "logit_bias": bias_tokens,
 }
 """How the values of some fields are written in records; those that are lists become tuples."""
 
@@ -124,7 +124,7 @@ def _longest(body: ChatRequest) -> int | None:
 
 
 def _alternatives(body: Generation) -> int | None:
-    """How many of the likeliest tokens to report with each token; None where log probabilities are not asked for."""
+    """How many of the most likely tokens to report with each token; None where log probabilities are not asked for."""
     if isinstance(body, CompletionRequest):
         return None if body.logprobs is None else integer("logprobs", body.logprobs, 0, MAX_COMPLETION_LOGPROBS)
     assert isinstance(body, Scored)

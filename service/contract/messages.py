@@ -7,10 +7,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.service.chat.messages import check_count, json_object
+from attend.service.chat.messages import json_object
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.chat import ChatMessageRequest
-from attend.service.contract.requests import GenerateRequest
+from attend.service.contract.requests import GenerateRequest, Generation
 from attend.service.contract.shapes import Shape, wires
 from attend.service.contract.structured import KINDS
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
@@ -31,9 +31,13 @@ def generate(message: pb.GenerateRequest) -> GenerateRequest:
 
 
 def chat(message: pb.ChatRequest) -> ChatMessageRequest:
-    """A call of Chat. Raises InvalidRequest with the field named."""
-    check_count(message.messages)
+    """A call of Chat, whose messages have been counted. Raises InvalidRequest with the field named."""
     return validated(ChatMessageRequest, fields_of(message, ChatMessageRequest))
+
+
+def generation(message: pb.GenerateRequest | pb.ChatRequest) -> Generation:
+    """A call for text. Raises InvalidRequest with the field named."""
+    return generate(message) if isinstance(message, pb.GenerateRequest) else chat(message)
 
 
 def embed(message: pb.EmbedRequest) -> EmbedRequest:
@@ -107,7 +111,7 @@ def _structured(kind: str) -> Callable[[Any, Any], dict[str, Any]]:
 
 
 def _tools(tools: Any, message: Any) -> list[Any]:
-    """The tools in OpenAI's words, in which `service/chat` reads them and templates write them."""
+    """The tools in OpenAI's words, in which `conversation.py` reads them and templates write them."""
     if len(tools) > MAX_TOOLS:  # refused for their number, and not looked at
         return [None] * len(tools)
     size = sum(len(tool.parameters) for tool in tools)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from attend.model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
-from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
@@ -13,14 +12,11 @@ from attend.model.params import (
     MAX_STOP_TOKENS,
     at_most,
 )
-from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
-from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, check_count
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
-from attend.service.contract import commands, messages
 from attend.service.generation.turns import yield_to_loop
-from attend.service.records import Chunk, Command, PromptPart, whole
+from attend.service.records import Chunk, PromptPart, whole
 from attend.v1 import generation_pb2 as pb
 
 SCORES = 64
@@ -63,18 +59,6 @@ def check_sizes(request: Request, info: EngineInfo) -> None:
     characters = sum(map(len, decoding.choice.choices))
     if characters > MAX_TEXT_BYTES:
         raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {characters}", "choice")
-
-
-def to_command(
-    request: Request,
-    request_id: str,
-    defaults: Defaults = NO_DEFAULTS,
-    template: ChatTemplate | None = None,
-    form: AnswerFormat = TEXT_ALONE,
-) -> Command:
-    """What the message asks for: see `commands.to_command`. Raises InvalidRequest with the field named."""
-    body = messages.generate(request) if isinstance(request, pb.GenerateRequest) else messages.chat(request)
-    return commands.to_command(body, request_id, defaults, template, form)
 
 
 class Responses:

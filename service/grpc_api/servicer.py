@@ -22,7 +22,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
-from attend.service.contract.commands import to_embedding, to_explanation
+from attend.service.contract.commands import to_command, to_embedding, to_explanation
 from attend.service.contract.routes import SERVICE
 from attend.service.errors import INTERNAL, advice, sentence, wire
 from attend.service.generation.aside import alone
@@ -33,7 +33,7 @@ from attend.service.generation.generation import GenerationService
 from attend.service.generation.stall import Stall
 from attend.service.generation.turns import yield_to_loop
 from attend.service.grpc_api import embed, explain
-from attend.service.grpc_api.convert import Request, Responses, check_sizes, to_command
+from attend.service.grpc_api.convert import Request, Responses, check_sizes
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import REQUEST_ID, Command, Gathered, bytes_for
 from attend.v1 import generation_pb2 as pb
@@ -318,7 +318,7 @@ class GrpcMethods:
         check_sizes(request, self.service.engine.info)
         if isinstance(request, pb.ChatRequest) and self.template is None:
             raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate")
-        return to_command(request, request_id, self.service.defaults, self.template, self.form)
+        return to_command(messages.generation(request), request_id, self.service.defaults, self.template, self.form)
 
     def _key(self, context: Context) -> Key | None:
         """The caller's key. Serve has no interceptors, so every method asks for it."""

@@ -9,9 +9,8 @@ import pytest
 
 from attend.model.generation_config import NO_DEFAULTS, Defaults, read_defaults
 from attend.model.text.chat import ChatTemplate
-from attend.service.contract import chat, commands
+from attend.service.contract import chat, commands, messages
 from attend.service.contract.requests import read_completion
-from attend.service.grpc_api import convert
 from attend.service.records import Command
 from attend.service.settings import read_settings
 from attend.v1 import generation_pb2 as pb
@@ -37,7 +36,7 @@ def message(asked: dict[str, Any], *defaults: Defaults) -> Command:
     places = {"temperature": request, "repetition_penalty": request.decoding}
     for name, value in asked.items():
         setattr(places.get(name, request.sampling), name, value)
-    return convert.to_command(request, "id", *defaults)
+    return commands.to_command(messages.generation(request), "id", *defaults)
 
 
 def drawn_by(command: Command) -> dict[str, float]:

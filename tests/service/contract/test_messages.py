@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from attend.model.errors import InvalidRequest
-from attend.model.params import NO_CHANGE
+from attend.model.params import NO_CHANGE, SamplingParams, StopRules
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec, Kind
 from attend.service.contract import messages
@@ -62,7 +62,7 @@ def test_every_field_of_a_message_is_a_field_of_its_body_and_the_other_way_round
 
 
 def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
-    return convert.to_command(message, "id", template=TEMPLATE)
+    return to_command(messages.generation(message), "id", template=TEMPLATE)
 
 
 SHOWN = {"return_token_ids", "timing"}
@@ -100,6 +100,11 @@ def test_each_field_of_a_chat_means_the_same_in_a_message(name, value):
     assert replace(found, prompts=("",)) == replace(wanted, prompts=("",))
     plain = over_grpc(chat_message(hello))
     assert (replace(found, prompts=("",)) == replace(plain, prompts=("",))) is (name in SHOWN)
+
+
+def test_a_bare_text_means_the_contracts_defaults():
+    expected = Command(prompts=("a",), sampling=SamplingParams(), stops=StopRules(), request_id="id")
+    assert over_grpc(pb.GenerateRequest(text="a")) == expected
 
 
 def test_an_adapter_is_named_in_a_message_alone():

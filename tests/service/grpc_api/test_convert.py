@@ -8,10 +8,9 @@ import pytest
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
-from attend.model.params import SamplingParams, StopRules
 from attend.service.grpc_api import convert
-from attend.service.grpc_api.convert import REASONS, Responses, check_sizes, to_command
-from attend.service.records import Chunk, Command, PromptPart, whole
+from attend.service.grpc_api.convert import REASONS, Responses, check_sizes
+from attend.service.records import Chunk, PromptPart, whole
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
 
@@ -21,11 +20,6 @@ R = pb.ResponseOptions
 
 def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
     return asyncio.run(Responses(request.response, fingerprint, "id").whole(chunks))
-
-
-def test_a_bare_text_means_the_contracts_defaults():
-    expected = Command(prompts=("a",), sampling=SamplingParams(), stops=StopRules(), request_id="id")
-    assert to_command(pb.GenerateRequest(text="a"), "id") == expected
 
 
 SCORES = (TokenLogprob(2, -1.5, ((9, -0.5), (8, -1.0))), TokenLogprob(3, float("-inf"), ((9, -0.5), (8, -1.0))))
