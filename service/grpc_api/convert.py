@@ -1,4 +1,4 @@
-"""Protobuf to a Command and chunks to protobuf. Ranges are checked in `model/params.py`, after decoding."""
+"""Lists of messages that are too long, refused before they are read; and chunks to protobuf."""
 
 from collections.abc import Sequence
 from dataclasses import replace

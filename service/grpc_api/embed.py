@@ -1,4 +1,4 @@
-"""Embed over gRPC: protobuf to a Command, and vectors to protobuf, part by part."""
+"""Embed over gRPC: its lists counted, and vectors to protobuf, part by part."""
 
 from attend.model.engine.request import EngineInfo
 from attend.model.errors import ContextTooLong

@@ -1,4 +1,4 @@
-"""Explain over gRPC: protobuf to an ExplainCommand, and the result to protobuf, part by part."""
+"""Explain over gRPC: its lists counted, and the result to protobuf, part by part."""
 
 from typing import Any
 
