@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from attend.model.errors import InvalidRequest
@@ -78,8 +79,13 @@ def to_explanation(body: AttentionRequest, request_id: str) -> ExplainCommand:
 
 def asked(body: Shape, kind: type[Any]) -> dict[str, Any]:
     """The fields of a record that the body has and gives, as the record has them."""
-    found = {field.name: value for field in fields(kind) if (value := getattr(body, field.name, None)) is not None}
-    return {name: TAKEN.get(name, _plain)(value) for name, value in found.items()}
+    given = {name: getattr(body, name) for name in body.model_fields_set & _names(kind)}
+    return {name: TAKEN.get(name, _plain)(value) for name, value in given.items() if value is not None}
+
+
+@cache
+def _names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))
 
 
 def _plain(value: Any) -> Any:
