@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 from attend.model.errors import InvalidRequest
@@ -32,6 +31,12 @@ TAKEN: dict[str, Callable[[Any], Any]] = {
     "logit_bias": bias_tokens,
 }
 """How the values of some fields are written in records; those that are lists become tuples."""
+
+NAMES: dict[type[Any], frozenset[str]] = {
+    kind: frozenset(field.name for field in fields(kind))
+    for kind in (Command, ExplainCommand, SamplingParams, StopRules, DecodingParams)
+}
+"""The fields of each record that a body fills."""
 
 
 def to_command(
@@ -79,13 +84,8 @@ def to_explanation(body: AttentionRequest, request_id: str) -> ExplainCommand:
 
 def asked(body: Shape, kind: type[Any]) -> dict[str, Any]:
     """The fields of a record that the body has and gives, as the record has them."""
-    given = {name: getattr(body, name) for name in body.model_fields_set & _names(kind)}
+    given = {name: getattr(body, name) for name in body.model_fields_set & NAMES[kind]}
     return {name: TAKEN.get(name, _plain)(value) for name, value in given.items() if value is not None}
-
-
-@cache
-def _names(kind: type[Any]) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind))
 
 
 def _plain(value: Any) -> Any:
