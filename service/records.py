@@ -29,6 +29,7 @@ from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
 from attend.service.chat.parts import Part, joined
 from attend.service.chat.tools import NO_CALLS, Calling
+from attend.service.remarks import Remarks
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
@@ -74,9 +75,12 @@ class ChatRules:
 
 
 def digest_of(token_ids: Iterable[int], before: int = 0) -> int:
-    """CRC-32 of tokens, each as 4 bytes, the lowest first; `before` is the digest of the tokens before them."""
+    """CRC-32 of tokens, each as 4 bytes, the lowest first; `before` is the digest of the tokens before them.
+
+    Any integers: a caller's may not have been checked yet.
+    """
     for token in token_ids:
-        before = crc32(token.to_bytes(4, "little"), before)
+        before = crc32((token & 0xFFFF_FFFF).to_bytes(4, "little"), before)
     return before
 
 
@@ -131,6 +135,8 @@ class Command:
     """What an earlier call showed of the one answer, and is made again: a chunk ends after it. It must be the same."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
+    remarks: Remarks = field(default_factory=Remarks, compare=False)
+    """What the answer says of the call. Filled also while the call is prepared."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):

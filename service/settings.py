@@ -20,6 +20,7 @@ from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.service.chat.forms import ReasoningParser, ToolParser
+from attend.service.remarks import Beyond
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -177,6 +178,14 @@ class Settings(BaseModel):
     tls_key: str = Field("", validate_default=True, description="PEM file of the private key of tls_cert, without a password")
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
+    strict_fields: bool = Field(
+        False, description="refuse unknown fields of requests with 400; false: ignore them, and say so in x-attend-ignored"
+    )
+    max_tokens_beyond_context: Beyond = Field(
+        "",
+        description="what a max_tokens beyond the context leads to; empty: chat, responses and messages clamp it and say so in "
+        "x-attend-clamped, completions and Generate refuse it",
+    )
     cors_origins: str = Field("", description="allowed CORS origins, comma-separated, or *; empty: none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
     metrics_compat: Literal["", "vllm"] = Field(

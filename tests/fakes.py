@@ -42,7 +42,7 @@ from attend.service.generation.generation import GenerationService
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
-from attend.service.http_api.routes import Site
+from attend.service.http_api.site import Site
 from attend.service.observe.metrics import Metrics
 from tests.explainer import FakeExplainer
 

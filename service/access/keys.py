@@ -16,7 +16,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -213,20 +213,22 @@ class KeyRing:
             raise
         self._next_look = clock() + CHECK_SECONDS
 
-    def authenticate(self, *authorization: bytes | str) -> Key:
-        """The caller behind the value of a call's `Authorization: Bearer KEY` header. Raises Unauthenticated, also for two of
-        them: HAProxy and a replica could judge different ones.
+    def authenticate(self, *authorization: bytes | str, x_api_key: Sequence[bytes | str] = ()) -> Key:
+        """The caller behind the values of a call's headers `Authorization: Bearer KEY` and `x-api-key: KEY`.
 
-        Takes as long for a key that is nearly right as for one that is wholly wrong.
+        Raises Unauthenticated, also for two keys, and for two values of one header: HAProxy and a replica could judge different
+        ones. Takes as long for a key that is nearly right as for one that is wholly wrong.
         """
         self._look()
-        if len(authorization) > 1:
-            raise Unauthenticated("send one API key: there is more than one Authorization header")
-        raw = next((value for value in authorization if value.isascii()), b"")
-        scheme, _, secret = (raw.encode("ascii") if isinstance(raw, str) else raw).partition(b" ")
-        if scheme.lower() != b"bearer" or not secret:
-            raise Unauthenticated("this server needs an API key: send the header Authorization: Bearer KEY")
-        given, found = digest_of(secret), None
+        for name, values in (("Authorization", authorization), ("x-api-key", x_api_key)):
+            if len(values) > 1:
+                raise Unauthenticated(f"send one API key: there is more than one {name} header")
+        given_keys = {secret for secret in (_bearer(authorization), _first(x_api_key)) if secret}
+        if not given_keys:
+            raise Unauthenticated("this server needs an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
+        if len(given_keys) > 1:
+            raise Unauthenticated("send one API key: Authorization and x-api-key have different ones")
+        given, found = digest_of(given_keys.pop()), None
         for digest, key in self._keys.items():
             if hmac.compare_digest(digest, given):
                 found = key
@@ -280,3 +282,15 @@ class KeyRing:
         usages = {key.name: key.usage for key in self._keys.values()}
         # One assignment, so that a reader in another thread sees the old keys or the new ones.
         self._keys = {entry.digest: Key(name, entry.limits, usages.get(name), self._clock) for name, entry in entries.items()}
+
+
+def _first(values: Sequence[bytes | str]) -> bytes:
+    """The one value of a header; empty where there is none that a key could be."""
+    raw = next((value for value in values if value.isascii()), b"")
+    return raw.encode("ascii") if isinstance(raw, str) else raw
+
+
+def _bearer(authorization: Sequence[bytes | str]) -> bytes:
+    """The key in an Authorization header; empty where it has another scheme."""
+    scheme, _, secret = _first(authorization).partition(b" ")
+    return secret if scheme.lower() == b"bearer" else b""

@@ -47,17 +47,23 @@ NO_CALLS = Calling(choice="none")
 
 
 def calling(
-    tools: list[Tool], documents: list[dict[str, Any]], choice: Choice, name: str | None, parallel: bool, form: AnswerFormat
+    tools: list[Tool],
+    documents: list[dict[str, Any]],
+    choice: Choice,
+    names: tuple[str, ...] | None,
+    parallel: bool,
+    form: AnswerFormat,
 ) -> Calling:
-    """The tools, written as `documents`, and how they may be called: by `name` where only one may be. Raises InvalidRequest."""
+    """The tools, written as `documents`, and how they may be called: those of `names`, where not all. Raises InvalidRequest."""
     named: dict[str, Tool] = {}
     for index, tool in enumerate(tools):
         if tool.name in named:
             raise wrong(f"tools[{index}].function.name", "must be that of no other tool", tool.name)
         named[tool.name] = tool
     _check_schemas(documents)
-    if name is not None and name not in named:
-        raise wrong("tool_choice.function.name", "must be the name of one of the tools", name)
+    for name in names or ():
+        if name not in named:
+            raise wrong("tool_choice.function.name", "must be the name of one of the tools", name)
     if choice == "required" and not named:
         raise InvalidRequest("tool_choice: 'required' needs tools", "tool_choice")
     if choice == "none" or not named:
@@ -65,7 +71,8 @@ def calling(
     if form.calls is None:
         unknown = "the chat template of this model shows no form of calls; --tool-parser can name one"
         raise NotSupported(f"tools: {unknown}", "tools")
-    return Calling(tuple(tools) if name is None else (named[name],), tuple(documents), choice, parallel)
+    callable_ = tuple(tools) if names is None else tuple(named[name] for name in dict.fromkeys(names))
+    return Calling(callable_, tuple(documents), choice, parallel)
 
 
 def _check_schemas(documents: list[dict[str, Any]]) -> None:

@@ -4,30 +4,42 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
-from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.params import MAX_INT32, describe
+from attend.model.errors import InvalidRequest
+from attend.model.params import MAX_INT32
 from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.conversation import Messages, ToolChoice, Tools
 from attend.service.contract.requests import Generation, ModelName, OverGrpc, Scored
-from attend.service.contract.shapes import ShownAs, Wire, between, body, off, told
-from attend.service.contract.validation import kind_of, validated
+from attend.service.contract.shapes import ShownAs, Wire, between, body, told
+from attend.service.contract.tolerance import SAMPLING, Off
+from attend.service.contract.validation import read_body
+from attend.service.remarks import Remarks
 from attend.v1 import generation_pb2 as pb
 
-_REPLACED = "give tools and tool_choice in its place"
-NOT_BUILT: dict[str, tuple[Any, str]] = {
-    "functions": ([], _REPLACED),
-    "function_call": ("none", _REPLACED),
-    "store": (False, "no answer is kept"),
+_REPLACED = "use tools and tool_choice"
+_COMPLETION = "it is a field of POST /v1/completions"
+OFF: dict[str, Off] = {
+    "functions": Off(([],), _REPLACED),
+    "function_call": Off(("none",), _REPLACED),
+    "modalities": Off((["text"],), "answers are text"),
+    "audio": Off((), "answers are text"),
+    "web_search_options": Off((), "the model has the tools that a call declares, and no others"),
+    "best_of": Off((1,), "use n"),
+    "prompt": Off((), "use messages"),
+    "suffix": Off(("",), _COMPLETION),
+    "echo": Off((False,), _COMPLETION),
+    "prompt_logprobs": Off((), _COMPLETION),
+    "resume_token_ids": Off(([],), _COMPLETION),
 }
-"""Fields that clients send and that are not carried out: what asks for nothing, beside null, and what is said of the rest."""
+"""Fields that clients send and that are not carried out here."""
 
 
 class ChatRequest(Scored, Generation):
     """The body of POST /v1/chat/completions. Messages and tools are read by `conversation.py`."""
 
-    model_config = body(**{name: off(f"Not supported: {instead}.", value) for name, (value, instead) in NOT_BUILT.items()})
+    model_config = body(off=OFF)
+    off = SAMPLING | OFF
 
     model: ModelName = told(minLength=1, proto="model", client=True)
     max_tokens: StrictInt | None = told(proto="max_tokens", client=True, **between(1, MAX_INT32))
@@ -81,19 +93,8 @@ def _document(message: pb.ChatMessage) -> dict[str, Any]:
     return read
 
 
-def read_chat(fields: dict[str, Any]) -> ChatRequest:
+def read_chat(fields: dict[str, Any], remarks: Remarks | None = None) -> ChatRequest:
     """A parsed body as a ChatRequest. Raises InvalidRequest with the field named."""
-    for name, value in fields.items():
-        if not _asks_for_nothing(name, value):
-            raise NotSupported(f"{name}: {NOT_BUILT[name][1]}; got {describe(value)}", name)
-    fields = {name: value for name, value in fields.items() if name not in NOT_BUILT}
     if fields.get("messages") is None:
         raise InvalidRequest("messages is required: a list of objects with a role and a content", "messages")
-    return validated(ChatRequest, fields)
-
-
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    if name not in NOT_BUILT or value is None:
-        return True
-    off = NOT_BUILT[name][0]
-    return kind_of(value) is kind_of(off) and value == off
+    return read_body(ChatRequest, fields, remarks)

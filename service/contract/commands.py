@@ -24,6 +24,7 @@ from attend.service.contract.shapes import Shape
 from attend.service.contract.structured import grammar_of
 from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.records import ChatPrompt, ChatRules, Command, ExplainCommand, Prompt
+from attend.service.remarks import Remarks
 
 INPUT = "a string, a list of strings, token ids, or a list of token-id lists"
 TAKEN: dict[str, Callable[[Any], Any]] = {
@@ -45,17 +46,19 @@ def to_command(
     defaults: Defaults = NO_DEFAULTS,
     template: ChatTemplate | None = None,
     form: AnswerFormat = TEXT_ALONE,
+    remarks: Remarks | None = None,
 ) -> Command:
     """What the body asks for. Its own id goes before `request_id`; `defaults` are for what it leaves out.
 
     A chat needs its model's `template` and the `form` of its answers. Its messages become a prompt when the call is prepared,
     and are checked then. Raises InvalidRequest with the field named.
     """
+    remarks = Remarks(strict=True) if remarks is None else remarks
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     if isinstance(body, ChatRequest):
         assert template is not None, "callers refuse a chat where there is no template"
-        own = _of_chat(body, template, form)
+        own = _of_chat(body, template, form, remarks)
     else:
         assert isinstance(body, Continuation)
         own = _of_continuation(body)
@@ -66,6 +69,7 @@ def to_command(
         stops=StopRules(**asked(body, StopRules) | limit),
         decoding=_decoding(body, defaults),
         grammar=grammar_of(body.response_format, body.structured_outputs),
+        remarks=remarks,
     )
 
 
@@ -102,15 +106,15 @@ def _of_continuation(body: Continuation) -> dict[str, Any]:
     return {"prompts": prompts("prompt", body.prompt), "prompt_logprobs": max(told, default=None)}
 
 
-def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat) -> dict[str, Any]:
+def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
     """What is special of a conversation."""
     if body.model == "":
         raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
-    calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form)
+    calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form, remarks)
     given = body.chat_template_kwargs or {}
 
     def write() -> str:
-        return prompt_of(template, messages_of(body.documents()), calling, given, body.reasoning_effort)
+        return prompt_of(template, messages_of(body.documents(), remarks), calling, given, body.reasoning_effort)
 
     return {"prompts": (ChatPrompt(write),), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}
 
@@ -136,7 +140,7 @@ def _alternatives(body: Generation) -> int | None:
     assert isinstance(body, Scored)
     if body.top_logprobs is not None:
         integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-        if not body.logprobs:
+        if not body.logprobs and body.top_logprobs:
             raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 

@@ -1,8 +1,18 @@
 """The messages and the tools of a chat: their shapes, which check them and are shown by /openapi.json, and what they mean."""
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypeGuard
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictStr, WithJsonSchema, with_config
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictStr,
+    Tag,
+    WithJsonSchema,
+    with_config,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -12,8 +22,9 @@ from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, NAME, Calling, Choice, calling
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, Or, Shape, Sifted, off
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, Or, Shape, Sifted, nothing
 from attend.service.contract.validation import validated
+from attend.service.remarks import Remarks
 
 closed = with_config(Shape.model_config)
 """For a TypedDict: no other fields, and its texts are descriptions."""
@@ -24,7 +35,7 @@ Function = Annotated[Literal["function"], Field(description="What kind of tool i
 Nothing = Annotated[
     Annotated[list[Any], Field(max_length=0)] | None,
     Or("is not supported in a message with this role", UNSUPPORTED),
-    WithJsonSchema(off("Taken as clients send it back with an answer: only where it is empty.", [])),
+    WithJsonSchema(nothing("Taken as clients send it back with an answer: only where it is empty.", [])),
 ]
 
 
@@ -38,21 +49,37 @@ class TextPart(TypedDict):
     """What is said."""
 
 
-Parts = Annotated[list[Annotated[TextPart, Sifted()]], Field(min_length=1, fail_fast=True)]
+@closed
+class RefusalPart(TypedDict):
+    """A part that says that a model, somewhere else, did not answer. It is left out."""
+
+    type: Literal["refusal"]
+    """What kind of part it is."""
+    refusal: StrictStr
+    """What was said."""
+
+
+Parts = Annotated[list[Annotated[TextPart, Sifted()]], Field(fail_fast=True)]
 Content = Annotated[
     StrictStr | Parts,
     Field(description="The text, or parts of it, joined by line ends where the chat template writes no parts."),
 ]
 """Described here: pydantic reads no texts that a TypedDict inherits."""
+AnswerPart = Annotated[
+    Annotated[TextPart, Sifted(), Tag("text")] | Annotated[RefusalPart, Sifted(), Tag("refusal")],
+    Discriminator(lambda part: "refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "text"),
+]
+AnswerParts = Annotated[list[AnswerPart], Field(fail_fast=True)]
+Left = Annotated[Any, Field(description="Of an answer, as clients send it back; left out.")]
 
 
 @closed
 class _Message(TypedDict):
     name: NotRequired[Annotated[Name | None, Field(description="Who it is, for templates that say so.")]]
     function_call: NotRequired[Nothing]
-    refusal: NotRequired[Nothing]
+    refusal: NotRequired[Left]
     audio: NotRequired[Nothing]
-    annotations: NotRequired[Nothing]
+    annotations: NotRequired[Left]
 
 
 @closed
@@ -112,7 +139,7 @@ class AssistantMessage(_Message):
 
     role: Literal["assistant"]
     """Who says it; `developer` is `system`."""
-    content: NotRequired[StrictStr | Parts | None]
+    content: NotRequired[StrictStr | AnswerParts | None]
     """The text."""
     tool_call_id: NotRequired[None]
     """Nothing."""
@@ -172,11 +199,27 @@ class FunctionTool(TypedDict):
     """What may be called."""
 
 
-Tools = Annotated[list[Annotated[FunctionTool, Sifted()]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+@open_to_more
+class OtherTool(TypedDict):
+    """A tool that is no function. It is not shown to the model."""
+
+    type: Annotated[StrictStr, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
+    """What kind of tool it is."""
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return "other" if isinstance(kind, str) and kind != "function" else "function"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Sifted(), Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_kind_of_tool)
+]
+Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class NamedFunction(Shape):
-    """The function that is to be called."""
+    """A function that may be called."""
 
     name: StrictStr
     """The name of one of the request's tools."""
@@ -191,7 +234,25 @@ class NamedTool(Shape):
     """Which one."""
 
 
-ToolChoice = Choice | NamedTool
+class Allowed(Shape):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    """Whether one has to be called."""
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    """Those that may be called. The others are shown to the model, so that the prompt stays the same."""
+
+
+class AllowedTools(Shape):
+    """Only some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    """Some of the tools."""
+    allowed_tools: Allowed
+    """Which ones."""
+
+
+ToolChoice = Choice | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
 
 
 class _Conversation(Shape):
@@ -203,18 +264,21 @@ class _Toolbox(Shape):
     tool_choice: ToolChoice | None = None
 
 
-def messages_of(messages: list[Any]) -> list[dict[str, Any]]:
+def messages_of(messages: list[Any], remarks: Remarks | None = None) -> list[dict[str, Any]]:
     """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
     check_count(messages)
+    remarks = Remarks(strict=True) if remarks is None else remarks
     called: set[str] = set()
-    read = validated(_Conversation, {"messages": messages}, exact=True).messages
-    return [_for_template(message, index, called) for index, message in enumerate(read)]
+    read = validated(_Conversation, {"messages": messages}, remarks, exact=True).messages
+    return [_for_template(message, index, called, remarks) for index, message in enumerate(read)]
 
 
-def _for_template(message: TextMessage | ToolMessage | AssistantMessage, index: int, called: set[str]) -> dict[str, Any]:
+def _for_template(
+    message: TextMessage | ToolMessage | AssistantMessage, index: int, called: set[str], remarks: Remarks
+) -> dict[str, Any]:
     """One message. `called` has the ids of the calls so far, and gets those of this message."""
     role = message["role"]
-    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": message.get("content") or ""}
+    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, remarks)}
     name = message.get("name")
     if name is not None:
         shown["name"] = name
@@ -234,22 +298,65 @@ def _for_template(message: TextMessage | ToolMessage | AssistantMessage, index: 
     return shown
 
 
+def _content(message: TextMessage | ToolMessage | AssistantMessage, remarks: Remarks) -> str | list[Any]:
+    """The text of a message, or its parts. What is left out is said."""
+    for name in ("refusal", "annotations"):
+        if message.get(name):
+            remarks.ignore(name)
+    content = message.get("content")
+    if content == []:
+        remarks.ignore("content")
+    if not isinstance(content, list):
+        return content or ""
+    if any(part["type"] == "refusal" for part in content):
+        remarks.ignore("refusal")
+        content = [part for part in content if part["type"] == "text"]
+    return content or ""
+
+
 def _call_for_template(call: PastCall) -> dict[str, Any]:
     """A call, its arguments as an object: templates write them out themselves."""
     function = {"name": call["function"]["name"], "arguments": arguments_of(call["function"]["arguments"])}
     return {"id": call["id"], "type": "function", "function": function}
 
 
-def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerFormat) -> Calling:
+def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerFormat, remarks: Remarks | None = None) -> Calling:
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for. Raises InvalidRequest."""
     if isinstance(tools, list):
         at_most("tools", tools, MAX_TOOLS, "tools")
-    read = validated(_Toolbox, {"tools": tools, "tool_choice": choice}, exact=True, unknown=NotSupported)
-    called = [_tool(tool["function"]) for tool in read.tools or ()]
-    named = read.tool_choice
-    if isinstance(named, NamedTool):
-        return calling(called, tools or [], "required", named.function.name, parallel is not False, form)
-    return calling(called, tools or [], named or "auto", None, parallel is not False, form)
+    remarks = Remarks(strict=True) if remarks is None else remarks
+    read = validated(_Toolbox, {"tools": tools, "tool_choice": choice}, remarks, exact=True, unknown=NotSupported)
+    functions = {index: tool for index, tool in enumerate(read.tools or ()) if _is_function(tool, index, remarks)}
+    declared = [_tool(tool["function"]) for tool in functions.values()]
+    shown = [_known(tools[index]) for index in functions]
+    parallel = parallel is not False
+    match read.tool_choice:
+        case NamedTool(function=function):
+            return calling(declared, shown, "required", (function.name,), parallel, form)
+        case AllowedTools(allowed_tools=allowed):
+            return calling(declared, shown, allowed.mode, tuple(tool.function.name for tool in allowed.tools), parallel, form)
+        case choice:
+            return calling(declared, shown, choice or "auto", None, parallel, form)
+
+
+def _is_function(tool: FunctionTool | OtherTool, index: int, remarks: Remarks) -> TypeGuard[FunctionTool]:
+    """Whether a tool can be called. That another one is left out is said."""
+    if tool["type"] == "function":
+        return True
+    if remarks.strict:
+        raise wrong(f"tools[{index}].type", "must be 'function'", tool["type"])
+    remarks.ignore(f"tools.{tool['type']}")
+    return False
+
+
+def _known(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as templates write it: in the caller's order, without what is ignored."""
+    function = {name: value for name, value in tool["function"].items() if name in _OF_FUNCTION}
+    return {name: function if name == "function" else value for name, value in tool.items() if name in _OF_TOOL}
+
+
+_OF_FUNCTION = DeclaredFunction.__required_keys__ | DeclaredFunction.__optional_keys__
+_OF_TOOL = FunctionTool.__required_keys__
 
 
 def _tool(function: DeclaredFunction) -> Tool:

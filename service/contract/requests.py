@@ -1,8 +1,7 @@
 """The bodies of the OpenAI routes: names and JSON types, strictly, and what /openapi.json says of them. Ranges are checked in
 `model/params.py`.
 
-null means absent everywhere. A field of the contract that this build does not carry out is listed with the values
-that mean "off"; any other value is refused by name, never ignored.
+null means absent everywhere. For fields that are not known, or not carried out, see `tolerance.py`.
 """
 
 import re
@@ -20,7 +19,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.errors import InvalidRequest
 from attend.model.params import (
     DEFAULT_PRIORITY,
     MAX_BAD_WORDS,
@@ -44,10 +43,12 @@ from attend.model.params import (
     at_most,
     describe,
 )
-from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, off, one_of, param, told
+from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, one_of, param, told
 from attend.service.contract.structured import KINDS, ResponseFormat, StructuredOutputs
-from attend.service.contract.validation import kind_of, validated
+from attend.service.contract.tolerance import SAMPLING, Off
+from attend.service.contract.validation import read_body
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
+from attend.service.remarks import Remarks
 
 MAX_COMPLETION_LOGPROBS = 5
 Number = StrictInt | StrictFloat
@@ -110,10 +111,13 @@ TruncateTokens = Annotated[
     ),
 ]
 
-OFF: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
+_CHAT = Off((), "it is a field of POST /v1/chat/completions")
+OFF: dict[str, Off] = {
+    "suffix": Off(("",)),
+    **dict.fromkeys(("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort"), _CHAT),
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"), _CHAT),
 }
-"""Fields of the contract that are not carried out yet, and their values, beside null, that ask for nothing."""
+"""Fields that are not carried out here."""
 
 
 def _few(biases: Any) -> Any:
@@ -292,9 +296,8 @@ class Continuation(Generation):
 class CompletionRequest(Continuation):
     """The body of POST /v1/completions."""
 
-    model_config = body(
-        "prompt", **{name: off("Not supported yet: only where it is empty.", *values) for name, values in OFF.items()}
-    )
+    model_config = body("prompt", off=OFF)
+    off = SAMPLING | OFF
 
     best_of: StrictInt | None = told(**between(1, MAX_CHOICES))
     """Must equal `n`."""
@@ -306,17 +309,6 @@ class GenerateRequest(OverGrpc, Scored, Continuation):
     """What a message GenerateRequest of gRPC asks for."""
 
 
-def read_completion(document: dict[str, Any]) -> CompletionRequest:
+def read_completion(document: dict[str, Any], remarks: Remarks | None = None) -> CompletionRequest:
     """A parsed body as a CompletionRequest. Raises InvalidRequest with the field named."""
-    return validated(CompletionRequest, refuse_unbuilt(document))
-
-
-def refuse_unbuilt(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` without the fields of OFF. Raises NotSupported where one asks for something."""
-    for name, value in document.items():
-        if name not in OFF:
-            continue
-        means_off = value is None or any(kind_of(value) is kind_of(off) and value == off for off in OFF[name])
-        if not means_off:
-            raise NotSupported(f"{name} is not supported yet; got {describe(value)}", name)
-    return {name: value for name, value in document.items() if name not in OFF}
+    return read_body(CompletionRequest, document, remarks)

@@ -1,12 +1,16 @@
 """The base of all JSON objects that we read and write, what /openapi.json says of a field, and where else it stands."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator
 from pydantic_core import core_schema
 
 from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.service.contract.tolerance import Off, ignored
+from attend.service.remarks import Remarks
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -18,29 +22,34 @@ UNSUPPORTED, WRONG = "unsupported", "wrong"
 
 
 class Shape(BaseModel):
-    """A JSON object with these fields and no others. The text under a field is its description."""
+    """A JSON object with these fields. The text under a field is its description. For other fields see `tolerance.py`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-    _names: ClassVar[frozenset[str]] = frozenset()
+    names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
+    off: ClassVar[dict[str, Off]] = {}
+    """Of a body: fields that are not carried out."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
         super().__pydantic_init_subclass__(**keywords)
-        cls._names = frozenset(field.alias or name for name, field in cls.__pydantic_fields__.items())
+        cls.names = frozenset(field.alias or name for name, field in cls.__pydantic_fields__.items())
 
     @model_validator(mode="before")
     @classmethod
-    def _looked_through(cls, given: Any) -> Any:
-        return _sifted(given, cls._names)
+    def _looked_through(cls, given: Any, info: ValidationInfo) -> Any:
+        return _sifted(given, cls.names, info.context)
 
 
-def _sifted(given: Any, names: frozenset[str]) -> Any:
-    """Null of any name is absent, also of one that is not known. One unknown name is kept: each is an error with a text."""
+def _sifted(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:
+    """Null of any name is absent, also of one that is not known. Other unknown names are left out, and said; but the first of
+    them that may not be is kept, and is an error.
+    """
     if not isinstance(given, dict) or names.issuperset(given):
         return given
-    first = next((name for name in given if name not in names and given[name] is not None), None)
-    return {name: value for name, value in given.items() if name in names or name == first}
+    unknown = [name for name, value in given.items() if name not in names and value is not None]
+    wrong = next((name for name in unknown if remarks is None or not ignored(name, names, remarks)), None)
+    return {name: value for name, value in given.items() if name in names or name == wrong}
 
 
 class Sifted:
@@ -50,10 +59,10 @@ class Sifted:
         """pydantic's own, after a look at the names."""
         names = frozenset(source.__required_keys__ | source.__optional_keys__)
 
-        def sifted(given: Any) -> Any:  # asked for each part of each message: the usual case is told here
-            return given if isinstance(given, dict) and names.issuperset(given) else _sifted(given, names)
+        def sifted(given: Any, info: ValidationInfo) -> Any:  # asked for each part of each message: the usual case is told here
+            return given if isinstance(given, dict) and names.issuperset(given) else _sifted(given, names, info.context)
 
-        return core_schema.no_info_before_validator_function(sifted, handler(source))
+        return core_schema.with_info_before_validator_function(sifted, handler(source))
 
 
 class Or:
@@ -112,17 +121,22 @@ def wires(model: type[BaseModel]) -> dict[str, Wire]:
     return {name: each[-1] if each else Wire() for name, each in found.items()}
 
 
-def body(*required: str, **others: Schema) -> ConfigDict:
+def body(*required: str, off: Mapping[str, Off] = MappingProxyType({})) -> ConfigDict:
     """For a body: fields whose absence ours refuse, and fields that its model lacks because they may only ask for nothing."""
 
     def extend(schema: Schema) -> None:
-        schema["properties"] |= others
+        schema["properties"] |= {name: _off(rule) for name, rule in off.items()}
         schema["required"] = [*schema.get("required", ()), *required]
 
     return ConfigDict(json_schema_extra=extend)
 
 
-def off(text: str, *values: Any) -> Schema:
+def _off(rule: Off) -> Schema:
+    instead = f": {rule.instead}" if rule.instead else ""
+    return {"enum": [None, *(rule.values or ())], "description": f"Not supported{instead}."}
+
+
+def nothing(text: str, *values: Any) -> Schema:
     """A field that may be null or one of these values, which ask for nothing."""
     return {"enum": [None, *values], "description": text}
 

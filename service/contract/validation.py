@@ -7,13 +7,16 @@ from pydantic_core import ErrorDetails
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
-from attend.service.contract.shapes import UNSUPPORTED, WRONG
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, Shape
+from attend.service.contract.tolerance import tolerated
+from attend.service.remarks import Remarks
 
 B = TypeVar("B", bound=BaseModel)
+S = TypeVar("S", bound=Shape)
 Place = tuple[str | int, ...]
 LABELLED = ("content", "tool_choice")
 """Fields of several types: a step of pydantic's places after them names one, and is no key of the caller's."""
-TAGGED = ("messages", "response_format")
+TAGGED = ("messages", "response_format", "tools")
 """Fields whose objects are told apart by a field of theirs. The value of that one is a step of pydantic's places."""
 MAPS = ("logit_bias",)
 """Fields whose keys are the caller's: what is wrong inside is said of the whole."""
@@ -40,28 +43,43 @@ class _Mistake(NamedTuple):
 
 
 def validated(
-    kind: type[B], document: dict[str, Any], *, exact: bool = False, unknown: type[InvalidRequest] = InvalidRequest
+    kind: type[B],
+    document: dict[str, Any],
+    remarks: Remarks | None = None,
+    *,
+    exact: bool = False,
+    unknown: type[InvalidRequest] = InvalidRequest,
 ) -> B:
     """A parsed document as one of ours. Raises InvalidRequest with the field named, and `unknown` for one that is not known.
 
+    What objects in it have that we do not know is ignored, and said in `remarks`; an error where there are none.
     The field is the place itself where `exact`; else no item of a list, and of what is missing the object that lacks it.
     """
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(document, context=remarks)
     except ValidationError as error:
-        raise explained(error, document, exact, unknown) from error
+        near = {} if remarks is None else remarks.near
+        raise explained(error, document, exact, unknown, near) from error
 
 
-def explained(error: ValidationError, document: dict[str, Any], exact: bool, unknown: type[InvalidRequest]) -> InvalidRequest:
-    """pydantic's first complaint, as one sentence about one place."""
+def read_body(kind: type[S], document: dict[str, Any], remarks: Remarks | None = None) -> S:
+    """A parsed body. What it has that its route does not know: see `tolerance.py`; without `remarks`, an error."""
+    remarks = Remarks(strict=True) if remarks is None else remarks
+    return validated(kind, tolerated(document, kind.names, kind.off, remarks), remarks)
+
+
+def explained(
+    error: ValidationError, document: dict[str, Any], exact: bool, unknown: type[InvalidRequest], near: dict[str, str]
+) -> InvalidRequest:
+    """pydantic's first complaint, as one sentence about one place. `near` has the known names that unknown ones resemble."""
     same = _of_first([_mistake(each, document) for each in error.errors(include_url=False)])
     (first, place, value), kind = same[0], same[0].error["type"]
     shown = _written(place)
     field = shown if exact else str(place[0]) if kind in (*_ABSENT, *_TAG) else _written(_without_items(place))
     if kind in ("extra_forbidden", "none_required"):
-        return unknown(
-            f"{shown if shown.strip() and shown.isprintable() else repr(shown)} is not a field of this request", field
-        )
+        meant = f": did you mean {near[place[-1]]}?" if place[-1] in near else ""
+        named = shown if shown.strip() and shown.isprintable() else repr(shown)
+        return unknown(f"{named} is not a field of this request{meant}", field)
     if kind in _ABSENT:
         return InvalidRequest(f"{shown} is required", field)
     if kind in (UNSUPPORTED, WRONG):
@@ -101,7 +119,7 @@ def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
                 break
             value = value[step]
             place.append(step)
-            tagged, labelled = step in TAGGED, False
+            tagged, labelled = len(place) == 1 and step in TAGGED, False
         elif isinstance(value, list) and isinstance(step, int):
             value = value[step]
             place.append(step)
@@ -136,8 +154,3 @@ def _wanted(error: ErrorDetails) -> str:
     return known or error["msg"].partition(" after ")[0].replace("String should have", "a string of").replace(
         "List should have", "a list of"
     )
-
-
-def kind_of(value: Any) -> type:
-    """1 and 1.0 are one kind: a number. true is not."""
-    return float if type(value) is int else type(value)

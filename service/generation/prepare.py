@@ -147,6 +147,8 @@ class Preparation:
             place = index // command.n
             request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
             request.stop_token_ids, request.bad_words = ends, read.bad_words
+            if command.remarks.clamps:
+                self._clamp(request, command)
             check_fits(request, self.info.max_model_len)
             request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
             skip = command.skip_special_tokens
@@ -251,6 +253,14 @@ class Preparation:
             cache_salt=command.cache_salt,
             output=list(command.resume_token_ids),
         )
+
+    def _clamp(self, request: Request, command: Command) -> None:
+        """Lower a limit beyond the context to what the prompt leaves of it, and say so."""
+        left = self.info.max_model_len - len(request.prompt)
+        if 0 < left < request.max_tokens:
+            request.max_tokens = left
+            request.min_tokens = min(request.min_tokens, left)
+            command.remarks.clamped = True
 
     def _bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each word as it stands, and as it stands after a space: tokenizers join a word with the space before it."""

@@ -36,6 +36,7 @@ from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import REQUEST_ID, Command, Gathered, bytes_for
+from attend.service.remarks import Beyond, Remarks, clamps
 from attend.v1 import generation_pb2 as pb
 
 log = logging.getLogger("attend.grpc")
@@ -94,6 +95,7 @@ class GrpcMethods:
     template: ChatTemplate | None = None
     form: AnswerFormat = TEXT_ALONE
     keys: KeyRing | None = None
+    beyond_context: Beyond = ""
     _num_watches = 0
 
     def is_draining(self) -> bool:
@@ -137,6 +139,7 @@ class GrpcMethods:
                 adapter, gathered = self.service.adapter_of(command), Gathered()
                 async for batch in self.service.generate(command, record, held, adapter=adapter):
                     gathered.add(batch)
+                self._said(command.remarks, record, grpc_context)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 return await responses.whole(gathered.answers())
         except Exception as error:
@@ -154,6 +157,8 @@ class GrpcMethods:
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 async with aclosing(self.service.generate(command, record, adapter=adapter)) as batches:
                     async for chunks in batches:
+                        if command.remarks.clamped:
+                            self._said(command.remarks, record, grpc_context)
                         yield await responses.of(chunks)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -299,6 +304,10 @@ class GrpcMethods:
         _named(record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context)
         return record
 
+    def _remarks(self, request: pb.GenerateRequest | pb.ChatRequest) -> Remarks:
+        """For what the answer says of its call."""
+        return Remarks(strict=True, clamps=clamps(self.beyond_context, by_default=isinstance(request, pb.ChatRequest)))
+
     async def _asked(
         self, kind: type[Request], message: Incoming, record: RequestRecord, context: Context
     ) -> tuple[Request, Command]:
@@ -314,17 +323,27 @@ class GrpcMethods:
         command = await made(data, partial(self._command, request, record.request_id), key)
         return request, replace(command, key=key)
 
+    def _said(self, remarks: Remarks, record: RequestRecord, context: Context) -> None:
+        """Send back what the answer says of its call."""
+        if headers := remarks.headers():
+            context.set_trailing_metadata([("x-request-id", record.request_id), *headers.items()])
+
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
         if isinstance(request, pb.ChatRequest) and self.template is None:
             raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate")
-        return to_command(messages.generation(request), request_id, self.service.defaults, self.template, self.form)
+        body, remarks = messages.generation(request), self._remarks(request)
+        return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)
 
     def _key(self, context: Context) -> Key | None:
         """The caller's key. Serve has no interceptors, so every method asks for it."""
         if self.keys is None:
             return None
-        return self.keys.authenticate(*(value for name, value in context.invocation_metadata() if name == "authorization"))
+        given = context.invocation_metadata()
+        return self.keys.authenticate(
+            *(value for name, value in given if name == "authorization"),
+            x_api_key=[value for name, value in given if name == "x-api-key"],
+        )
 
     async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
         """The key of a call that has work to do, charged for the call before its message is read."""

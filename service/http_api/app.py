@@ -13,7 +13,8 @@ from attend.service.http_api import documents, problems
 from attend.service.http_api.cors import opened
 from attend.service.http_api.limits import HeaderLimit
 from attend.service.http_api.page import add_pages
-from attend.service.http_api.routes import Site, build_router, guard
+from attend.service.http_api.routes import build_router
+from attend.service.http_api.site import Site, guard
 from attend.service.records import REQUEST_ID
 
 

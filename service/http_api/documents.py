@@ -228,8 +228,12 @@ def schemas() -> dict[str, Schema]:
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
     defined: dict[str, Schema] = made["$defs"]
-    for schema in defined.values():
+    bodies: list[Any] = [(row.body, "validation", TypeAdapter(row.body)) for row in rows if row.body is not None]
+    _, read = TypeAdapter.json_schemas(bodies, ref_template=REF, schema_generator=_Plain)
+    for name, schema in defined.items():
         schema.pop("title", None)
+        if name in read["$defs"]:  # other fields are ignored, and said
+            schema.pop("additionalProperties", None)
         for field in schema.get("properties", {}).values():
             if "description" in field:
                 field["description"] = " ".join(field["description"].split())

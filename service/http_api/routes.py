@@ -1,20 +1,16 @@
 """Every HTTP route, in the order of service/README.md. A handler parses, calls the service, and writes."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Path, Request, params
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from attend.model.errors import NoChatTemplate
 from attend.model.net.adapters import Adapter
-from attend.model.text.chat import ChatTemplate
-from attend.service.access.keys import KeyRing
-from attend.service.access.quota import Key, name_of
-from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
+from attend.service.access.quota import name_of
 from attend.service.contract import server_answers
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
@@ -33,48 +29,27 @@ from attend.service.contract.routes import (
     VERSION,
 )
 from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
-from attend.service.contract.validation import validated
+from attend.service.contract.validation import read_body
 from attend.service.generation.embed import command_of, embed
-from attend.service.generation.explain import Explaining, explainable
+from attend.service.generation.explain import explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
-from attend.service.http_api.body import most_bytes, read_json
+from attend.service.http_api.body import read_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site, adopt, guard, opened
 from attend.service.http_api.sse import EventStream, Writer, events
 from attend.service.http_api.tokens import add_tokens
-from attend.service.observe.capacity import Load, estimate, read_question
-from attend.service.observe.metrics import Metrics, RequestRecord
+from attend.service.observe.capacity import estimate, read_question
+from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command, ExplainCommand, Gathered, TokenCounts
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
 (`budget.MOST_SECONDS`), while each of its layers is a sign of life, and longer than a rank waits for another in a layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What the routes need of the replica that serves them."""
-
-    service: GenerationService
-    metrics: Metrics
-    version: str
-    scrape: Callable[[], Awaitable[str]]
-    """The metrics page over all replicas."""
-    is_draining: Callable[[], bool]
-    template: ChatTemplate | None = None
-    """How messages become a prompt, where the checkpoint says so."""
-    form: AnswerFormat = TEXT_ALONE
-    """How the model writes reasoning and tool calls."""
-    keys: KeyRing | None = None
-    """Who may call; None lets everybody."""
-    loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None
-    """How many replicas there are, and the loads of those that answer; None where there is this one alone."""
-    explaining: Explaining | None = None
-    """What explains texts; None where nothing can."""
 
 
 class Json(Response):
@@ -86,33 +61,6 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depends:
-    """What asks for an API key, charges it for each call that has work to do (a POST), before its body is read, and counts a
-    refusal in `metrics`: a dependency of the routes, not a match on paths, which a forged Host header could move.
-    """
-
-    async def authenticate(request: Request) -> None:
-        record = None if metrics is None else opened(metrics, request)
-        with nullcontext() if record is None else record.errors():
-            key = None if keys is None else keys.authenticate(*request.headers.getlist("authorization"))
-            request.state.key = key
-            if key is not None and request.method == "POST":
-                if record is not None:
-                    record.key = key.name
-                key.arrive()
-
-    return params.Depends(authenticate)
-
-
-def opened(metrics: Metrics, request: Request) -> RequestRecord:
-    """The record of a call, from its arrival at its route."""
-    client = None if request.client is None else request.client.host
-    record = metrics.open("http", request.scope["route"].path, request.state.request_id, request.headers.items, client)
-    key: Key | None = getattr(request.state, "key", None)  # not known yet where it is asked for
-    record.key = None if key is None else key.name
-    return record
-
-
 def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
     generating = APIRouter(dependencies=[guard(site.keys, site.metrics)])
@@ -122,7 +70,7 @@ def build_router(site: Site) -> APIRouter:
     guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
-    add_tokens(guarded, site.service, site.template)
+    add_tokens(guarded, site)
     router = APIRouter()
     _add_operations(router, site)
     router.include_router(generating)
@@ -133,19 +81,19 @@ def build_router(site: Site) -> APIRouter:
 def _add_generation(router: APIRouter, site: Site) -> None:
     """The routes that generate."""
     service = site.service
-    most = most_bytes(service.engine.info.max_model_len)
 
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
         record = opened(site.metrics, request)
         with record.errors():
+            remarks = site.remarks()
 
             def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
-                body = read_completion(fields)
-                return body, to_command(body, request.state.request_id, service.defaults)
+                body = read_completion(fields, remarks)
+                return body, to_command(body, request.state.request_id, service.defaults, remarks=remarks)
 
-            body, command = await read_json(request, read, most, name_of(request.state.key))
+            body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
@@ -156,21 +104,23 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            return await _answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
+            response = await _answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
+            return site.said(response, remarks, request)
 
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
         record = opened(site.metrics, request)
         with record.errors():
+            remarks = site.remarks(clamps_by_default=True)
 
             def read(fields: dict[str, Any]) -> tuple[ChatRequest, Command]:
-                body = read_chat(fields)
+                body = read_chat(fields, remarks)
                 if site.template is None:
                     raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
-                return body, to_command(body, request.state.request_id, service.defaults, site.template, site.form)
+                return body, to_command(body, request.state.request_id, service.defaults, site.template, site.form, remarks)
 
-            body, command = await read_json(request, read, most, name_of(request.state.key))
+            body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
             command = adopt(command, request, record)
             event_ids.refuse(request.headers.getlist(event_ids.HEADER))
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
@@ -178,12 +128,12 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             writer = ChatWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            return await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
+            response = await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
+            return site.said(response, remarks, request)
 
 
 def _add_attention(router: APIRouter, site: Site) -> None:
     """What the model does with a text."""
-    most = most_bytes(site.service.engine.info.max_model_len)
 
     @bind(router, ATTENTION)
     async def explain_attention(request: Request) -> Response:
@@ -192,42 +142,40 @@ def _add_attention(router: APIRouter, site: Site) -> None:
         with record.errors():
             explaining = explainable(site.explaining)
 
-            def read(fields: dict[str, Any]) -> ExplainCommand:
-                return to_explanation(validated(AttentionRequest, fields), request.state.request_id)
+            remarks = site.remarks()
 
-            command = await read_json(request, read, most, name_of(request.state.key))
+            def read(fields: dict[str, Any]) -> ExplainCommand:
+                return to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
+
+            command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
             request.state.request_id = record.request_id = command.request_id
             with ExitStack() as held:
                 explained = await explaining.explain(replace(command, key=request.state.key), record, held)
-                return json_response(attention.AttentionWriter(explaining, explained).whole(), held)
+                response = json_response(attention.AttentionWriter(explaining, explained).whole(), held)
+                return site.said(response, remarks, request)
 
 
 def _add_embeddings(router: APIRouter, site: Site) -> None:
     """Texts as vectors."""
     service = site.service
-    most = most_bytes(service.engine.info.max_model_len)
 
     @bind(router, EMBEDDINGS)
     async def embed_texts(request: Request) -> Response:
         """Each text as a vector of length 1: OpenAI's embeddings."""
         record = opened(site.metrics, request)
         with record.errors(), ExitStack() as held:
+            remarks = site.remarks()
 
             def read(fields: dict[str, Any]) -> tuple[EmbeddingsRequest, Command]:
-                body = validated(EmbeddingsRequest, fields)
+                body = read_body(EmbeddingsRequest, fields, remarks)
                 return body, command_of(service, **to_embedding(body, request.state.request_id))
 
-            body, command = await read_json(request, read, most, name_of(request.state.key))
+            body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
-            return json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
-
-
-def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
-    """The command with its caller's key. Its id, which may be the body's, is now also that of its log lines and errors."""
-    request.state.request_id = record.request_id = command.request_id
-    return replace(command, key=request.state.key)
+            response = json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
+            return site.said(response, remarks, request)
 
 
 async def _answer(

@@ -5,43 +5,46 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from attend.model.text.chat import ChatTemplate
 from attend.service.access.quota import Key, name_of
 from attend.service.contract import server_answers, text_answers
 from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
 from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
-from attend.service.contract.validation import validated
-from attend.service.generation.generation import GenerationService
-from attend.service.http_api.body import most_bytes, read_json
+from attend.service.contract.validation import read_body
+from attend.service.http_api.body import read_json
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site
 
 
-def add_tokens(router: APIRouter, service: GenerationService, template: ChatTemplate | None) -> None:
+def add_tokens(router: APIRouter, site: Site) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
-    most = most_bytes(service.engine.info.max_model_len)
+    service, template = site.service, site.template
 
     @bind(router, TOKENIZE)
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         key: Key | None = request.state.key
-        body = await read_json(request, partial(validated, TokenizeRequest), most, name_of(key))
+        remarks = site.remarks()
+        read = partial(read_body, TokenizeRequest, remarks=remarks)
+        body = await read_json(request, read, site.most_bytes, name_of(key))
         service.check_model(body.model or "")
         tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False, key=key)
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
             found["token_strs"] = map(service.tokenizer.raw.id_to_token, tokens)
-        return json_response(found)
+        return site.said(json_response(found), remarks, request)
 
     @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         key: Key | None = request.state.key
-        body = await read_json(request, partial(validated, DetokenizeRequest), most, name_of(key))
+        remarks = site.remarks()
+        read = partial(read_body, DetokenizeRequest, remarks=remarks)
+        body = await read_json(request, read, site.most_bytes, name_of(key))
         service.check_model(body.model or "")
         text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, key=key)}
-        return json_response(text)
+        return site.said(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)
     async def tokenizer_info() -> Response:

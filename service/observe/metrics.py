@@ -30,6 +30,7 @@ from attend.service.observe import logs
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
 from attend.service.observe.collectors import EngineCollector, KeysCollector
 from attend.service.observe.compat import VllmNames
+from attend.service.observe.ignored import IgnoredFields
 from attend.service.observe.tallies import Count, Histogram, Reading
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
 from attend.service.records import Chunk
@@ -98,6 +99,7 @@ class Metrics:
         self._rejected = Counter("attend_requests_rejected", about, ["model", "reason"], registry=self.registry)
         for reason in REASONS:
             self._rejected.labels(model, reason)
+        self.ignored = IgnoredFields(model, self.registry, clock)
         about = "Time to first token (TTFT), once a call: of its first answer to begin"
         self.first_token = self._histogram("time_to_first_token_seconds", about, SECONDS)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Inter-token latency (ITL)", STEP_SECONDS)

@@ -33,7 +33,8 @@ from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
 from attend.service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
 from attend.service.http_api.app import build_app
-from attend.service.http_api.routes import STALE_SECONDS, Site
+from attend.service.http_api.routes import STALE_SECONDS
+from attend.service.http_api.site import Site
 from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
@@ -81,6 +82,7 @@ class Replica(GrpcMethods):
         )
         self.template = ChatTemplate.load(settings.folder)
         sources = "" if self.template is None else self.template.sources
+        self.beyond_context = settings.max_tokens_beyond_context
         self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
         self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)
         self.tracer = open_tracer(settings, name)
@@ -117,6 +119,8 @@ class Replica(GrpcMethods):
             keys=self.keys,
             loads=loads,
             explaining=self.explaining,
+            strict_fields=self.settings.strict_fields,
+            beyond_context=self.beyond_context,
         )
         return build_app(
             site,

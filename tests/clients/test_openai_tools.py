@@ -223,7 +223,7 @@ def test_log_probabilities_of_a_call_are_of_all_its_tokens(client):
             "id of a call",
         ),
         ({"reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
-        ({"functions": [{"name": "f"}]}, "functions", "give tools"),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,7 +15,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.http_api.app import build_app
-from attend.service.http_api.routes import Site
+from attend.service.http_api.site import Site
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.sse import events_of

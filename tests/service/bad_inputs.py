@@ -22,7 +22,6 @@ CONVERSATIONS = [
     says("messages: a role that is a list", {"role": ["user"], "content": "a"}, "messages[1].role", "one of"),
     says("messages: no content", {"role": "user"}, "messages[1].content", "required"),
     says("messages: a number for content", {"role": "user", "content": 4}, "messages[1].content", "string"),
-    says("messages: no parts", {"role": "user", "content": []}, "messages[1].content", "at least 1 item"),
     says("messages: a part that is a string", {"role": "user", "content": ["a"]}, "messages[1].content[0]", "object"),
     says(
         "messages: a part without text",
@@ -37,11 +36,11 @@ CONVERSATIONS = [
         "'text'",
         UNSUPPORTED,
     ),
-    says("messages: an unknown field", {"role": "user", "content": "a", "mood": "glad"}, "messages[1].mood", "not a field"),
+    says("messages: a mistyped field", {"role": "user", "content": "a", "contant": "b"}, "messages[1].contant", "not a field"),
     says("messages: a long name", {"role": "user", "content": "a", "name": "n" * 257}, "messages[1].name", "256"),
-    chat("messages: a prompt", {"prompt": "a"}, "prompt", "not a field"),
+    chat("messages: a prompt", {"prompt": "a"}, "prompt", "use messages", UNSUPPORTED),
     chat("messages: an option of no template", {"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs", "not an option"),
-    chat("messages: a template", {"chat_template": "{{ 7 * 7 }}"}, "chat_template", "not a field"),
+    chat("messages: a template", {"chat_template": "{{ 7 * 7 }}"}, "chat_template", "--chat-template", UNSUPPORTED),
     chat("messages: an empty model", {"model": ""}, "model", "name of a model"),
     chat("messages: an unknown model", {"model": "no-such-model"}, "model", "does not exist", "model_not_found"),
     chat("messages: log probabilities by number", {"logprobs": 3}, "logprobs", "boolean"),
@@ -55,7 +54,9 @@ STRUCTURED = [
     completion(
         "structured: two kinds", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "must hold one"
     ),
-    completion("structured: an unknown kind", {"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "not a field"),
+    completion(
+        "structured: a mistyped kind", {"structured_outputs": {"gramar": "a"}}, "structured_outputs.gramar", "mean grammar"
+    ),
     completion(
         "structured: a number for the regex", {"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "string"
     ),
@@ -150,7 +151,7 @@ STRUCTURED = [
 EMBEDDING = [
     http("embeddings: none", {}, "input", "input is required", path=EMBEDDINGS),
     http("embeddings: a number", {"input": 3}, "input", "string", path=EMBEDDINGS),
-    http("embeddings: a prompt", {"prompt": "a"}, "prompt", "not a field", path=EMBEDDINGS),
+    http("embeddings: a prompt", {"prompt": "a"}, "input", "input is required", path=EMBEDDINGS),
     http("embeddings: another format", {"input": "a", "encoding_format": "hex"}, "encoding_format", "base64", path=EMBEDDINGS),
     embeds("embeddings: an empty list", {"input": []}, {"inputs": []}, "input", "1 to 128"),
     embeds("embeddings: too many", {"input": ["a"] * 129}, {"inputs": [{"text": "a"}] * 129}, "input", "128"),
@@ -199,12 +200,21 @@ KEYS = [
         keyed=True,
     ),
     http(
-        "keys: a good one in another header",
+        "keys: a good one in a header that is none",
         A,
         None,
         "needs an API key",
         "invalid_api_key",
-        headers=JSON | {"x-api-key": SECRET},
+        headers=JSON | {"api-key": SECRET},
+        keyed=True,
+    ),
+    http(
+        "keys: two different ones",
+        A,
+        None,
+        "have different ones",
+        "invalid_api_key",
+        headers=JSON | {"authorization": f"Bearer {SECRET}", "x-api-key": f"{SECRET}x"},
         keyed=True,
     ),
     http("keys: none, and a body that is none", b"{", None, "needs an API key", "invalid_api_key", path=CHAT, keyed=True),

@@ -38,10 +38,8 @@ TOOLS = [
     chat(
         "tools: a tool without a name", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"
     ),
-    chat("tools: a tool of another type", {"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
-    chat(
-        "tools: a custom tool", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "must be 'function'"
-    ),
+    chat("tools: a tool whose type is a number", {"tools": [{"type": 3}]}, "tools[0].type", "must be 'function'"),
+    chat("tools: none that is a function", {"tools": [{"type": "custom"}], "tool_choice": "required"}, "tool_choice", "needs"),
     chat("tools: twice the same name", {"tools": [tool(), tool()]}, "tools[1].function.name", "no other tool"),
     chat(
         "tools: a schema that is none",
@@ -63,6 +61,5 @@ TOOLS = [
     ),
     chat("tools: required, and there are none", {"tool_choice": "required"}, "tool_choice", "needs tools"),
     chat("tools: an unknown effort", {"reasoning_effort": "huge"}, "reasoning_effort", "one of"),
-    chat("tools: an answer that is to be stored", {"store": True}, "store", "no answer is kept", UNSUPPORTED),
-    chat("tools: functions", {"functions": [{"name": "f"}]}, "functions", "give tools", UNSUPPORTED),
+    chat("tools: functions", {"functions": [{"name": "f"}]}, "functions", "use tools", UNSUPPORTED),
 ]

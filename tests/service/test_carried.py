@@ -49,6 +49,7 @@ ELSEWHERE = {
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
     "echo": "the answer's text: test_generation.py",
+    "remarks": "the answer's headers: test_tolerance.py",
     "shown": "where a chunk ends: http_api/test_event_ids.py",
     "chat": "the parts of the answer, and a grammar where calls are enforced: test_chat_answers.py",
 }

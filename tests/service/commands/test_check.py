@@ -27,7 +27,7 @@ from attend.service.commands.check import CHECKS, Result, run
 from attend.service.commands.probe import Probe, Unreachable, target
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.http_api.app import build_app
-from attend.service.http_api.routes import Site
+from attend.service.http_api.site import Site
 from tests.fakes import CallContext, RayLike, build_server, says
 from tests.fakes import FakeEngine as Engine
 

@@ -13,7 +13,7 @@ from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopR
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.forms import TEXT_ALONE
-from attend.service.contract.chat import NOT_BUILT, ChatRequest, read_chat
+from attend.service.contract.chat import OFF, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
 from attend.service.contract.conversation import messages_of
 from attend.service.http_api.body import parse
@@ -69,31 +69,27 @@ def test_a_wrong_type_is_refused_with_the_field(name, value):
     assert caught.value.field == name
 
 
-@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *NOT_BUILT} - {"messages"}))
+@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *OFF} - {"messages"}))
 def test_null_is_as_good_as_absent(name):
     assert read(**{name: None}) == read()
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (value, _) in NOT_BUILT.items()])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, rule in OFF.items() for value in rule.values or ()])
 def test_a_value_that_asks_for_nothing_is_accepted(name, value):
     assert read(**{name: value}) == read()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("functions", [{"name": "f"}]), ("function_call", "auto"), ("store", True), ("store", 0)],
+    [("functions", [{"name": "f"}]), ("function_call", "auto"), ("prompt", "a"), ("echo", 1), ("best_of", 2), ("audio", {})],
 )
 def test_what_is_not_carried_out_is_refused_in_so_many_words(name, value):
-    with pytest.raises(
-        NotSupported, match=f"^{name}: (give tools and tool_choice in its place|no answer is kept); got "
-    ) as caught:
+    with pytest.raises(NotSupported, match=f"^{name} is not supported: [a-zA-Z/_1 ]+; got ") as caught:
         read(**{name: value})
     assert caught.value.field == name
 
 
-@pytest.mark.parametrize(
-    "name", ["prompt", "echo", "best_of", "suffix", "chat_template", "resume_token_ids", "Messages", "__proto__"]
-)
+@pytest.mark.parametrize("name", ["cache_control", "Messages", "__proto__"])
 def test_an_unknown_field_is_refused_by_name(name):
     with pytest.raises(InvalidRequest, match=f"^{name} is not a field") as caught:
         read(**{name: 1})
@@ -133,8 +129,6 @@ MISTAKES = [
     ({"role": "user"}, "messages[0].content", "is required"),
     ({"role": "user", "content": None}, "messages[0].content", "null"),
     ({"role": "tool", "content": None}, "messages[0].content", "null"),
-    ({"role": "user", "content": []}, "messages[0].content", "a list of at least 1 item"),
-    ({"role": "assistant", "content": []}, "messages[0].content", "a list of at least 1 item"),
     ({"role": "user", "content": 1}, "messages[0].content", "1 (integer)"),
     ({"role": "user", "content": {"text": "a"}}, "messages[0].content", "(object)"),
     ({"role": "user", "content": ["a"]}, "messages[0].content[0]", "object"),
@@ -151,7 +145,6 @@ MISTAKES = [
     ({"role": "user", "content": "a", "bogus": 1}, "messages[0].bogus", "not a field"),
     ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls", "not supported"),
     ({"role": "user", "content": "a", "reasoning": "x"}, "messages[0].reasoning", "not supported"),
-    ({"role": "assistant", "content": None, "refusal": "no"}, "messages[0].refusal", "not supported"),
 ]  # fmt: skip
 
 
@@ -255,7 +248,6 @@ def test_logprobs_are_a_switch_and_a_number():
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"top_logprobs": 5}, "top_logprobs"),
-        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),
@@ -288,7 +280,6 @@ BAD_BODIES = [
     (b'{"messages":[{"role":7,"content":"a"}]}', "role"),
     (b'{"messages":[{"role":"User","content":"a"}]}', "role"),
     (b'{"messages":[{"role":"user","content":null}]}', "content"),
-    (b'{"messages":[{"role":"user","content":[]}]}', "content"),
     (b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}', "image_url"),
     (b'{"messages":[{"role":"user","content":"a","extra":1}]}', "extra"),
     (b'{"messages":[{"role":"user","content":"a"}],"bogus_field":1}', "bogus_field"),

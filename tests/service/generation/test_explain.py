@@ -160,7 +160,7 @@ BAD = {
     "too many alternatives": ({"prompt": "a", "top_logprobs": 21}, "top_logprobs", "from 0 to 20; got 21"),
     "too many guesses": ({"prompt": "a", "logit_lens": 6}, "logit_lens", "from 0 to 5; got 6"),
     "a deadline of nothing": ({"prompt": "a", "deadline_ms": 0}, "deadline_ms", "from 1 to"),
-    "a field of completions": ({"prompt": "a", "max_tokens": 1}, "max_tokens", "not a field"),
+    "a mistyped field": ({"prompt": "a", "top_logprob": 1}, "top_logprob", "mean top_logprobs"),
     "another model": ({"prompt": "a", "model": "other"}, "model", "does not exist"),
 }
 

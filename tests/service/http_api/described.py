@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from attend.service.http_api.pieces import pieces
-from attend.service.http_api.routes import Site
+from attend.service.http_api.site import Site
 from tests.fakes import FakeEngine, Server, build_server
 from tests.service.sse import events_of
 

@@ -234,7 +234,7 @@ def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_f
     threads = []
     for place, name in ((body, "parse"), (routes, "read_completion"), (routes, "to_command")):
         genuine = getattr(place, name)
-        note = lambda *args, genuine=genuine: threads.append(threading.current_thread()) or genuine(*args)  # noqa: E731
+        note = lambda *args, genuine=genuine, **more: threads.append(threading.current_thread()) or genuine(*args, **more)  # noqa: E731
         monkeypatch.setattr(place, name, note)
     assert build_server().post(padded(size)).status_code == 200
     assert [thread is threading.main_thread() for thread in threads] == [size == INLINE_BYTES] * 3

@@ -19,7 +19,7 @@ from attend.service.contract.conversation import calling_of
 from attend.service.http_api.app import build_app
 from attend.service.http_api.documents import schemas
 from attend.service.http_api.page import PAGES, STATIC
-from attend.service.http_api.routes import Site
+from attend.service.http_api.site import Site
 from tests.fakes import build_server
 
 ROOT = Path(__file__).parents[3]

@@ -28,6 +28,7 @@ RELATIONS = re.compile(
     r"tool_choice.function.name must be the name of|tool_choice: 'required' needs|"
     r"tools\[\d+\].*(of no other tool|no JSON schema)|"
     r"messages\[\d+\].*(the id of a call|JSON object in a string)|reasoning_effort: this model|"
+    r"\w+ must hold token ids of the vocabulary|.* is not a field of this request|"
     r"[a-z_]+(\[\d+\])? must be .*integer.*; got .*\d\.0\b"
 )
 """What a body that fits its schema is refused for: how fields go together, what a grammar or a template says, and 3.0."""

@@ -20,8 +20,8 @@ OF_THE_ENGINE = {
 """The sample that shows each figure of the engine. `num_free_blocks` is shown as the share that is not free."""
 ALWAYS = {"cache_config_info", "cache_config", "slower_path_info"}
 """What a server is does not move."""
-ELSEWHERE = {"requests_preparing", "log_lines_dropped"}
-"""What only moves while a call is prepared, or while nobody takes lines: test_metrics.py."""
+ELSEWHERE = {"requests_preparing", "log_lines_dropped", "ignored_fields"}
+"""What only moves while a call is prepared, or while nobody takes lines: test_metrics.py, and by unknown fields."""
 PROMPTS, N, TOKENS = ["abc", "de"], 2, 3
 ANSWERS = N * len(PROMPTS)
 COUNTS = {

@@ -1,0 +1,58 @@
+"""What a call's answer says of the call beside the answer: which fields were ignored, and what was clamped."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+IGNORED, CLAMPED = "x-attend-ignored", "x-attend-clamped"
+"""Headers of answers, and trailing metadata of gRPC."""
+MAX_HEADER = 1024
+"""Bytes of the value of a header."""
+Beyond = Literal["", "clamp", "refuse"]
+"""What a max_tokens beyond the context leads to; empty where the route decides."""
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(slots=True)
+class Remarks:
+    """Filled while a call is read and prepared."""
+
+    strict: bool = False
+    """Whether an unknown field is an error, in place of a remark: the setting `strict_fields`."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """How headers write the names of fields that were taken and not looked at."""
+    near: dict[str, str] = field(default_factory=dict)
+    """Known fields, by the unknown ones that resemble them, which are errors."""
+    max_model_len: int = 0
+    """The model's context."""
+    clamps: bool = False
+    """Whether a `max_tokens` beyond the context is clamped, in place of refused."""
+    clamped: bool = False
+    """Whether `max_tokens` was."""
+
+    def ignore(self, name: str) -> None:
+        """Say that a field was ignored. A name that no header can hold is `?`."""
+        self.ignored[name] = name if _PLAIN.fullmatch(name) else "?"
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say it; empty where there is nothing to say."""
+        said = {IGNORED: _listed(self.names)} if self.ignored else {}
+        return said | ({CLAMPED: "max_tokens"} if self.clamped else {})
+
+    @property
+    def names(self) -> list[str]:
+        """The ignored fields as headers, log lines and the metric have them, each once."""
+        return [*dict.fromkeys(self.ignored.values())]
+
+
+def clamps(beyond: Beyond, *, by_default: bool) -> bool:
+    """Whether a max_tokens beyond the context is clamped on a route."""
+    return beyond == "clamp" if beyond else by_default
+
+
+def _listed(names: list[str]) -> str:
+    """The names in one header, as many as fit."""
+    text = ", ".join(names)
+    if len(text) <= MAX_HEADER:
+        return text
+    return text[: MAX_HEADER - len(", ...")].rpartition(", ")[0] + ", ..."

@@ -1,0 +1,311 @@
+"""Fields that nobody here knows: taken and said, or refused with what to use."""
+
+import logging
+import re
+
+import pytest
+
+from attend.model.errors import InvalidRequest, NotSupported, Unauthenticated
+from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
+from attend.service.chat.forms import form_of
+from attend.service.contract.chat import ChatRequest, read_chat
+from attend.service.contract.conversation import calling_of, messages_of
+from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
+from attend.service.contract.tolerance import MAX_UNKNOWN, NEAR, PUBLISHED, SAMPLING, nearest
+from attend.service.observe.ignored import MAX_NAMES, SECONDS
+from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
+from tests.fakes import FakeEngine, build_server, info
+from tests.service.http_api.described import LEAST, ask, chatting_server
+
+HELLO = [{"role": "user", "content": "a"}]
+READ = {"/v1/completions": read_completion, "/v1/chat/completions": read_chat}
+
+
+def said(path: str, server=None, **fields: object) -> tuple[int, str | None]:
+    """The status and the names of ignored fields of a call's answer."""
+    response = ask(chatting_server() if server is None else server, "POST", path, json=LEAST[path] | fields)
+    return response.status_code, response.headers.get(IGNORED)
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_a_field_that_asks_for_nothing_is_taken_and_said_on_every_route(path):
+    taken = {"prompt_cache_key": "k", "metadata": {"a": "b"}, "safety_identifier": "s", "service_tier": "auto"}
+    assert said(path, **taken) == (200, "prompt_cache_key, metadata, safety_identifier, service_tier")
+    assert said(path, nobody_knows_it=None) == (200, None)
+
+
+@pytest.mark.parametrize("path", READ)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_header_is_on_whole_answers_and_on_streams(path, stream):
+    assert said(path, stream=stream, frobnicate=1) == (200, "frobnicate")
+
+
+@pytest.mark.parametrize("path", READ)
+def test_what_is_ignored_changes_nothing_of_what_is_asked(path):
+    taken = {name: {"deep": [1]} for name in (*PUBLISHED, "frobnicate", "x-y", "ünknown")}
+    assert READ[path](LEAST[path] | taken, Remarks()) == READ[path](LEAST[path])
+
+
+@pytest.mark.parametrize(("name", "rule"), sorted(SAMPLING.items()))
+def test_a_field_of_another_server_is_taken_where_it_does_nothing_and_else_names_ours(name, rule):
+    for value in rule.values or () if rule.values is not None else (0.5, "x", [1]):
+        remarks = Remarks()
+        read_completion({"prompt": "a", name: value}, remarks)
+        assert remarks.names == [name]
+    if rule.values is None:
+        return
+    with pytest.raises(NotSupported, match=f"^{name} is not supported") as caught:
+        read_completion({"prompt": "a", name: "something"}, Remarks())
+    assert caught.value.field == name
+    assert rule.instead in str(caught.value)
+
+
+def test_the_field_that_an_error_names_is_one_of_ours():
+    known = CompletionRequest.names | ChatRequest.names | GenerateRequest.names
+    used = [re.fullmatch(r"use (\w+)[.:]?.*", rule.instead) for rule in SAMPLING.values()]
+    assert {match[1] for match in used if match} <= known
+
+
+def test_numbers_that_are_equal_do_nothing_alike_and_booleans_are_none():
+    for value in (1, 1.0):
+        read_completion({"prompt": "a", "repeat_penalty": value}, Remarks())
+    for value in (True, 1.1, "1"):
+        with pytest.raises(NotSupported, match="repetition_penalty"):
+            read_completion({"prompt": "a", "repeat_penalty": value}, Remarks())
+
+
+def test_a_context_that_the_server_has_is_taken():
+    most = 64
+    server = chatting_server(FakeEngine(info=info(max_model_len=most)))
+    assert said("/v1/completions", server, num_ctx=most) == (200, "num_ctx")
+    assert said("/v1/completions", server, num_ctx=most + 1)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_token", "max_tokens"),
+        ("maxtokens", "max_tokens"),
+        ("temperture", "temperature"),
+        ("tempreature", "temperature"),
+        ("stream_optoins", "stream_options"),
+        ("stream_option", "stream_options"),
+        ("top_kk", None),  # 6 letters and one edit from top_k
+        ("streem", "stream"),
+        ("strm", None),
+        ("max_toks", None),
+        ("logit_bais", "logit_bias"),
+    ],
+)
+def test_a_name_that_resembles_a_known_one_is_an_error_that_names_it(name, meant):
+    meant = {"top_kk": "top_k"}.get(name, meant)
+    document = {"prompt": "a", name: 1}
+    if meant is None:
+        assert read_completion(document, Remarks()) == read_completion({"prompt": "a"})
+        return
+    with pytest.raises(InvalidRequest, match=f"^{name} is not a field of this request: did you mean {meant}\\?$") as caught:
+        read_completion(document, Remarks())
+    assert caught.value.field == name
+
+
+def distance(one: str, other: str) -> int:
+    """Levenshtein's, by its definition."""
+    if not one or not other:
+        return len(one) + len(other)
+    if one[0] == other[0]:
+        return distance(one[1:], other[1:])
+    return 1 + min(distance(one[1:], other), distance(one, other[1:]), distance(one[1:], other[1:]))
+
+
+def test_nearness_is_levenshteins():
+    words = ["stream", "streams", "strea", "steam", "stramm", "streem", "scream", "seed", "stop", "temperate", "strength"]
+    for one in words:
+        edits = next((edits for letters, edits in NEAR if len(one) >= letters), 0)
+        for other in words:
+            assert (nearest(one, [other]) is not None) is (0 < edits >= distance(one, other)), (one, other)
+
+
+@pytest.mark.parametrize("path", READ)
+def test_fields_of_the_other_route_are_refused_by_name(path):
+    others = {"/v1/completions": ChatRequest.names, "/v1/chat/completions": GenerateRequest.names - {"adapter"}}[path]
+    read = READ[path]
+    for name in sorted(others - {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}[path].names):
+        with pytest.raises(InvalidRequest, match=f"^{name} is not"):
+            read(LEAST[path] | {name: 3}, Remarks())
+
+
+def test_strict_fields_are_refused_and_what_does_nothing_elsewhere_is_not():
+    server = chatting_server(strict_fields=True)
+    for name in ("prompt_cache_key", "frobnicate"):
+        assert said("/v1/completions", server, **{name: "x"}) == (400, None)
+    assert said("/v1/completions", server, repeat_penalty=1) == (200, "repeat_penalty")
+
+
+def test_a_body_of_unknown_names_has_a_limit():
+    names = [f"zz{number}qq" for number in range(MAX_UNKNOWN + 1)]
+    read_completion({"prompt": "a"} | dict.fromkeys(names[:-1], 1), Remarks())
+    with pytest.raises(InvalidRequest, match="is not a field"):
+        read_completion({"prompt": "a"} | dict.fromkeys(names, 1), Remarks())
+
+
+def test_the_header_holds_no_more_than_headers_may():
+    names = ["a b", "a\r\nx-evil: 1", "ü", "x" * 65, "y" * 64, *(f"{'z' * 40}{number}" for number in range(40))]
+    remarks = Remarks()
+    for name in names:
+        remarks.ignore(name)
+    text = remarks.headers()[IGNORED]
+    assert text.startswith(f"?, {'y' * 64}, ")
+    assert len(text) <= MAX_HEADER
+    assert text.endswith(", ...")
+    assert said("/v1/completions", **{"a\r\nx-evil": 1, "b": 2}) == (200, "?, b")
+
+
+# --- inside
+
+
+def test_what_clients_add_to_messages_is_taken_and_said():
+    remarks = Remarks()
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], "id": "m1"},
+        {"role": "assistant", "content": "b", "thinking_blocks": [{"x": 1}], "reasoning_details": [], "refusal": "no"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "c"}]},
+        {"role": "user", "content": []},
+    ]
+    read = messages_of(messages, remarks)
+    assert remarks.names == ["id", "cache_control", "thinking_blocks", "reasoning_details", "refusal", "content"]
+    assert read == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "b"},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}]},
+        {"role": "user", "content": ""},
+    ]
+
+
+def test_they_are_said_in_the_header_of_the_chat():
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]
+    for stream in (False, True):
+        assert said("/v1/chat/completions", messages=messages, stream=stream) == (200, "cache_control")
+
+
+def test_a_mistyped_name_in_a_message_is_refused_by_its_place():
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.contents is not a field .*: did you mean content\?$"):
+        messages_of([{"role": "user", "content": "a", "contents": "b"}], Remarks())
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+def test_tools_that_are_no_functions_are_left_out_of_the_prompt_and_said():
+    remarks = Remarks()
+    tools = [
+        {"type": "web_search"},
+        FUNCTION | {"cache_control": {}},
+        {"type": "custom", "custom": {"name": "g"}},
+        {"type": "a b"},
+    ]
+    calling = calling_of(tools, None, None, form_of("", "hermes"), remarks)
+    assert [tool.name for tool in calling.tools] == ["f"]
+    assert calling.shown == (FUNCTION,)
+    assert remarks.names == ["cache_control", "tools.web_search", "tools.custom", "?"]
+    with pytest.raises(InvalidRequest, match="'required' needs tools"):
+        calling_of(tools[:1], "required", None, form_of("", "hermes"), Remarks())
+    with pytest.raises(InvalidRequest, match=r"tools\[0\]\.type must be 'function'"):
+        calling_of(tools[:1], None, None, form_of("", "hermes"), Remarks(strict=True))
+
+
+def test_allowed_tools_are_those_that_may_be_called_and_all_are_shown():
+    tools = [FUNCTION, {"type": "function", "function": {"name": "g"}}]
+    named = {"type": "function", "function": {"name": "g"}}
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named, named]}}
+        calling = calling_of(tools, choice, None, form_of("", "hermes"))
+        assert [tool.name for tool in calling.tools] == ["g"]
+        assert (calling.shown, calling.choice) == (tuple(tools), mode)
+    choice["allowed_tools"]["tools"] = [named, named | {"tipe": 1}]
+    with pytest.raises(InvalidRequest, match=r"^tool_choice\.allowed_tools\.tools\[1\]\.tipe is not a field"):
+        calling_of(tools, choice, None, form_of("", "hermes"))
+    choice["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "h"}}]
+    with pytest.raises(InvalidRequest, match="must be the name of one of the tools"):
+        calling_of(tools, choice, None, form_of("", "hermes"))
+
+
+# --- keys
+
+
+def test_a_key_may_come_as_x_api_key_and_two_must_be_one(tmp_path):
+    path = tmp_path / "keys"
+    write_keys(path, {"ci": Entry(digest_of(b"att_1"))})
+    ring = KeyRing(path)
+    assert ring.authenticate(x_api_key=["att_1"]).name == "ci"
+    assert ring.authenticate("Bearer att_1", x_api_key=[b"att_1"]).name == "ci"
+    wrong = ((["Bearer att_1"], ["att_2"]), ([], ["att_1", "att_1"]), ([], [""]), (["Basic att_1"], []))
+    for authorization, x_api_key in wrong:
+        with pytest.raises(Unauthenticated):
+            ring.authenticate(*authorization, x_api_key=x_api_key)
+
+
+# --- counted and logged
+
+
+def test_what_is_ignored_is_counted_by_route_and_logged_once_a_minute(caplog):
+    now = [0.0]
+    server = chatting_server()
+    server.metrics.ignored._clock = lambda: now[0]
+    with caplog.at_level(logging.INFO, "attend.requests"):
+        for _ in range(3):
+            said("/v1/completions", server, frobnicate=1, other=2)
+        now[0] = SECONDS
+        said("/v1/chat/completions", server, frobnicate=1)
+    lines = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
+    assert [line.partition(": ")[2] for line in lines] == ["fields ignored: frobnicate, other", "field ignored: frobnicate"]
+    text = server.metrics.text()
+    assert 'attend_ignored_fields_total{model="fake",route="/v1/completions"} 6.0' in text
+    assert 'attend_ignored_fields_total{model="fake",route="/v1/chat/completions"} 1.0' in text
+    assert 'attend_ignored_fields_total{model="fake",route="/v1/embeddings"} 0.0' in text
+
+
+def test_the_names_that_are_remembered_have_a_limit(caplog):
+    ignored = build_server().metrics.ignored
+    with caplog.at_level(logging.INFO, "attend.requests"):
+        for number in range(2 * MAX_NAMES):
+            ignored.add("/v1/completions", "id", [f"n{number}"])
+    assert len(ignored._told) == MAX_NAMES == len(caplog.records)
+
+
+# --- clamped
+
+LONG = {"max_tokens": 32000}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_max_tokens_beyond_the_context_is_clamped_in_a_chat_and_refused_in_a_completion(stream):
+    server = chatting_server(FakeEngine(info=info(max_model_len=32)))
+    chat = LEAST["/v1/chat/completions"] | {"max_completion_tokens": 32000, "min_tokens": 31000, "stream": stream}
+    response = ask(server, "POST", "/v1/chat/completions", json=chat)
+    assert (response.status_code, response.headers[CLAMPED]) == (200, "max_tokens")
+    if not stream:
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+        assert response.json()["usage"]["total_tokens"] == 32
+    response = ask(server, "POST", "/v1/completions", json=LEAST["/v1/completions"] | LONG)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("beyond", "status"), [("clamp", 200), ("refuse", 400)])
+def test_the_setting_goes_before_the_routes(beyond, status):
+    server = chatting_server(FakeEngine(info=info(max_model_len=32)), beyond_context=beyond)
+    for path in READ:
+        body = LEAST[path] | LONG
+        body.pop("max_completion_tokens", None)
+        assert ask(server, "POST", path, json=body).status_code == status
+
+
+def test_a_prompt_that_fills_the_context_is_refused_all_the_same():
+    server = chatting_server(FakeEngine(info=info(max_model_len=32)), beyond_context="clamp")
+    for length, status in ((31, 200), (32, 400)):
+        response = ask(server, "POST", "/v1/completions", json={"prompt": "a" * length} | LONG)
+        assert response.status_code == status, response.text
+
+
+def test_a_limit_within_the_context_is_not_said():
+    response = ask(chatting_server(), "POST", "/v1/chat/completions", json=LEAST["/v1/chat/completions"])
+    assert CLAMPED not in response.headers
