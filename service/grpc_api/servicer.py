@@ -139,7 +139,7 @@ class GrpcMethods:
                 adapter, gathered = self.service.adapter_of(command), Gathered()
                 async for batch in self.service.generate(command, record, held, adapter=adapter):
                     gathered.add(batch)
-                self._said(command.remarks, record, grpc_context)
+                _remarked(command.remarks, record, grpc_context)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 return await responses.whole(gathered.answers())
         except Exception as error:
@@ -157,8 +157,7 @@ class GrpcMethods:
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 async with aclosing(self.service.generate(command, record, adapter=adapter)) as batches:
                     async for chunks in batches:
-                        if command.remarks.clamped:
-                            self._said(command.remarks, record, grpc_context)
+                        _remarked(command.remarks, record, grpc_context)
                         yield await responses.of(chunks)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -304,10 +303,6 @@ class GrpcMethods:
         _named(record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context)
         return record
 
-    def _remarks(self, request: pb.GenerateRequest | pb.ChatRequest) -> Remarks:
-        """For what the answer says of its call."""
-        return Remarks(strict=True, clamps=clamps(self.beyond_context, by_default=isinstance(request, pb.ChatRequest)))
-
     async def _asked(
         self, kind: type[Request], message: Incoming, record: RequestRecord, context: Context
     ) -> tuple[Request, Command]:
@@ -323,16 +318,12 @@ class GrpcMethods:
         command = await made(data, partial(self._command, request, record.request_id), key)
         return request, replace(command, key=key)
 
-    def _said(self, remarks: Remarks, record: RequestRecord, context: Context) -> None:
-        """Send back what the answer says of its call."""
-        if headers := remarks.headers():
-            context.set_trailing_metadata([("x-request-id", record.request_id), *headers.items()])
-
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
         if isinstance(request, pb.ChatRequest) and self.template is None:
             raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate")
-        body, remarks = messages.generation(request), self._remarks(request)
+        remarks = Remarks(clamps=clamps(self.beyond_context, by_default=isinstance(request, pb.ChatRequest)))
+        body = messages.generation(request)
         return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)
 
     def _key(self, context: Context) -> Key | None:
@@ -388,6 +379,12 @@ def _named(record: RequestRecord, request_id: str, context: Context) -> None:
     """Give a call its id, which goes back as metadata."""
     record.request_id = request_id
     context.set_trailing_metadata([("x-request-id", request_id)])
+
+
+def _remarked(remarks: Remarks, record: RequestRecord, context: Context) -> None:
+    """Send back what the answer says of its call."""
+    if remarks.clamped:
+        context.set_trailing_metadata([("x-request-id", record.request_id), *remarks.headers().items()])
 
 
 def refuse(error: Exception, request_id: str, context: Context) -> None:

@@ -12,11 +12,12 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import StreamOptions
 from attend.service.http_api.completion_writer import timed
 from attend.service.http_api.logprobs import finite
+from attend.service.http_api.sse import Writer
 from attend.service.records import Chunk, TokenCounts
 
 
 @dataclass(slots=True)
-class ChatWriter:
+class ChatWriter(Writer):
     """The objects of one /v1/chat/completions call. `usage` follows the chunks that were written."""
 
     body: ChatRequest

@@ -9,6 +9,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract import answers
 from attend.service.contract.requests import CompletionRequest, Generation, StreamOptions
 from attend.service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
+from attend.service.http_api.sse import Writer
 from attend.service.records import Chunk, TokenCounts
 
 E = TypeVar("E", bound=answers.Event)
@@ -28,7 +29,7 @@ def timed(event: E, body: Generation, chunks: Sequence[Chunk]) -> E:
 
 
 @dataclass(slots=True)
-class CompletionWriter:
+class CompletionWriter(Writer):
     """The objects of one /v1/completions call. `usage` follows the chunks that were written."""
 
     body: CompletionRequest

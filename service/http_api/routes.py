@@ -41,7 +41,7 @@ from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
 from attend.service.http_api.site import Site, adopt, guard, opened
-from attend.service.http_api.sse import EventStream, Writer, events
+from attend.service.http_api.sse import Writer, begin
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
 from attend.service.observe.metrics import RequestRecord
@@ -191,8 +191,9 @@ async def _answer(
     """The whole answer, or a stream that begins with the chunks of the first step: an early failure has its own status."""
     record.at_once = not stream
     if stream:
-        batches = service.generate(command, record, adapter=adapter)
-        return EventStream(events(await anext(batches), batches, writer, numbering))
+        response = await begin(service.generate(command, record, adapter=adapter), writer, numbering)
+        record.has_status = True
+        return response
     gathered = Gathered()
     with ExitStack() as held:
         async for batch in service.generate(command, record, held, adapter=adapter):

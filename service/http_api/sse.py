@@ -1,15 +1,16 @@
 """Server-sent events: an answer as it is made.
 
 Each list of chunks is one write. A stream that has nothing to send for a while sends a comment, so that no proxy takes it
-for dead: one line without the empty line that would end an event, since some decoders make an event of that.
+for dead: one line without the empty line that would end an event, since some decoders make an event of that. One without a
+first token sends its headers then too. Errors have a status of their own before that, and are events after it.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 from fastapi.responses import StreamingResponse
@@ -33,37 +34,64 @@ KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_SECONDS = 15.0
 
 
-class Writer(Protocol):
-    """Makes the objects of one call: `CompletionWriter` or `ChatWriter`."""
+class Writer:
+    """Makes the objects of one call: of completions, chats, responses or messages."""
 
     request_id: str
     usage: TokenCounts
+    is_named: ClassVar[bool] = False
+    """Whether an event has its `type` as its name, and no `[DONE]` follows the last one."""
+    keep_alive: ClassVar[bytes] = KEEP_ALIVE
+    """What is sent while nothing comes."""
 
     @property
     def stream_options(self) -> StreamOptions | None:
         """What the stream carries beside the text."""
-        ...
+        return None
 
-    def events(self, chunk: Chunk) -> Sequence[answers.Chunk]:
+    def opening(self) -> Sequence[Any]:
+        """The objects that a stream begins with, before anything is known of the answer."""
+        return ()
+
+    def events(self, chunk: Chunk) -> Sequence[Any]:
         """The streamed objects of a chunk. Long lists in them are iterators, as `pieces` takes them."""
-        ...
+        raise NotImplementedError
 
-    def last_chunk(self) -> answers.Chunk:
-        """The object with the usage at the end of a stream."""
-        ...
+    def last_chunk(self) -> Any:
+        """The object with the usage at the end of a stream whose options ask for it."""
+        raise NotImplementedError
 
-    def whole(self, chunks: list[Chunk]) -> answers.Whole:
+    def ending(self) -> Sequence[Any]:
+        """The objects at the end of a stream whose answers have all ended."""
+        options = self.stream_options
+        return [self.last_chunk()] if options is not None and options.include_usage else ()
+
+    def failure(self, error: BaseException) -> Any:
+        """The last object of a stream that fails."""
+        return error_body(error, self.request_id)
+
+    def whole(self, chunks: list[Chunk]) -> Any:
         """The object of a call that is not streamed, of one chunk for each answer. Long lists are iterators, as in `events`."""
-        ...
+        raise NotImplementedError
 
 
 class EventStream(StreamingResponse):
     """The response that writes events, and comments between them while nothing comes."""
 
-    def __init__(self, content: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(
+        self,
+        content: AsyncGenerator[bytes, None],
+        seconds: float = KEEP_ALIVE_SECONDS,
+        keep_alive: bytes = KEEP_ALIVE,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """`keep_alive` is sent after so many seconds without anything else; where the first token is late, also at once."""
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
         self._content = content
+        self._seconds = seconds
         self._keep_alive = keep_alive
+        self._is_late = is_late
         self._wrote = False
         self._inside = False
         """Whether a part of an event has been written, and not all of it."""
@@ -71,6 +99,8 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Write the content as it is made, and close it in every case: it holds the resources of the call."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._is_late:
+            await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
         idle = asyncio.create_task(self._keep_alive_while_idle(send))
         try:
             async with aclosing(self._content) as content:
@@ -85,23 +115,48 @@ class EventStream(StreamingResponse):
         """A comment may stand between any two events, and not inside one, of which a long one is several writes."""
         while True:
             self._wrote = False
-            await asyncio.sleep(self._keep_alive)
+            await asyncio.sleep(self._seconds)
             if not self._wrote and not self._inside:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
+
+
+async def begin(
+    batches: AsyncGenerator[list[Chunk], None],
+    writer: Writer,
+    numbering: Numbering | None = None,
+    *,
+    seconds: float = KEEP_ALIVE_SECONDS,
+) -> EventStream:
+    """The stream of a call, as soon as its first chunks are there, and after so many seconds at the latest.
+
+    Raises what the call raises before that.
+    """
+    first = asyncio.ensure_future(anext(batches))
+    try:
+        done, _ = await asyncio.wait((first,), timeout=seconds)
+    except asyncio.CancelledError:
+        first.cancel()
+        await asyncio.wait((first,))  # the call gives back what it holds
+        raise
+    if done:
+        first.result()
+    return EventStream(events(first, batches, writer, numbering), seconds, writer.keep_alive, is_late=not done)
 
 
 async def events(
-    first: list[Chunk], rest: AsyncGenerator[list[Chunk], None], writer: Writer, numbering: Numbering | None = None
+    first: Awaitable[list[Chunk]], rest: AsyncGenerator[list[Chunk], None], writer: Writer, numbering: Numbering | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a stream: each batch of chunks is one write unless it is long, and `[DONE]` is always last.
+    """Server-sent events of a stream: each batch of chunks is one write unless it is long.
 
     With `numbering`, for a writer that makes one event of a chunk, they have ids.
     """
     lines = EventLines(writer, numbering)
     async with aclosing(rest):
-        async for piece in in_turns(lines.of(first)):
-            yield piece
+        if opening := writer.opening():
+            yield b"".join(map(lines.event, opening))
         try:
+            async for piece in in_turns(lines.of(await first)):
+                yield piece
             async for chunks in rest:
                 filled = lines.filled(chunks)
                 if filled is not None:
@@ -110,15 +165,15 @@ async def events(
                 async for piece in in_turns(lines.of(chunks)):
                     yield piece
         except AttendError as error:
-            yield _event(error_body(error, writer.request_id))
+            yield lines.event(writer.failure(error))
         except Exception as error:
             log.exception("request %s failed in its stream: %s", writer.request_id, sentence(error, writer.request_id))
-            yield _event(error_body(error, writer.request_id))
+            yield lines.event(writer.failure(error))
         else:
-            options = writer.stream_options
-            if options is not None and options.include_usage:
-                yield _event(writer.last_chunk())
-        yield DONE
+            for event in writer.ending():
+                yield lines.event(event)
+        if not writer.is_named:
+            yield DONE
 
 
 class EventLines:
@@ -159,7 +214,7 @@ class EventLines:
 
     def filled(self, chunks: Sequence[Chunk]) -> bytes | None:
         """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
-        if self._continuous or self._skips:
+        if self._continuous or self._skips or self._writer.is_named:
             return None
         for chunk in chunks:
             if not chunk.is_plain:
@@ -194,15 +249,23 @@ class EventLines:
         for event in self._writer.events(chunk):
             if self._tells_usage:
                 event["usage"] = usage
-            yield b"data: "
-            yield from pieces(event)
+            yield self._name(event)
+            yield from map(one_line, pieces(event))
             yield b"\n\n"
+
+    def event(self, document: Any) -> bytes:
+        """A short object as an event without an id."""
+        return b"%s%s\n\n" % (self._name(document), one_line(orjson.dumps(document)))
+
+    def _name(self, document: Any) -> bytes:
+        """What stands before an object."""
+        return b"event: %s\ndata: " % document["type"].encode() if self._writer.is_named else b"data: "
 
     def _filled(self, chunk: Chunk) -> bytes:
         form = self._templates.get(chunk.index)
         if form is None:
             form = self._templates[chunk.index] = self._template(chunk)
-        text = orjson.dumps(chunk.text)
+        text = one_line(orjson.dumps(chunk.text))
         if form.middle:
             text = b"%s%s%s" % (text, form.middle, orjson.dumps(chunk.token_ids))
         if self._numbering is not None:
@@ -232,5 +295,13 @@ class _EventTemplate(NamedTuple):
     tail: bytes
 
 
-def _event(document: answers.Error | answers.Chunk) -> bytes:
-    return b"data: %s\n\n" % orjson.dumps(document)
+LINE_ENDS = (("\u2028".encode(), b"\\u2028"), ("\u2029".encode(), b"\\u2029"), ("\u0085".encode(), b"\\u0085"))
+"""Characters that some clients take for the end of a line, and how JSON escapes them."""
+
+
+def one_line(text: bytes) -> bytes:
+    """JSON that is one line to every client."""
+    if not text.isascii():
+        for character, escaped in LINE_ENDS:
+            text = text.replace(character, escaped)
+    return text

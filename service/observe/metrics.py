@@ -195,6 +195,8 @@ class RequestRecord:
         self._prompts: set[int] = set()
         self._counted = (0, 0)
         self._closed = False
+        self.has_status = False
+        """Whether the status of a stream has been sent, or is about to be."""
         self.at_once = False
         """Whether the caller is given the whole answer at the end, or nothing if it fails."""
         self.num_prompt_tokens = 0
@@ -324,7 +326,7 @@ class RequestRecord:
         """What the caller was given: a stream over HTTP has its status before it fails."""
         if self._where[0] == "grpc":
             return "OK" if error is None else wire(error).grpc.name
-        begun = bool(self._reasons) and not self.at_once
+        begun = self.has_status or (bool(self._reasons) and not self.at_once)
         return 200 if error is None or begun else wire(error).status
 
 

@@ -208,7 +208,7 @@ def test_no_comment_stands_inside_an_event_that_is_written_in_pieces():
                     assert inside.is_set()
                     between.set()
 
-        await asyncio.wait_for(EventStream(content(), keep_alive=0.001).stream_response(send), 10)
+        await asyncio.wait_for(EventStream(content(), seconds=0.001).stream_response(send), 10)
         return writes
 
     writes = asyncio.run(run())

@@ -1,19 +1,22 @@
 """Idle streams send comments that no decoder takes for an event; events that are filled in are as if written out."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
+from attend.model.errors import QueueFull
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
-from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer
+from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer, begin, one_line
 from attend.service.records import Chunk, PromptPart, TokenCounts
 from tests.fakes import byte_tokenizer
 from tests.virtual_time import run_at_once
@@ -148,3 +151,88 @@ def test_of_a_long_answer_only_the_ends_and_one_event_between_are_written_out(ch
     for chunk in answer(0, [("x", [3])] * 50, scored=False):
         list(lines.of([chunk]))
     assert len(made) == 3
+
+
+# --- a late first token
+
+
+async def late(seconds: float, error: Exception | None = None, said: list[str] | None = None):
+    """Chunks of an answer whose first comes after so many seconds."""
+    try:
+        await asyncio.sleep(seconds)
+        if error is not None:
+            raise error
+        yield answer(0, [("x", [3])], scored=False)
+    finally:
+        if said is not None:
+            said.append("closed")
+
+
+def told(batches, leave_after: float | None = None) -> list[tuple[float, object]]:
+    """When what of a streamed response was sent."""
+    sent: list[tuple[float, object]] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def send(message: dict) -> None:
+            sent.append((loop.time(), message.get("status", message.get("body"))))
+
+        async def respond() -> None:
+            writer = writer_of(True, "fake", None, {"echo": False}, scored=False)
+            await (await begin(batches, writer)).stream_response(send)
+
+        task = asyncio.create_task(respond())
+        if leave_after is not None:
+            await asyncio.sleep(leave_after)
+            task.cancel()
+        await task
+
+    run_at_once(run())
+    return sent
+
+
+def test_the_headers_of_a_stream_wait_for_its_first_token_and_no_longer_than_a_proxy_does():
+    assert told(late(KEEP_ALIVE_SECONDS - 1))[0][0] == KEEP_ALIVE_SECONDS - 1
+    sent = told(late(2.5 * KEEP_ALIVE_SECONDS))
+    at = KEEP_ALIVE_SECONDS
+    assert sent[:3] == [(at, 200), (at, KEEP_ALIVE), (2 * at, KEEP_ALIVE)]
+    assert sent[3][0] == 2.5 * at
+    assert sent[3][1].startswith(b'data: {"id"')
+
+
+def test_an_error_before_the_headers_is_raised_and_after_them_is_an_event():
+    with pytest.raises(QueueFull):
+        told(late(KEEP_ALIVE_SECONDS - 1, QueueFull("full")))
+    pieces = [piece for _, piece in told(late(KEEP_ALIVE_SECONDS + 1, QueueFull("full")))]
+    assert pieces[:2] == [200, KEEP_ALIVE]
+    assert b'"code":"queue_full"' in pieces[2]
+    assert pieces[3:] == [b"data: [DONE]\n\n", b""]
+
+
+@pytest.mark.parametrize("seconds", [1, KEEP_ALIVE_SECONDS + 1])
+def test_a_caller_who_leaves_before_the_first_token_ends_the_call(seconds):
+    closed: list[str] = []
+    with pytest.raises(asyncio.CancelledError):
+        told(late(10 * KEEP_ALIVE_SECONDS, said=closed), leave_after=seconds)
+    assert closed == ["closed"]
+
+
+# --- line ends
+
+
+def test_no_event_holds_a_character_that_a_client_takes_for_a_line_end():
+    text = "a\u2028b\u2029c\u0085d\x0b\x0c\x1c\x1d\x1e\u00a5\u2027\ue805€"
+    for chat in (False, True):
+        lines = EventLines(writer_of(chat, text, None, {"echo": False}, scored=False))
+        body = b"".join(piece for chunk in answer(0, [(text, [3])] * 3, scored=False) for piece in lines.of([chunk])).decode()
+        assert [line for line in body.splitlines() if line] == [line for line in body.split("\n") if line]
+        events = [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line]
+        said = [choice.get("text", choice.get("delta", {}).get("content")) for event in events for choice in event["choices"]]
+        assert said.count(text) == 3
+        assert {event["model"] for event in events} == {text}
+
+
+@given(st.text())
+def test_one_line_is_the_same_json(text):
+    assert json.loads(one_line(orjson.dumps(text))) == text
