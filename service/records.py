@@ -63,7 +63,10 @@ def check_request_id(request_id: str) -> None:
 class ChatPrompt:
     """A prompt that a chat template is to write, its special tokens included. `write` may take seconds."""
 
-    write: Callable[[], str]
+    write: Callable[..., str]
+    """Where the conversation may be shortened: takes how many of its oldest messages are left out."""
+    most_dropped: int = 0
+    """How many may be, where the prompt is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class ChatRules:
 
     form: AnswerFormat
     calling: Calling = NO_CALLS
+    thinking_token_budget: int | None = None
+    """The most tokens of reasoning."""
 
 
 def digest_of(token_ids: Iterable[int], before: int = 0) -> int:

@@ -25,6 +25,8 @@ class Remarks:
     """Known fields, by the unknown ones that resemble them, which are errors."""
     max_model_len: int = 0
     """The model's context."""
+    drops_billing: bool = True
+    """Whether the block of a system prompt is left out that Claude Code writes for billing."""
     clamps: bool = False
     """Whether a `max_tokens` beyond the context is clamped, in place of refused."""
     clamped: bool = False

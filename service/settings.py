@@ -186,6 +186,11 @@ class Settings(BaseModel):
         description="what a max_tokens beyond the context leads to; empty: chat, responses and messages clamp it and say so in "
         "x-attend-clamped, completions and Generate refuse it",
     )
+    keep_billing_header: bool = Field(
+        False,
+        description="keep the block that Claude Code writes for billing in a system prompt; false: leave it out, so that prompts "
+        "are found in the prefix cache, and say so",
+    )
     cors_origins: str = Field("", description="allowed CORS origins, comma-separated, or *; empty: none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
     metrics_compat: Literal["", "vllm"] = Field(

@@ -6,19 +6,87 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.tools import Calling
+from attend.service.remarks import Remarks
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
+END = "\ufdd2"
+"""What stands where the answer is to go on, until the prompt is written: no character of any text."""
+
+
 def prompt_of(
-    template: ChatTemplate, messages: list[dict[str, Any]], calling: Calling, given: dict[str, Any], effort: str | None
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    calling: Calling,
+    given: dict[str, Any],
+    effort: str | None,
+    *,
+    continues: bool = False,
 ) -> str:
     """The text that the model is to continue. It holds its special tokens: encode it with add_special_tokens=False.
 
-    `messages` are as templates take them; `given` are the options that the caller names. Raises InvalidRequest with the place
-    named.
+    `messages` are as templates take them; `given` are the options that the caller names. Where it `continues`, the prompt ends
+    with the text of the last message, which is the assistant's. Raises InvalidRequest with the place named.
     """
-    return template.render(messages, list(calling.shown) or None, **options_of(template, given, effort))
+    options = options_of(template, given, effort)
+    tools = list(calling.shown) or None
+    if not continues:
+        return template.render(messages, tools, **options)
+    text = template.render([*messages[:-1], _open(messages[-1])], tools, **options | {"add_generation_prompt": False})
+    prompt, found, _ = text.rpartition(END)
+    if not found:
+        raise NotSupported("messages: the chat template does not write the last message's text, so no answer can go on in it")
+    return prompt
+
+
+def _open(message: dict[str, Any]) -> dict[str, Any]:
+    """The last message with a mark at the end of its text."""
+    if message["role"] != "assistant" or message.get("tool_calls"):
+        wanted = "an assistant's, without tool calls, for the answer to go on in it"
+        raise InvalidRequest(f"the last message must be {wanted}", "messages")
+    content = message["content"]
+    if isinstance(content, str):
+        return message | {"content": content + END}
+    return message | {"content": [*content[:-1], content[-1] | {"text": content[-1]["text"] + END}]}
+
+
+def without_oldest(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The messages without so many of the oldest that are not the system's, and without answers of tools whose call is gone."""
+    kept: list[dict[str, Any]] = []
+    called: set[str] = set()
+    for message in messages:
+        if message["role"] != "system" and count > 0:
+            count -= 1
+            continue
+        if message["role"] == "tool" and message["tool_call_id"] not in called:
+            continue
+        called.update(call["id"] for call in message.get("tool_calls", ()))
+        kept.append(message)
+    return kept
+
+
+def known_effort(template: ChatTemplate, effort: str | None, name: str, remarks: Remarks) -> str | None:
+    """How much to reason, where the template knows such a thing; else None, and the field `name` is said to be ignored.
+
+    For APIs whose clients send it always.
+    """
+    effort = "xhigh" if effort == "max" else effort
+    if effort is None or (effort in EFFORTS and {"reasoning_effort", "enable_thinking"} & template.options):
+        return effort
+    remarks.ignore(name)
+    return None
+
+
+def thinking_of(template: ChatTemplate, thinking: str | None, remarks: Remarks) -> dict[str, Any]:
+    """The options of a template for Anthropic's `thinking`: enabled, disabled, or adaptive, which leaves it to the template."""
+    if thinking in (None, "adaptive"):
+        return {}
+    if "enable_thinking" in template.options:
+        return {"enable_thinking": thinking == "enabled"}
+    if "reasoning_effort" not in template.options or thinking == "disabled":
+        remarks.ignore("thinking")
+    return {}
 
 
 def options_of(template: ChatTemplate, given: dict[str, Any], effort: str | None) -> dict[str, Any]:

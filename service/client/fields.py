@@ -7,10 +7,8 @@ class Sampled(TypedDict, total=False):
     """Fields of both calls."""
 
     model: str
-    max_tokens: int
     temperature: float
     top_p: float
-    stop: str | list[str]
     seed: int
     user: str
     top_k: int
@@ -31,8 +29,10 @@ class Sampled(TypedDict, total=False):
     cache_salt: str
     allowed_token_ids: list[int]
     bad_words: list[str]
-    response_format: dict[str, Any]
     structured_outputs: dict[str, Any]
+    max_tokens: int
+    stop: str | list[str]
+    response_format: dict[str, Any]
 
 
 class Completion(Sampled, total=False):
@@ -45,7 +45,9 @@ class Completion(Sampled, total=False):
 class Chat(Sampled, total=False):
     """Fields of a chat."""
 
+    chat_template_kwargs: dict[str, Any]
+    thinking_token_budget: int
     messages: Required[list[dict[str, Any]]]
     max_completion_tokens: int
-    chat_template_kwargs: dict[str, Any]
+    continue_final_message: bool
     reasoning_effort: str

@@ -10,7 +10,7 @@ from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.conversation import Messages, ToolChoice, Tools
-from attend.service.contract.requests import Generation, ModelName, OverGrpc, Scored
+from attend.service.contract.requests import Generation, ModelName, OverGrpc, Scored, Templated
 from attend.service.contract.shapes import ShownAs, Wire, between, body, told
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body
@@ -35,7 +35,7 @@ OFF: dict[str, Off] = {
 """Fields that clients send and that are not carried out here."""
 
 
-class ChatRequest(Scored, Generation):
+class ChatRequest(Scored, Templated, Generation):
     """The body of POST /v1/chat/completions. Messages and tools are read by `conversation.py`."""
 
     model_config = body(off=OFF)
@@ -49,8 +49,10 @@ class ChatRequest(Scored, Generation):
     )
     max_completion_tokens: StrictInt | None = told(client=True, **between(1, MAX_INT32))
     """The most tokens of an answer. Absent means what the context has left. Must equal `max_tokens` where both are given."""
-    chat_template_kwargs: dict[StrictStr, Any] | None = told(proto="chat_template_kwargs", client=True)
-    """What the chat template takes beside the messages. Default: nothing."""
+    continue_final_message: StrictBool | None = told(False, proto="continue_final_message", client=True)
+    """The last message is the assistant's, and the answer goes on in it. The answer has what is new alone."""
+    add_generation_prompt: StrictBool | None = told()
+    """Whether the prompt ends where an answer begins. Default: true; false with `continue_final_message`."""
     tools: Annotated[list[Any], ShownAs(Tools)] | None = told(
         description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
         "in all, 64 KiB where calls are enforced. Default: none.",

@@ -9,7 +9,10 @@ from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
-from attend.service.chat.prompt import prompt_of
+from attend.service.chat.prompt import known_effort, prompt_of, thinking_of, without_oldest
+from attend.service.chat.tools import Calling
+from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest, calling_of_anthropic
+from attend.service.contract.anthropic_blocks import messages_of_anthropic
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import (
@@ -18,10 +21,13 @@ from attend.service.contract.requests import (
     Continuation,
     Generation,
     Scored,
+    Steering,
     bias_tokens,
 )
+from attend.service.contract.response_items import messages_of_input
+from attend.service.contract.responses import ResponsesRequest, calling_of_response
 from attend.service.contract.shapes import Shape
-from attend.service.contract.structured import grammar_of
+from attend.service.contract.structured import grammar_of, schema_of, spec_of
 from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.records import ChatPrompt, ChatRules, Command, ExplainCommand, Prompt
 from attend.service.remarks import Remarks
@@ -41,7 +47,7 @@ NAMES: dict[type[Any], frozenset[str]] = {
 
 
 def to_command(
-    body: Generation,
+    body: Steering,
     request_id: str,
     defaults: Defaults = NO_DEFAULTS,
     template: ChatTemplate | None = None,
@@ -50,25 +56,22 @@ def to_command(
 ) -> Command:
     """What the body asks for. Its own id goes before `request_id`; `defaults` are for what it leaves out.
 
-    A chat needs its model's `template` and the `form` of its answers. Its messages become a prompt when the call is prepared,
-    and are checked then. Raises InvalidRequest with the field named.
+    A conversation needs its model's `template` and the `form` of its answers. Its messages become a prompt when the call is
+    prepared, and are checked then. Raises InvalidRequest with the field named.
     """
     remarks = Remarks(strict=True) if remarks is None else remarks
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
-    if isinstance(body, ChatRequest):
-        assert template is not None, "callers refuse a chat where there is no template"
-        own = _of_chat(body, template, form, remarks)
+    own: dict[str, Any] = {"grammar": grammar_of(getattr(body, "response_format", None), body.structured_outputs)}
+    if isinstance(body, Continuation):
+        own |= _of_continuation(body)
     else:
-        assert isinstance(body, Continuation)
-        own = _of_continuation(body)
-    limit = {"max_tokens": own.pop("max_tokens")} if "max_tokens" in own else {}
+        assert template is not None, "callers refuse a conversation where there is no template"
+        own |= conversation_of(body, template, form, remarks)
+    limits: dict[str, Any] = {name: own.pop(name) for name in ("max_tokens", "stop") if name in own}
     return Command(
-        **asked(body, Command) | own | {"request_id": body.request_id or request_id, "logprobs": _alternatives(body)},
+        **asked(body, Command) | own | {"request_id": body.request_id or request_id},
         sampling=SamplingParams(**{**defaults.sampling, **asked(body, SamplingParams)}),
-        stops=StopRules(**asked(body, StopRules) | limit),
+        stops=StopRules(**asked(body, StopRules) | limits),
         decoding=_decoding(body, defaults),
-        grammar=grammar_of(body.response_format, body.structured_outputs),
         remarks=remarks,
     )
 
@@ -98,25 +101,110 @@ def _plain(value: Any) -> Any:
 
 def _of_continuation(body: Continuation) -> dict[str, Any]:
     """What is special of a prompt that is continued."""
+    _check_options(body)
     n = 1 if body.n is None else body.n
     if isinstance(body, CompletionRequest) and body.best_of is not None and body.best_of != n:
         raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
-    of_prompt = (_alternatives(body) if body.echo and isinstance(body, CompletionRequest) else None, body.prompt_logprobs)
+    scored = _alternatives(body)
+    of_prompt = (scored if body.echo and isinstance(body, CompletionRequest) else None, body.prompt_logprobs)
     told = [top for top in of_prompt if top is not None]
-    return {"prompts": prompts("prompt", body.prompt), "prompt_logprobs": max(told, default=None)}
+    return {"prompts": prompts("prompt", body.prompt), "prompt_logprobs": max(told, default=None), "logprobs": scored}
+
+
+def conversation_of(body: Shape, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
+    """What is special of a conversation, by the API that it is written for: fields of Command, `max_tokens` and `stop`."""
+    if getattr(body, "model", None) == "":
+        raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
+    match body:
+        case ChatRequest():
+            return _of_chat(body, template, form, remarks)
+        case ResponsesRequest():
+            return _of_response(body, template, form, remarks)
+        case CountTokensRequest():
+            return _of_messages(body, template, form, remarks)
+    raise TypeError(type(body))
 
 
 def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
-    """What is special of a conversation."""
-    if body.model == "":
-        raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
+    """OpenAI's chat."""
+    _check_options(body)
     calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form, remarks)
-    given = body.chat_template_kwargs or {}
+    given = dict(body.chat_template_kwargs or {})
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest("add_generation_prompt cannot be true with continue_final_message", "add_generation_prompt")
+    if body.add_generation_prompt is False:
+        given["add_generation_prompt"] = False
 
     def write() -> str:
-        return prompt_of(template, messages_of(body.documents(), remarks), calling, given, body.reasoning_effort)
+        messages = messages_of(body.documents(), remarks)
+        return prompt_of(template, messages, calling, given, body.reasoning_effort, continues=continues)
 
-    return {"prompts": (ChatPrompt(write),), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}
+    return _conversation(write, form, calling, body.thinking_token_budget) | {
+        "max_tokens": _longest(body),
+        "logprobs": _alternatives(body),
+    }
+
+
+def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
+    """OpenAI's Responses."""
+    if body.max_output_tokens is not None:
+        integer("max_output_tokens", body.max_output_tokens, 1, MAX_INT32)
+    integer("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
+    calling = calling_of_response(body, form, remarks)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    effort = known_effort(template, effort, "reasoning", remarks)
+
+    def write(dropped: int = 0) -> str:
+        messages = without_oldest(messages_of_input(body.instructions, body.input, remarks), dropped)
+        return prompt_of(template, messages, calling, body.chat_template_kwargs or {}, effort)
+
+    most = len(body.input) - 1 if body.truncation == "auto" and isinstance(body.input, list) else 0
+    made = _conversation(write, form, calling, body.thinking_token_budget, most) | {
+        "max_tokens": body.max_output_tokens,
+        "logprobs": body.logprobs,
+    }
+    if body.text is not None and body.text.format is not None:
+        if body.structured_outputs is not None:
+            raise InvalidRequest("text.format and structured_outputs cannot both be given", "structured_outputs")
+        made["grammar"] = spec_of(body.text.format)
+    return made
+
+
+def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
+    """Anthropic's messages."""
+    if isinstance(body, MessagesRequest) and body.max_tokens is not None:
+        integer("max_tokens", body.max_tokens, 1, MAX_INT32)
+    calling = calling_of_anthropic(body, form, remarks)
+    output, thinking = body.output_config, body.thinking
+    effort = known_effort(template, None if output is None else output.effort, "output_config.effort", remarks)
+    given = thinking_of(template, None if thinking is None else thinking.type, remarks) | (body.chat_template_kwargs or {})
+
+    def write() -> str:
+        messages = messages_of_anthropic(body.system, body.messages, remarks)
+        return prompt_of(template, messages, calling, given, effort, continues=messages[-1]["role"] == "assistant")
+
+    budget = body.thinking_token_budget
+    if thinking is not None and thinking.type == "enabled" and budget is None:
+        budget = thinking.budget_tokens
+    made = _conversation(write, form, calling, budget)
+    if isinstance(body, MessagesRequest):
+        made |= {"max_tokens": body.max_tokens, "stop": tuple(body.stop_sequences or ())}
+    if output is not None and output.format is not None:
+        made["grammar"] = schema_of(output.format.content)
+    return made
+
+
+def _conversation(
+    write: Callable[..., str], form: AnswerFormat, calling: Calling, budget: int | None, most_dropped: int = 0
+) -> dict[str, Any]:
+    rules = ChatRules(form, calling, None if budget is None else integer("thinking_token_budget", budget, 0, MAX_INT32))
+    return {"prompts": (ChatPrompt(write, most_dropped),), "chat": rules}
+
+
+def _check_options(body: Generation) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
 
 
 def _longest(body: ChatRequest) -> int | None:
@@ -145,7 +233,7 @@ def _alternatives(body: Generation) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _decoding(body: Generation, defaults: Defaults) -> DecodingParams:
+def _decoding(body: Steering, defaults: Defaults) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
     if body.allowed_token_ids == []:
         raise InvalidRequest("allowed_token_ids must hold at least one token id; got an empty list", "allowed_token_ids")

@@ -66,8 +66,8 @@ Content = Annotated[
 ]
 """Described here: pydantic reads no texts that a TypedDict inherits."""
 AnswerPart = Annotated[
-    Annotated[TextPart, Sifted(), Tag("text")] | Annotated[RefusalPart, Sifted(), Tag("refusal")],
-    Discriminator(lambda part: "refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "text"),
+    Annotated[TextPart, Sifted(), Tag("a text")] | Annotated[RefusalPart, Sifted(), Tag("a refusal")],
+    Discriminator(lambda part: "a refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "a text"),
 ]
 AnswerParts = Annotated[list[AnswerPart], Field(fail_fast=True)]
 Left = Annotated[Any, Field(description="Of an answer, as clients send it back; left out.")]
@@ -175,15 +175,20 @@ Result = Annotated[
 ]
 
 
+FunctionName = Annotated[StrictStr, Field(pattern=f"^{NAME.pattern}$"), Or("must be 1 to 64 letters, digits and _ . -")]
+FunctionText = Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)] | None
+FunctionSchema = Annotated[dict[StrictStr, Any], AfterValidator(_of_object), Or(_OF_OBJECT)] | None
+
+
 @closed
 class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]})):
     """A function that the model may call."""
 
-    name: Annotated[StrictStr, Field(pattern=f"^{NAME.pattern}$"), Or("must be 1 to 64 letters, digits and _ . -")]
+    name: FunctionName
     """Its name, which no other tool has."""
-    description: NotRequired[Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)] | None]
+    description: NotRequired[FunctionText]
     """What it does."""
-    parameters: NotRequired[Annotated[dict[StrictStr, Any], AfterValidator(_of_object), Or(_OF_OBJECT)] | None]
+    parameters: NotRequired[FunctionSchema]
     """A JSON schema (draft 2020-12) of its arguments, which are an object."""
     strict: NotRequired[StrictBool | None]
     """Arguments always obey the schema. Default: false."""
@@ -209,11 +214,12 @@ class OtherTool(TypedDict):
 
 def _kind_of_tool(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    return "other" if isinstance(kind, str) and kind != "function" else "function"
+    return "another tool" if isinstance(kind, str) and kind != "function" else "a function tool"
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Sifted(), Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_kind_of_tool)
+    Annotated[FunctionTool, Sifted(), Tag("a function tool")] | Annotated[OtherTool, Tag("another tool")],
+    Discriminator(_kind_of_tool),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
@@ -360,8 +366,18 @@ _OF_TOOL = FunctionTool.__required_keys__
 
 
 def _tool(function: DeclaredFunction) -> Tool:
-    parameters = function.get("parameters")
-    return Tool(function["name"], _NO_PARAMETERS if parameters is None else parameters, bool(function.get("strict")))
+    return declared(function["name"], function.get("parameters"), function.get("strict"))
+
+
+def declared(name: str, parameters: dict[str, Any] | None, strict: bool | None) -> Tool:
+    """A function that the model may call."""
+    return Tool(name, _NO_PARAMETERS if parameters is None else parameters, bool(strict))
+
+
+def shown(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """A function as templates write it, whose caller writes it otherwise."""
+    given = {"description": description, "parameters": parameters}
+    return {"type": "function", "function": {"name": name} | {key: value for key, value in given.items() if value is not None}}
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}

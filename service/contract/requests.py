@@ -74,6 +74,8 @@ _PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES_TIMES_PROMPTS}
 TEXTS = WithJsonSchema(one_of(TEXT, listed(TEXT, **_PROMPTS), SOME_TOKENS, listed(SOME_TOKENS, **_PROMPTS)))
 """A text, token ids, or a list of either."""
 _WORD: Schema = TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+Stop = Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, listed(_WORD, maxItems=MAX_STOP_STRINGS)))]
+StopTexts = Annotated[List[StrictStr], WithJsonSchema(listed(_WORD, maxItems=MAX_STOP_STRINGS))]
 _BIASES: Schema = {
     "type": ["object", "null"],
     "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
@@ -116,6 +118,7 @@ OFF: dict[str, Off] = {
     "suffix": Off(("",)),
     **dict.fromkeys(("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort"), _CHAT),
     **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"), _CHAT),
+    **dict.fromkeys(("continue_final_message", "add_generation_prompt", "thinking_token_budget"), _CHAT),
 }
 """Fields that are not carried out here."""
 
@@ -143,37 +146,16 @@ class StreamOptions(Shape):
     """The token counts so far with every event."""
 
 
-class Generation(Shape):
-    """What the bodies of both generating routes have in common."""
+class Steering(Shape):
+    """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
     model: ModelName = told(proto="model", client=True)
-    max_tokens: StrictInt | None = param("max_tokens", proto="max_tokens", **between(0, MAX_INT32))
-    """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
-    together have at most `max_model_len` tokens."""
     temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
     top_p: Number | None = param("top_p", proto="sampling.top_p", **above(0, 1))
     """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability."""
-    n: StrictInt | None = told(
-        1,
-        description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
-        proto="sampling.n",
-        flag=True,
-        **between(1, MAX_CHOICES),
-    )
     stream: StrictBool | None = told(False)
     """Stream the answer as server-sent events."""
-    stream_options: StreamOptions | None = None
-    """Options of the stream. Only where `stream` is true."""
-    stop: (
-        Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, listed(_WORD, maxItems=MAX_STOP_STRINGS)))] | None
-    ) = told(
-        description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
-        "Default: none.",
-        proto="stopping.stop_strings",
-        client=True,
-        flag=True,
-    )
     seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
     user: User = told(client=True)
@@ -196,8 +178,6 @@ class Generation(Shape):
     """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
     skip_special_tokens: StrictBool | None = told(True, proto="response.skip_special_tokens", client=True, flag=True)
     """Leave special tokens out of the answer's text."""
-    return_token_ids: StrictBool | None = told(False, proto="response.output_token_ids", flag=True)
-    """Report the token ids of prompt and answer."""
     request_id: RequestId = told(proto="request_id", client=True)
     deadline_ms: StrictInt | None = told(proto="deadline_ms", client=True, **between(1, MAX_DEADLINE_MS))
     """Milliseconds in which to finish what fits; then `finish_reason` is `deadline`, or the status 504 where nothing did.
@@ -241,13 +221,39 @@ class Generation(Shape):
         proto="decoding.bad_words",
         client=True,
     )
-    response_format: ResponseFormat | None = told(client=True)
-    """What the answer must look like, in OpenAI's words. Default: anything."""
     structured_outputs: StructuredOutputs | None = told(
         proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()), client=True
     )
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
+
+
+class Generation(Steering):
+    """What completions and chats have in common."""
+
+    max_tokens: StrictInt | None = param("max_tokens", proto="max_tokens", **between(0, MAX_INT32))
+    """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
+    together have at most `max_model_len` tokens."""
+    n: StrictInt | None = told(
+        1,
+        description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
+        proto="sampling.n",
+        flag=True,
+        **between(1, MAX_CHOICES),
+    )
+    stream_options: StreamOptions | None = None
+    """Options of the stream. Only where `stream` is true."""
+    stop: Stop | None = told(
+        description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
+        "Default: none.",
+        proto="stopping.stop_strings",
+        client=True,
+        flag=True,
+    )
+    return_token_ids: StrictBool | None = told(False, proto="response.output_token_ids", flag=True)
+    """Report the token ids of prompt and answer."""
+    response_format: ResponseFormat | None = told(client=True)
+    """What the answer must look like, in OpenAI's words. Default: anything."""
     timing: StrictBool | None = told(False, proto="response.timing")
     """Report queue, prefill and decode time."""
 
@@ -259,6 +265,15 @@ class Scored(Shape):
     """Report the log probability of each token."""
     top_logprobs: StrictInt | None = told(0, proto="response.top_logprobs", **between(0, MAX_LOGPROBS))
     """How many of the most likely tokens to report at each position. Only where `logprobs` is true."""
+
+
+class Templated(Shape):
+    """What the bodies have in common whose prompt the chat template writes."""
+
+    chat_template_kwargs: dict[StrictStr, Any] | None = told(proto="chat_template_kwargs", client=True)
+    """What the chat template takes beside the messages. Default: nothing."""
+    thinking_token_budget: StrictInt | None = told(proto="thinking_token_budget", client=True, **between(0, MAX_INT32))
+    """The most tokens of reasoning: then the reasoning ends, and the answer follows. Default: no limit."""
 
 
 class OverGrpc(Shape):

@@ -45,6 +45,22 @@ CHAT = Route(
     is_counted=True,
     is_queued=True,
 )
+RESPONSES = Route(
+    *("POST", "/v1/responses", "generation", "Answer a conversation, in OpenAI's newer API", "The answer."),
+    "OpenAI's Responses, stateless: [what is taken](#responses)",
+    is_counted=True,
+    is_queued=True,
+)
+MESSAGES = Route(
+    *("POST", "/v1/messages", "generation", "Answer a conversation, in Anthropic's API", "The answer."),
+    "Anthropic's messages: [what is taken](#messages)",
+    is_counted=True,
+    is_queued=True,
+)
+COUNT_TOKENS = Route(
+    *("POST", "/v1/messages/count_tokens", "tokens", "Tokens of a conversation, in Anthropic's API", "How many there are."),
+    "how many tokens the prompt of such a call has",
+)
 ATTENTION = Route(
     *("POST", "/v1/attention", "attention", "What the model does with a text", "What it does."),
     "attention weights of a text, log probabilities of its tokens, and the logit lens of each layer: [fields](#attention)",
@@ -100,7 +116,7 @@ VERSION = Route(
     "[not the fastest](#the-slower-path), fingerprint",
 )
 ROUTES = (
-    *(COMPLETIONS, CHAT, ATTENTION, EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
+    *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
     *(MODELS, MODEL, CAPACITY, HEALTHZ, READYZ, METRICS, VERSION),
 )
 COUNTED = {

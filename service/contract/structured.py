@@ -1,7 +1,7 @@
 """Structured output in the two spellings of HTTP: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, StrictBool, StrictStr
 
@@ -68,17 +68,32 @@ class StructuredOutputs(Shape):
 
 def grammar_of(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> GrammarSpec | None:
     """What the answer must look like; None for anything. Raises InvalidRequest with the field named."""
-    first = None if response_format is None else _of_format(response_format)
+    first = None if response_format is None else spec_of(response_format)
     second = None if structured_outputs is None else _of_kinds(structured_outputs)
     if first is not None and second is not None:
         raise InvalidRequest("response_format and structured_outputs cannot both be given", "structured_outputs")
     return first or second
 
 
-def _of_format(value: ResponseFormat) -> GrammarSpec | None:
-    if isinstance(value, SchemaFormat):
-        return GrammarSpec("json_schema", _text(value.json_schema.content))
-    return GrammarSpec("json_object", "") if value.type == "json_object" else None
+class HasSchema(Protocol):
+    """A format whose schema stands in it."""
+
+    content: Any
+
+
+def spec_of(value: PlainFormat | SchemaFormat | HasSchema) -> GrammarSpec | None:
+    """What the answer must look like, in any of OpenAI's words; None for anything."""
+    match value:
+        case PlainFormat(type=kind):
+            return GrammarSpec("json_object", "") if kind == "json_object" else None
+        case SchemaFormat(json_schema=named):
+            return schema_of(named.content)
+    return schema_of(value.content)
+
+
+def schema_of(schema: Any) -> GrammarSpec:
+    """JSON that fits a schema, or the text of one."""
+    return GrammarSpec("json_schema", _text(schema))
 
 
 def _of_kinds(value: StructuredOutputs) -> GrammarSpec | None:

@@ -22,7 +22,7 @@ from attend.service.generation.answer import Answer, Remade
 from attend.service.generation.aside import Places, aside
 from attend.service.generation.prepare import Preparation
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Chunk, Command
+from attend.service.records import Chunk, Command, Prompt
 
 log = logging.getLogger("attend.service")
 
@@ -182,6 +182,11 @@ class GenerationService:
         with admitted(key):
             encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
             return await aside(encode, len(text), owner=name_of(key))
+
+    async def tokens_of(self, prompt: Prompt, key: Key | None = None) -> list[int]:
+        """The tokens of a prompt, also of a conversation. Counts as an answer of `key` while it lasts."""
+        with admitted(key):
+            return await self.preparation.tokens_of(prompt, name_of(key))
 
     async def detokenize(self, tokens: Sequence[int], name: str = "tokens", key: Key | None = None) -> str:
         """The text of token ids, special tokens included; an error calls them `name`. Made as in `tokenize`."""

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -78,6 +78,7 @@ class Preparation:
         """
         if command.embedding is None:
             self.check_text()
+        command = await self._shortened(command)
         prompts = [await self._written(prompt, command) for prompt in command.prompts]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
@@ -85,6 +86,35 @@ class Preparation:
         if spec is not None and spec.kind != "tools":
             read.ends_in_reasoning = False  # the form begins with the answer, and all of it is content
         return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
+
+    async def _shortened(self, command: Command) -> Command:
+        """The command with a conversation that fits, where it may lose its oldest messages: as few as possible."""
+        prompt = command.prompts[0]
+        if not isinstance(prompt, ChatPrompt) or not prompt.most_dropped:
+            return command
+        room = self.info.max_model_len - max(1, min(command.stops.max_tokens or 1, self.info.max_model_len // 2))
+
+        def fits(dropped: int) -> bool:
+            text = prompt.write(dropped)
+            return len(text) <= self._most_characters and len(self._tokens(_Text(text, False), command.field)) <= room
+
+        low, high = 0, prompt.most_dropped  # fewest and most that may have to go
+        while low < high:
+            middle = 0 if not low and high == prompt.most_dropped else (low + high) // 2  # mostly all of it fits
+            low, high = (low, middle) if await alone(partial(fits, middle), command.owner) else (middle + 1, high)
+        if low:
+            command.remarks.ignore("input")
+        return replace(command, prompts=(ChatPrompt(partial(prompt.write, low)),))
+
+    async def tokens_of(self, prompt: Prompt, owner: str | None) -> list[int]:
+        """The tokens of a prompt, made beside the event loop. Raises InvalidRequest."""
+        if isinstance(prompt, tuple):
+            return self.tokens(prompt)
+        if isinstance(prompt, str):
+            text = _Text(prompt, add_special_tokens=True)
+        else:
+            text = _Text(await alone(prompt.write, owner), add_special_tokens=False)
+        return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=owner)
 
     def check_text(self) -> None:
         """Raise NotSupported where the model makes embeddings alone."""

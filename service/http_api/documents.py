@@ -6,7 +6,7 @@ fails. Nothing here takes part in answering another request.
 """
 
 import json
-from typing import Any, cast
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -15,11 +15,11 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from attend.service.contract.answers import Error
-from attend.service.contract.routes import TAGS
+from attend.service.contract.routes import MESSAGES, TAGS
 from attend.service.contract.shapes import Schema
 from attend.service.http_api.body import MAX_BYTES, MAX_DEPTH
 from attend.service.http_api.operations import OPERATIONS, Operation, Stream
-from attend.service.http_api.problems import error_body, error_response
+from attend.service.http_api.problems import error_response
 from attend.service.records import BYTES_A_TOKEN
 
 OPENAPI_VERSION = "3.1.0"
@@ -129,8 +129,8 @@ def _responses(known: Operation, success: str, defined: dict[str, Schema]) -> di
     if known.unwell is not None:
         answers[503] = _answer(known.unwell[0], _content(known.unwell[1], defined))
     if known.stream is not None:
-        answers[200]["content"]["text/event-stream"] = _events(known.stream, defined)
-    return _failures(known.errors) | answers
+        answers[200]["content"]["text/event-stream"] = _events(known.stream, known.failure, defined)
+    return _failures(known) | answers
 
 
 def _content(answer: type | str, defined: dict[str, Schema]) -> dict[str, Any]:
@@ -139,29 +139,33 @@ def _content(answer: type | str, defined: dict[str, Schema]) -> dict[str, Any]:
     return {"application/json": {"schema": _ref(answer), "example": example(_ref(answer), defined)}}
 
 
-def _events(stream: Stream, defined: dict[str, Schema]) -> dict[str, Any]:
+def _events(stream: Stream, failure: type, defined: dict[str, Schema]) -> dict[str, Any]:
     """One event of a stream, as clients parse it: OpenAPI 3.1 has no word for the whole."""
     json_event = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"oneOf": [_ref(stream.event), _ref(Error)]},
+        "contentSchema": {"oneOf": [_ref(stream.event), _ref(failure)]},
     }
-    data = {"anyOf": [{"const": DONE}, json_event], "description": "The object as JSON, or the end of the stream."}
+    ends = [] if stream.is_named else [{"const": DONE}]
+    data = {"anyOf": [*ends, json_event], "description": "The object as JSON, or the end of the stream."}
     schema = {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
     event = example(_ref(stream.event), defined)
-    texts = {name: json.dumps(event | other) for name, other in stream.examples.items()} | {"The end": DONE}
+    texts = {name: json.dumps(event | other) for name, other in stream.examples.items()}
+    texts |= {} if stream.is_named else {"The end": DONE}
     return {"schema": schema, "examples": {name: {"value": {"data": text}} for name, text in texts.items()}}
 
 
-def _failures(errors: tuple[Exception, ...]) -> dict[int, dict[str, Any]]:
+def _failures(known: Operation) -> dict[int, dict[str, Any]]:
     """By status: the answers as the handlers of `problems.py` make them."""
     failures: dict[int, dict[str, Any]] = {}
-    for error in errors:
-        made = error_response(error, _EXAMPLE_ID)
+    path = "" if known.failure is Error else MESSAGES.path
+    for error in known.errors:
+        made = error_response(error, _EXAMPLE_ID, path)
         names = [name for name in _HEADERS if name.lower() in made.headers]
-        empty = _answer(_STATUS[made.status_code], {"application/json": {"schema": _ref(Error), "examples": {}}}, *names)
+        shape = {"application/json": {"schema": _ref(known.failure), "examples": {}}}
+        empty = _answer(_STATUS[made.status_code], shape, *names)
         failure = failures.setdefault(made.status_code, empty)
-        value = cast(dict[str, Any], error_body(error, _EXAMPLE_ID))
+        value = json.loads(bytes(made.body))
         failure["content"]["application/json"]["examples"][value["error"]["code"]] = {"value": value}
     return failures
 
@@ -224,7 +228,7 @@ def schemas() -> dict[str, Schema]:
     """Every body and answer, by its model's name."""
     rows = OPERATIONS.values()
     found = [model for row in rows for model in (row.body, row.answer, row.stream and row.stream.event)]
-    models = [model for model in (*found, Error) if isinstance(model, type)]
+    models = [model for model in (*found, *(row.failure for row in rows)) if isinstance(model, type)]
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
     defined: dict[str, Schema] = made["$defs"]

@@ -15,9 +15,11 @@ from attend.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from attend.service.contract import answers, chat_answers, server_answers, text_answers
+from attend.service.contract import answers, anthropic_answers, chat_answers, response_answers, server_answers, text_answers
+from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.errors import AnswerChanged, TooLarge, WrongMediaType
 from attend.service.http_api import event_ids
@@ -60,6 +62,8 @@ class Stream:
     event: type
     examples: dict[str, dict[str, Any]]
     """Events, by what they are: where they differ from the example of a whole one."""
+    is_named: bool = False
+    """Whether an event has its type as its name, and no `[DONE]` comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Operation:
     """Of the header and of the query, where the handler reads them itself, as OpenAPI writes them."""
     errors: tuple[Exception, ...] = (BUG,)
     """One example of each way to fail."""
+    failure: type = answers.Error
+    """The shape of failures."""
     unwell: tuple[str, str] | None = None
     """What status 503 means where it is plain text, and that text."""
 
@@ -148,6 +154,71 @@ _CHAT_COMPLETIONS = Operation(
     },
     errors=(*GENERATION, NoChatTemplate("attend has no chat template: use /v1/completions")),
 )
+_NO_TEMPLATE = NoChatTemplate("attend has no chat template: use /v1/completions")
+_TURN = [{"role": "user", "content": "Hello"}]
+_RESPONSES = Operation(
+    response_answers.Response,
+    Stream(
+        response_answers.ResponseEvent,
+        {"The end of a text": {"type": "response.output_text.done", "text": "Hello", "logprobs": []}},
+        is_named=True,
+    ),
+    ResponsesRequest,
+    {
+        "A text": {"input": "Hello", "max_output_tokens": 32},
+        "A stream, with what the model is told first": {
+            "instructions": "Be brief.",
+            "input": _TURN,
+            "stream": True,
+            "max_output_tokens": 32,
+        },
+        "JSON that fits a schema": {
+            "input": "Your age?",
+            "text": {"format": {"type": "json_schema", "name": "age", "schema": {"type": "integer"}}},
+            "max_output_tokens": 8,
+        },
+        "A tool that must be called": {
+            "input": "What time is it?",
+            "tools": [{"type": "function", "name": "now", "description": "The time."}],
+            "tool_choice": "required",
+        },
+    },
+    errors=(*GENERATION, _NO_TEMPLATE),
+)
+_MESSAGES = Operation(
+    anthropic_answers.MessageAnswer,
+    Stream(
+        anthropic_answers.MessageEvent,
+        {"A piece of a text": {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}}},
+        is_named=True,
+    ),
+    MessagesRequest,
+    {
+        "A question": {"messages": _TURN, "max_tokens": 32},
+        "A stream, with what the model is told first": {
+            "system": "Be brief.",
+            "messages": _TURN,
+            "stream": True,
+            "max_tokens": 32,
+        },
+        "An answer that is begun": {"messages": [*_TURN, {"role": "assistant", "content": "Hi"}], "max_tokens": 8},
+        "A tool that must be called": {
+            "messages": [{"role": "user", "content": "What time is it?"}],
+            "tools": [{"name": "now", "description": "The time.", "input_schema": {"type": "object", "properties": {}}}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": 64,
+        },
+    },
+    errors=(*GENERATION, _NO_TEMPLATE),
+    failure=anthropic_answers.AnthropicError,
+)
+_COUNT_TOKENS = Operation(
+    anthropic_answers.TokenCount,
+    body=CountTokensRequest,
+    requests={"A question": {"messages": _TURN}},
+    errors=(_TYPE, _NO_TEMPLATE, *BODY),
+    failure=anthropic_answers.AnthropicError,
+)
 
 _TOKEN_COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}
 _QUESTION = tuple(
@@ -161,6 +232,9 @@ _QUESTION = tuple(
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): _COMPLETIONS,
     ("post", "/v1/chat/completions"): _CHAT_COMPLETIONS,
+    ("post", "/v1/responses"): _RESPONSES,
+    ("post", "/v1/messages"): _MESSAGES,
+    ("post", "/v1/messages/count_tokens"): _COUNT_TOKENS,
     ("get", "/v1/models"): Operation(server_answers.ModelList, errors=(_KEY, BUG)),
     ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, errors=(_KEY, _MODEL, BUG)),
     ("post", "/v1/attention"): Operation(

@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape, of every origin: ours, the router's (404, 405), or a bug."""
 
 import logging
+from typing import cast
 
 import orjson
 from fastapi import FastAPI, Request
@@ -9,6 +10,8 @@ from starlette.exceptions import HTTPException
 
 from attend.model.errors import AttendError, DeadlineExceeded, Unauthenticated
 from attend.service.contract.answers import Error
+from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
+from attend.service.contract.routes import MESSAGES
 from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
@@ -20,15 +23,46 @@ def error_body(error: BaseException, request_id: str) -> Error:
     return {"error": {"message": sentence(error, request_id), "type": row.kind, "param": field_of(error), "code": row.code}}
 
 
-def error_response(error: BaseException, request_id: str) -> Response:
+ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's kinds of errors, by status; another status of a caller's is the first, and of ours is api_error."""
+
+
+def anthropic_body(error: BaseException, request_id: str) -> AnthropicError:
+    """What is said of an error on the routes of Anthropic's API."""
+    return in_anthropics(error_body(error, request_id), wire(error).status, request_id)
+
+
+def in_anthropics(document: Error, status: int, request_id: str) -> AnthropicError:
+    """An error in Anthropic's shape."""
+    problem = document["error"]
+    kind = ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    said = {"type": kind, "message": problem["message"], "code": problem["code"], "param": problem["param"]}
+    return {"type": "error", "error": cast(AnthropicProblem, said), "request_id": request_id}
+
+
+def is_anthropics(path: str) -> bool:
+    """Whether a path is of Anthropic's API."""
+    return path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/")
+
+
+def error_response(error: BaseException, request_id: str, path: str = "") -> Response:
     """The answer to a call that failed before its first token."""
     headers = advice(error)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
         headers["x-should-retry"] = "false"
-    body = orjson.dumps(error_body(error, request_id))
-    return Response(body, wire(error).status, headers, "application/json")
+    body = anthropic_body(error, request_id) if is_anthropics(path) else error_body(error, request_id)
+    return Response(orjson.dumps(body), wire(error).status, headers, "application/json")
 
 
 def install(app: FastAPI) -> None:
@@ -37,14 +71,17 @@ def install(app: FastAPI) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         if wire(error) is INTERNAL:
             log.error("request %s failed", request.state.request_id, exc_info=error)
-        return error_response(error, request.state.request_id)
+        return error_response(error, request.state.request_id, request.url.path)
 
     async def routers(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}"
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
         document: Error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-        return Response(orjson.dumps(document), error.status_code, error.headers, "application/json")
+        shaped: object = document
+        if is_anthropics(request.url.path):
+            shaped = in_anthropics(document, error.status_code, request.state.request_id)
+        return Response(orjson.dumps(shaped), error.status_code, error.headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)
     app.add_exception_handler(HTTPException, routers)

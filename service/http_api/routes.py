@@ -8,8 +8,6 @@ import orjson
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from attend.model.errors import NoChatTemplate
-from attend.model.net.adapters import Adapter
 from attend.service.access.quota import name_of
 from attend.service.contract import server_answers
 from attend.service.contract.chat import ChatRequest, read_chat
@@ -34,18 +32,19 @@ from attend.service.generation.embed import command_of, embed
 from attend.service.generation.explain import explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
+from attend.service.http_api.answering import answer, template_of
+from attend.service.http_api.anthropic import add_count_tokens, add_messages
 from attend.service.http_api.body import read_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
+from attend.service.http_api.responses import add_responses
 from attend.service.http_api.routing import bind
 from attend.service.http_api.site import Site, adopt, guard, opened
-from attend.service.http_api.sse import Writer, begin
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
-from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Command, ExplainCommand, Gathered, TokenCounts
+from attend.service.records import Command, ExplainCommand, TokenCounts
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
@@ -65,12 +64,15 @@ def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
     generating = APIRouter(dependencies=[guard(site.keys, site.metrics)])
     _add_generation(generating, site)
+    add_responses(generating, site)
+    add_messages(generating, site)
     _add_attention(generating, site)
     _add_embeddings(generating, site)
     guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
     add_tokens(guarded, site)
+    add_count_tokens(guarded, site)
     router = APIRouter()
     _add_operations(router, site)
     router.include_router(generating)
@@ -104,7 +106,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            response = await _answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
+            response = await answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
             return site.said(response, remarks, request)
 
     @bind(router, CHAT)
@@ -116,9 +118,8 @@ def _add_generation(router: APIRouter, site: Site) -> None:
 
             def read(fields: dict[str, Any]) -> tuple[ChatRequest, Command]:
                 body = read_chat(fields, remarks)
-                if site.template is None:
-                    raise NoChatTemplate(f"{service.model_name} has no chat template: use /v1/completions")
-                return body, to_command(body, request.state.request_id, service.defaults, site.template, site.form, remarks)
+                template, identity = template_of(site), request.state.request_id
+                return body, to_command(body, identity, service.defaults, template, site.form, remarks)
 
             body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
             command = adopt(command, request, record)
@@ -128,7 +129,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
             writer = ChatWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            response = await _answer(service, command, adapter, writer, record, stream=bool(body.stream))
+            response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
             return site.said(response, remarks, request)
 
 
@@ -176,30 +177,6 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
             response = json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
             return site.said(response, remarks, request)
-
-
-async def _answer(
-    service: GenerationService,
-    command: Command,
-    adapter: Adapter | None,
-    writer: Writer,
-    record: RequestRecord,
-    *,
-    stream: bool,
-    numbering: Numbering | None = None,
-) -> Response:
-    """The whole answer, or a stream that begins with the chunks of the first step: an early failure has its own status."""
-    record.at_once = not stream
-    if stream:
-        response = await begin(service.generate(command, record, adapter=adapter), writer, numbering)
-        record.has_status = True
-        return response
-    gathered = Gathered()
-    with ExitStack() as held:
-        async for batch in service.generate(command, record, held, adapter=adapter):
-            gathered.add(batch)
-            writer.usage.add(batch)
-        return json_response(writer.whole(gathered.answers()), held)
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:

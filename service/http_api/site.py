@@ -42,6 +42,8 @@ class Site:
     """What explains texts; None where nothing can."""
     strict_fields: bool = False
     """Whether unknown fields are errors."""
+    keep_billing_header: bool = False
+    """Whether the block of a system prompt stays that Claude Code writes for billing."""
     beyond_context: Beyond = ""
     """What a max_tokens beyond the context leads to."""
 
@@ -53,7 +55,12 @@ class Site:
     def remarks(self, *, clamps_by_default: bool = False) -> Remarks:
         """For what the answer to one call says of it."""
         most = self.service.engine.info.max_model_len
-        return Remarks(self.strict_fields, max_model_len=most, clamps=clamps(self.beyond_context, by_default=clamps_by_default))
+        return Remarks(
+            self.strict_fields,
+            max_model_len=most,
+            drops_billing=not self.keep_billing_header,
+            clamps=clamps(self.beyond_context, by_default=clamps_by_default),
+        )
 
     def said(self, response: Response, remarks: Remarks, request: Request) -> Response:
         """The response with the headers that say what was ignored and clamped. What was ignored is counted."""

@@ -7,10 +7,10 @@ first token sends its headers then too. Errors have a status of their own before
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 from fastapi.responses import StreamingResponse
@@ -24,7 +24,7 @@ from attend.service.generation.turns import in_turns
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.problems import error_body
-from attend.service.records import Chunk, TokenCounts
+from attend.service.records import Chunk, Gathered, TokenCounts
 
 log = logging.getLogger("attend.http")
 
@@ -32,6 +32,16 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_SECONDS = 15.0
+
+
+class Gatherer(Protocol):
+    """Puts the chunks of a call together."""
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Take in chunks, in the order in which they were made."""
+
+    def answers(self) -> list[Chunk]:
+        """One chunk for each answer, for `Writer.whole`."""
 
 
 class Writer:
@@ -69,6 +79,10 @@ class Writer:
     def failure(self, error: BaseException) -> Any:
         """The last object of a stream that fails."""
         return error_body(error, self.request_id)
+
+    def gather(self) -> Gatherer:
+        """What puts the chunks together of a call that is not streamed."""
+        return Gathered()
 
     def whole(self, chunks: list[Chunk]) -> Any:
         """The object of a call that is not streamed, of one chunk for each answer. Long lists are iterators, as in `events`."""

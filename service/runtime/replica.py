@@ -120,6 +120,7 @@ class Replica(GrpcMethods):
             loads=loads,
             explaining=self.explaining,
             strict_fields=self.settings.strict_fields,
+            keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
         )
         return build_app(

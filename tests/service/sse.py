@@ -11,3 +11,15 @@ def events_of(text: str) -> list[Any]:
     lines = [line for block in blocks for line in block.split("\n")]
     assert all(line.startswith(("data: ", "id: ", ":")) for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def named_events_of(text: str) -> list[Any]:
+    """The objects of a stream whose events have their types as names."""
+    *blocks, rest = text.split("\n\n")
+    assert rest == ""
+    found = []
+    for block in blocks:
+        name, data = [line for line in block.split("\n") if not line.startswith(":")]
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found

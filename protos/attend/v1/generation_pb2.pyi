@@ -394,7 +394,7 @@ class LayerGuesses(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., guesses: _Optional[_Iterable[_Union[TopLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "tools", "tool_choice", "tool_name", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "max_tokens", "temperature", "sampling", "decoding", "stopping", "response", "truncate_prompt_tokens", "cache_salt", "deadline_ms", "adapter", "priority")
+    __slots__ = ("request_id", "model", "messages", "tools", "tool_choice", "tool_name", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "max_tokens", "temperature", "sampling", "decoding", "stopping", "response", "truncate_prompt_tokens", "cache_salt", "deadline_ms", "adapter", "priority", "thinking_token_budget", "continue_final_message")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +415,8 @@ class ChatRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
@@ -435,7 +437,9 @@ class ChatRequest(_message.Message):
     deadline_ms: int
     adapter: str
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., chat_template_kwargs: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., decoding: _Optional[_Union[DecodingParameters, _Mapping]] = ..., stopping: _Optional[_Union[StoppingCriteria, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., adapter: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    thinking_token_budget: int
+    continue_final_message: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., chat_template_kwargs: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., decoding: _Optional[_Union[DecodingParameters, _Mapping]] = ..., stopping: _Optional[_Union[StoppingCriteria, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., adapter: _Optional[str] = ..., priority: _Optional[int] = ..., thinking_token_budget: _Optional[int] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "name", "reasoning", "tool_calls", "tool_call_id")

@@ -37,7 +37,16 @@ KINDS = {
 }
 NOT_OF_CHATS = {"response.echo", "response.prompt_logprobs"}
 """Fields of a message that chats share with other calls, and refuse."""
-HTTP_ONLY = {"user", "stream", "stream_options", "best_of", "response_format", "max_completion_tokens", "encoding_format"}
+HTTP_ONLY = {
+    "user",
+    "stream",
+    "stream_options",
+    "best_of",
+    "response_format",
+    "max_completion_tokens",
+    "encoding_format",
+    "add_generation_prompt",
+}
 
 
 def leaves(kind: Descriptor, known: set[str], above: str = "") -> Iterator[str]:
@@ -68,7 +77,7 @@ def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
 SHOWN = {"return_token_ids", "timing"}
 """What an answer shows, which a command does not know."""
 SPECIAL = {"prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "structured_outputs", "adapter"}
-SPECIAL |= {"chat_template_kwargs", "reasoning_effort", "top_logprobs"}
+SPECIAL |= {"chat_template_kwargs", "reasoning_effort", "top_logprobs", "continue_final_message"}
 """Fields that mean something only with others, or are written in another way: tests of their own have them."""
 
 

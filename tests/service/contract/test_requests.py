@@ -48,6 +48,9 @@ ON = {
     "tool_choice": ["auto"],
     "parallel_tool_calls": [True],
     "top_logprobs": [0],
+    "continue_final_message": [True],
+    "add_generation_prompt": [False],
+    "thinking_token_budget": [5],
 }
 
 

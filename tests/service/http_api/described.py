@@ -15,12 +15,15 @@ from attend.service.chat.forms import form_of
 from attend.service.http_api.pieces import pieces
 from attend.service.http_api.site import Site
 from tests.fakes import FakeEngine, Server, build_server
-from tests.service.sse import events_of
+from tests.service.sse import events_of, named_events_of
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/attention": {"prompt": "a"},
     "/v1/embeddings": {"input": "a"},
     "/tokenize": {"prompt": "a"},
@@ -73,13 +76,13 @@ def faults(schema: dict[str, Any], value: Any) -> list[str]:
 
 def events(response: httpx.Response) -> list[Any]:
     """The objects of a stream that ends as it should."""
-    return events_of(response.text)
+    return named_events_of(response.text) if response.text.startswith("event: ") else events_of(response.text)
 
 
 def event_schema(media: dict[str, Any]) -> dict[str, Any]:
     """The schema of the JSON in the events of a described stream."""
-    done, event = media["schema"]["properties"]["data"]["anyOf"]
-    assert done == {"const": "[DONE]"}
+    *done, event = media["schema"]["properties"]["data"]["anyOf"]
+    assert done in ([{"const": "[DONE]"}], [])
     return event["contentSchema"]
 
 

@@ -30,7 +30,15 @@ def least(shape: dict[str, Any], number: int = 0) -> Any:
     """A value that an item's schema allows. Where items need names, each number has its own."""
     if {"anyOf", "oneOf"} & shape.keys():
         function = {"type": "function", "function": {"name": f"f{number}"}}
-        return function if "FunctionTool" in json.dumps(shape) else {"role": "user", "content": "a"}
+        written = json.dumps(shape)
+        made = {
+            "FunctionTool": function,
+            "ResponseTool": {"type": "function", "name": f"f{number}"},
+            "ToolParam": {"name": f"f{number}", "input_schema": {}},
+        }
+        return next((tool for name, tool in made.items() if name in written), {"role": "user", "content": "a"})
+    if "$ref" in shape:
+        return {"role": "user", "content": "a"}
     if shape["type"] == "array":
         return [least(shape["items"])]
     return {"string": "a", "integer": 0}[shape["type"]]
@@ -79,6 +87,8 @@ LIMITED = [
 def test_a_limit_of_the_document_is_the_one_that_holds(path, name, value, fits):
     alone = (path, name) in (("/v1/chat/completions", "max_tokens"), ("/v1/attention", "top_logprobs"))
     extra = {} if alone else WITH.get(name, lambda value: {})(value)
+    if path == "/v1/responses":
+        extra = {f"max_output_{key[4:]}": each for key, each in extra.items() if key == "max_tokens"}
     body = LEAST[path] | extra | {name: value}
     if "max_tokens" in body:
         body.pop("max_completion_tokens", None)

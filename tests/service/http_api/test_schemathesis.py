@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from pydantic import TypeAdapter
 
 from attend.service.contract.answers import Error
+from attend.service.contract.anthropic_answers import AnthropicError
 from tests.fakes import MODEL, VOCAB
 from tests.service.http_api.described import chatting_server, document
 
@@ -28,7 +29,9 @@ RELATIONS = re.compile(
     r"tool_choice.function.name must be the name of|tool_choice: 'required' needs|"
     r"tools\[\d+\].*(of no other tool|no JSON schema)|"
     r"messages\[\d+\].*(the id of a call|JSON object in a string)|reasoning_effort: this model|"
-    r"\w+ must hold token ids of the vocabulary|.* is not a field of this request|"
+    r"\w+ must hold token ids of the vocabulary|.* is not a field of this request|the last message must be an assistant's|"
+    r"input\[\d+\].*(the call_id of|items are not kept)|messages\[\d+\].*(the id of a tool_use|reads text alone)|"
+    r"tool_choice.name (is required|must be)|(input|messages) holds nothing|text.format and structured_outputs|"
     r"[a-z_]+(\[\d+\])? must be .*integer.*; got .*\d\.0\b"
 )
 """What a body that fits its schema is refused for: how fields go together, what a grammar or a template says, and 3.0."""
@@ -38,7 +41,10 @@ def of_this_replica():
     """The document, with the model and the vocabulary of the fake: no body is wasted on names and ids that it lacks."""
     mine = copy.deepcopy(document())
     schemas = mine["components"]["schemas"]
-    for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest"):
+    for name in (
+        *("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest"),
+        *("ResponsesRequest", "MessagesRequest", "CountTokensRequest"),
+    ):
         schemas[name]["properties"]["model"] = {"enum": [MODEL, None]}
         schemas[name] = _bounded(schemas[name])
     return mine
@@ -57,7 +63,8 @@ def _bounded(schema):
 def failures_have_our_shape(ctx, response, case):
     """Every failure of a JSON route is an Error, methods that are not offered too."""
     if response.status_code >= 400:
-        TypeAdapter(Error).validate_python(response.json())
+        shape = AnthropicError if case.path.startswith("/v1/messages") else Error
+        TypeAdapter(shape).validate_python(response.json())
 
 
 def what_fits_is_refused_for_its_meaning_alone(ctx, response, case):

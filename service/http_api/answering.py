@@ -1,0 +1,82 @@
+"""From a command to the response, as all generating routes have it in common."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from attend.model.errors import NoChatTemplate
+from attend.model.net.adapters import Adapter
+from attend.model.text.chat import ChatTemplate
+from attend.service.access.quota import name_of
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import Steering
+from attend.service.generation.generation import GenerationService
+from attend.service.http_api import event_ids
+from attend.service.http_api.body import read_json
+from attend.service.http_api.event_ids import Numbering
+from attend.service.http_api.pieces import json_response
+from attend.service.http_api.site import Site, adopt, opened
+from attend.service.http_api.sse import Writer, begin
+from attend.service.observe.metrics import RequestRecord
+from attend.service.records import Command, TokenCounts
+from attend.service.remarks import Remarks
+
+B = TypeVar("B", bound=Steering)
+
+
+def template_of(site: Site) -> ChatTemplate:
+    """The chat template, or NoChatTemplate."""
+    if site.template is None:
+        raise NoChatTemplate(f"{site.service.model_name} has no chat template: use /v1/completions")
+    return site.template
+
+
+async def converse(
+    site: Site,
+    request: Request,
+    read: Callable[[dict[str, Any], Remarks], B],
+    write: Callable[[B, Command, str, TokenCounts], Writer],
+) -> Response:
+    """The answer to a conversation. `read` makes its body; `write` the writer, of it, its command and the fingerprint."""
+    service, record, remarks = site.service, opened(site.metrics, request), site.remarks(clamps_by_default=True)
+    with record.errors():
+
+        def asked(fields: dict[str, Any]) -> tuple[B, Command]:
+            body = read(fields, remarks)
+            identity = request.state.request_id
+            return body, to_command(body, identity, service.defaults, template_of(site), site.form, remarks)
+
+        body, command = await read_json(request, asked, site.most_bytes, name_of(request.state.key))
+        command = adopt(command, request, record)
+        event_ids.refuse(request.headers.getlist(event_ids.HEADER))
+        adapter, usage = service.adapter_of(command), TokenCounts(command.n)
+        writer = write(body, command, service.fingerprint(adapter), usage)
+        response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
+        return site.said(response, remarks, request)
+
+
+async def answer(
+    service: GenerationService,
+    command: Command,
+    adapter: Adapter | None,
+    writer: Writer,
+    record: RequestRecord,
+    *,
+    stream: bool,
+    numbering: Numbering | None = None,
+) -> Response:
+    """The whole answer, or its stream: see `sse.begin`."""
+    record.at_once = not stream
+    if stream:
+        response = await begin(service.generate(command, record, adapter=adapter), writer, numbering)
+        record.has_status = True
+        return response
+    gathered = writer.gather()
+    with ExitStack() as held:
+        async for batch in service.generate(command, record, held, adapter=adapter):
+            gathered.add(batch)
+            writer.usage.add(batch)
+        return json_response(writer.whole(gathered.answers()), held)

@@ -1,0 +1,184 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from attend.model.engine.request import FinishReason
+from attend.service.access.quota import name_of
+from attend.service.chat.messages import arguments_of
+from attend.service.contract.anthropic import MessagesRequest, read_count, read_messages
+from attend.service.contract.anthropic_answers import (
+    AnswerBlock,
+    AnthropicError,
+    MessageAnswer,
+    MessageEvent,
+    MessageUsage,
+    StopReason,
+    TokenCount,
+)
+from attend.service.contract.commands import conversation_of
+from attend.service.contract.routes import COUNT_TOKENS, MESSAGES
+from attend.service.http_api.answering import converse, template_of
+from attend.service.http_api.blocks import Begun, Block, Blocks, BlockWriter, Change, Ended
+from attend.service.http_api.body import read_json
+from attend.service.http_api.pieces import json_response
+from attend.service.http_api.problems import anthropic_body
+from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site
+from attend.service.records import Chunk, Command, Prompt, TokenCounts
+
+SIGNATURE = "attend"
+"""Of reasoning: clients send it back. Nothing is signed."""
+PING: MessageEvent = {"type": "ping"}
+
+
+def add_messages(router: APIRouter, site: Site) -> None:
+    """What generates."""
+
+    @bind(router, MESSAGES)
+    async def messages(request: Request) -> Response:
+        """Anthropic's messages, streamed when `stream` is true."""
+
+        def write(body: MessagesRequest, command: Command, fingerprint: str, usage: TokenCounts) -> MessageWriter:
+            return MessageWriter(command.request_id, body.model or site.service.model_name, usage)
+
+        return await converse(site, request, read_messages, write)
+
+
+def add_count_tokens(router: APIRouter, site: Site) -> None:
+    """What counts."""
+
+    @bind(router, COUNT_TOKENS)
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens the prompt of such a call has."""
+        remarks, key = site.remarks(), request.state.key
+
+        def read(fields: dict[str, Any]) -> tuple[str, Prompt]:
+            body = read_count(fields, remarks)
+            (prompt,) = conversation_of(body, template_of(site), site.form, remarks)["prompts"]
+            return body.model or "", prompt
+
+        model, prompt = await read_json(request, read, site.most_bytes, name_of(key))
+        site.service.check_model(model)
+        counted: TokenCount = {"input_tokens": len(await site.service.tokens_of(prompt, key))}
+        return site.said(json_response(counted), remarks, request)
+
+
+@dataclass(slots=True)
+class MessageWriter(BlockWriter):
+    """The objects of one call. `usage` follows the chunks that were written."""
+
+    keep_alive: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    request_id: str
+    model: str
+    usage: TokenCounts
+    _blocks: Blocks = field(default_factory=Blocks)
+    _last: Chunk | None = None
+    _has_begun: bool = False
+
+    def take(self, chunk: Chunk) -> Iterator[Change]:
+        """Take in a chunk; what it changes."""
+        self._last = chunk
+        return self._blocks.of(chunk)
+
+    def events(self, chunk: Chunk) -> Sequence[MessageEvent]:
+        """The events of a chunk. The first ones wait for it, since they have the size of the prompt."""
+        made: list[MessageEvent] = []
+        if not self._has_begun:
+            self._has_begun = True
+            made += [{"type": "message_start", "message": self._message(begins=True)}, PING]
+        for change in self.take(chunk):
+            made += self._of(change)
+        return made
+
+    def ending(self) -> Sequence[MessageEvent]:
+        """The end, with what the call took."""
+        assert self._last is not None
+        reason, sequence = self._ended()
+        return [
+            {
+                "type": "message_delta",
+                "delta": {"stop_reason": reason, "stop_sequence": sequence},
+                "usage": self._counts(),
+            },
+            {"type": "message_stop"},
+        ]
+
+    def failure(self, error: BaseException) -> AnthropicError:
+        """The last event of a stream that fails."""
+        return anthropic_body(error, self.request_id)
+
+    def whole(self, chunks: list[Chunk]) -> MessageAnswer:
+        """The object of a call that was not streamed, and whose chunks were taken."""
+        return self._message()
+
+    def _of(self, change: Change) -> list[MessageEvent]:
+        """The events of one change of a block."""
+        block = change.block
+        if isinstance(change, Begun):
+            return [{"type": "content_block_start", "index": block.index, "content_block": self._block(block, begins=True)}]
+        if not isinstance(change, Ended):
+            return [self._delta(block, change.delta)]
+        signed: list[MessageEvent] = []
+        if block.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed = [{"type": "content_block_delta", "index": block.index, "delta": delta}]  # type: ignore[typeddict-item]
+        return [*signed, {"type": "content_block_stop", "index": block.index}]
+
+    def _delta(self, block: Block, text: str) -> MessageEvent:
+        event: MessageEvent = {"type": "content_block_delta", "index": block.index}
+        match block.kind:
+            case "text":
+                event["delta"] = {"type": "text_delta", "text": text}
+            case "reasoning":
+                event["delta"] = {"type": "thinking_delta", "thinking": text}
+            case "call":
+                event["delta"] = {"type": "input_json_delta", "partial_json": text}
+        return event
+
+    def _block(self, block: Block, *, begins: bool = False) -> AnswerBlock:
+        if block.kind == "text":
+            return {"type": "text", "text": "" if begins else block.text}
+        if block.kind == "reasoning":
+            return {"type": "thinking", "thinking": "" if begins else block.text, "signature": "" if begins else SIGNATURE}
+        assert self._last is not None
+        number = f"toolu_{self._last.call_id(self.request_id, block.call)}"
+        return {"type": "tool_use", "id": number, "name": block.name, "input": {} if begins else arguments_of(block.text)}
+
+    def _message(self, *, begins: bool = False) -> MessageAnswer:
+        reason, sequence = (None, None) if begins else self._ended()
+        return {
+            "id": f"msg_{self.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [] if begins else [self._block(block) for block in self._blocks.all],
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": self._counts(),
+        }
+
+    def _ended(self) -> tuple[StopReason, str | None]:
+        """Why the answer ended, and which stop sequence it was."""
+        assert self._last is not None
+        if self._last.ends_in_calls:
+            return "tool_use", None
+        if self._last.finish_reason is not FinishReason.STOP:
+            return "max_tokens", None
+        stop = self._last.stop
+        return ("stop_sequence", stop) if isinstance(stop, str) else ("end_turn", None)
+
+    def _counts(self) -> MessageUsage:
+        cached = self.usage.cached_tokens
+        return {
+            "input_tokens": self.usage.prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": self.usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": self.usage.reasoning_tokens},
+        }

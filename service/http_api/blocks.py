@@ -1,0 +1,125 @@
+"""An answer as blocks that follow each other: reasoning, texts, and calls of tools. Each begins, grows and ends.
+
+The APIs of responses and messages write an answer so; a chat writes deltas of one message.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from attend.model.engine.request import TokenLogprob
+from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
+from attend.service.http_api.sse import Writer
+from attend.service.records import Chunk
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True)
+class Block:
+    """One block."""
+
+    kind: Kind
+    index: int
+    """Its place in the answer."""
+    name: str = ""
+    """Of a call: the tool's."""
+    call: int = 0
+    """Of a call: how many came before it."""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All that it has so far: a text, or the arguments of a call as JSON."""
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Begun:
+    """A block begins."""
+
+    block: Block
+
+
+@dataclass(slots=True)
+class Grown:
+    """A block goes on."""
+
+    block: Block
+    delta: str
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of its tokens, where they are asked for."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """A block is whole, or the answer was cut in it."""
+
+    block: Block
+
+
+Change = Begun | Grown | Ended
+
+
+class Blocks:
+    """The blocks of one answer. An answer without any has an empty text."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open: Block | None = None
+
+    def of(self, chunk: Chunk) -> Iterator[Change]:
+        """What a chunk adds; with its last one, an answer's last block ends."""
+        parts: tuple[Part, ...] = chunk.parts if chunk.parts is not None else ((Content(chunk.text),) if chunk.text else ())
+        for part in parts:
+            if isinstance(part, CallStart):
+                yield from self._begin("call", part.name, part.index)
+                continue
+            kind: Kind = "call" if isinstance(part, CallArguments) else "reasoning" if isinstance(part, Reasoning) else "text"
+            if self._open is None or self._open.kind != kind:
+                yield from self._begin(kind)
+            yield self._grow(part.text)
+        if chunk.finish_reason is not None:
+            if not self.all:
+                yield from self._begin("text")
+            yield from self._end()
+
+    def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[Begun | Ended]:
+        yield from self._end()
+        self._open = Block(kind, len(self.all), name, call)
+        self.all.append(self._open)
+        yield Begun(self._open)
+
+    def _grow(self, delta: str) -> Grown:
+        assert self._open is not None
+        self._open.pieces.append(delta)
+        return Grown(self._open, delta)
+
+    def _end(self) -> Iterator[Ended]:
+        if self._open is not None:
+            ended, self._open = self._open, None
+            yield Ended(ended)
+
+
+class BlockWriter(Writer):
+    """Writes an answer as blocks, each event under its name. `usage` follows the chunks that were written."""
+
+    is_named: ClassVar[bool] = True
+
+    def take(self, chunk: Chunk) -> Iterator[Change]:
+        """Take in a chunk; what it changes."""
+        raise NotImplementedError
+
+    def gather(self) -> "BlockWriter":
+        """Itself: a whole answer is what its stream ends with."""
+        return self
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Take in chunks of an answer that is not streamed."""
+        for chunk in chunks:
+            for _ in self.take(chunk):
+                pass
+
+    def answers(self) -> list[Chunk]:
+        """None: they are known."""
+        return []

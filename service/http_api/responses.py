@@ -1,0 +1,274 @@
+"""POST /v1/responses: OpenAI's Responses API, without a memory."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response as HttpResponse
+
+from attend.model.engine.request import FinishReason, TokenLogprob
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.text.tokenizer import Tokenizer
+from attend.service.contract.response_answers import (
+    OutputItem,
+    OutputText,
+    ReasoningPart,
+    Response,
+    ResponseEvent,
+    ResponseLogprob,
+    ResponseTopLogprob,
+    ResponseUsage,
+    Status,
+)
+from attend.service.contract.response_items import sealed
+from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response
+from attend.service.contract.routes import RESPONSES
+from attend.service.errors import sentence, wire
+from attend.service.http_api.answering import converse
+from attend.service.http_api.blocks import Begun, Block, Blocks, BlockWriter, Change, Ended, Grown
+from attend.service.http_api.logprobs import finite
+from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site
+from attend.service.records import Chunk, Command, TokenCounts
+
+
+def add_responses(router: APIRouter, site: Site) -> None:
+    """The one route."""
+
+    @bind(router, RESPONSES)
+    async def responses(request: Request) -> HttpResponse:
+        """OpenAI's Responses, stateless: each call brings its whole conversation; streamed when `stream` is true."""
+
+        def write(body: ResponsesRequest, command: Command, fingerprint: str, usage: TokenCounts) -> ResponseWriter:
+            return ResponseWriter(
+                body,
+                command.request_id,
+                body.model or site.service.model_name,
+                fingerprint,
+                usage,
+                site.service.tokenizer,
+                command.sampling,
+                command.decoding,
+            )
+
+        return await converse(site, request, read_response, write)
+
+
+_TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
+
+
+@dataclass(slots=True)
+class ResponseWriter(BlockWriter):
+    """The objects of one call. `usage` follows the chunks that were written."""
+
+    body: ResponsesRequest
+    request_id: str
+    model: str
+    fingerprint: str
+    usage: TokenCounts
+    tokenizer: Tokenizer
+    sampling: SamplingParams
+    decoding: DecodingParams
+    created: int = field(default_factory=lambda: int(time.time()))
+    _blocks: Blocks = field(default_factory=Blocks)
+    _number: int = 0
+    _last: Chunk | None = None
+    _scores: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """Log probabilities of each text, by its block."""
+
+    def opening(self) -> Sequence[ResponseEvent]:
+        """What a stream begins with."""
+        return [self._event(f"response.{name}", response=self._response()) for name in ("created", "in_progress")]
+
+    def take(self, chunk: Chunk) -> Iterator[Change]:
+        """Take in a chunk; what it changes."""
+        self._last, scores = chunk, list(chunk.logprobs)
+        for change in self._blocks.of(chunk):
+            if isinstance(change, Grown) and change.block.kind == "text":  # its tokens stand with the first text of a chunk
+                change.scores, scores = scores, []
+                self._scores.setdefault(change.block.index, []).extend(change.scores)
+            yield change
+
+    def events(self, chunk: Chunk) -> Sequence[ResponseEvent]:
+        """The events of a chunk."""
+        made = [event for change in self.take(chunk) for event in self._of(change)]
+        if chunk.finish_reason is not None:
+            whole = self._response()
+            made.append(self._event(f"response.{whole['status']}", response=whole))
+        return made
+
+    def failure(self, error: BaseException) -> ResponseEvent:
+        """The last event of a stream that fails."""
+        failed = self._response()
+        failed["status"] = "failed"
+        failed["error"] = {"code": wire(error).code, "message": sentence(error, self.request_id)}
+        return self._event("response.failed", response=failed)
+
+    def ending(self) -> Sequence[ResponseEvent]:
+        """Nothing: the last chunk has ended it."""
+        return ()
+
+    def whole(self, chunks: list[Chunk]) -> Response:
+        """The object of a call that was not streamed, and whose chunks were taken."""
+        return self._response()
+
+    def _of(self, change: Change) -> Iterator[ResponseEvent]:
+        """The events of one change of a block."""
+        block: Block = change.block
+        place: dict[str, Any] = {"output_index": block.index}
+        inside: dict[str, Any] = {"item_id": self._id(block), **place, "content_index": 0}
+        if isinstance(change, Begun):
+            yield self._event("response.output_item.added", **place, item=self._item(block, begins=True))
+            if block.kind != "call":
+                yield self._event("response.content_part.added", **inside, part=self._part(block, begins=True))
+        elif isinstance(change, Ended):
+            yield from self._done(block, inside, place)
+        elif block.kind == "call":
+            arguments = "response.function_call_arguments.delta"
+            yield self._event(arguments, item_id=self._id(block), **place, delta=change.delta)
+        else:
+            more: dict[str, Any] = {"logprobs": map(self._scored, change.scores)} if block.kind == "text" else {}
+            yield self._event(f"{_TEXT_EVENTS[block.kind]}.delta", **inside, delta=change.delta, **more)
+
+    def _done(self, block: Block, inside: dict[str, Any], place: dict[str, Any]) -> Iterator[ResponseEvent]:
+        if block.kind == "call":
+            name = "response.function_call_arguments.done"
+            yield self._event(name, item_id=self._id(block), **place, name=block.name, arguments=block.text)
+        else:
+            more: dict[str, Any] = {"logprobs": self._logprobs(block)} if block.kind == "text" else {}
+            yield self._event(f"{_TEXT_EVENTS[block.kind]}.done", **inside, text=block.text, **more)
+            yield self._event("response.content_part.done", **inside, part=self._part(block))
+        yield self._event("response.output_item.done", **place, item=self._item(block))
+
+    def _item(self, block: Block, *, begins: bool = False) -> OutputItem:
+        status: Status = "in_progress" if begins else "completed"
+        if self._is_cut and block is self._blocks.all[-1] and not begins:
+            status = "incomplete"
+        if block.kind == "call":
+            return {
+                "type": "function_call",
+                "id": self._id(block),
+                "status": status,
+                "call_id": self._call_id(block),
+                "name": block.name,
+                "arguments": "" if begins else block.text,
+            }
+        if block.kind == "text":
+            content: list[OutputText] = [] if begins else [self._text(block)]
+            return {"type": "message", "id": self._id(block), "status": status, "role": "assistant", "content": content}
+        hides = ENCRYPTED not in (self.body.include or ()) or begins
+        return {
+            "type": "reasoning",
+            "id": self._id(block),
+            "status": status,
+            "summary": [],
+            "content": [] if begins else [{"type": "reasoning_text", "text": block.text}],
+            "encrypted_content": None if hides else sealed(block.text),
+        }
+
+    def _part(self, block: Block, *, begins: bool = False) -> OutputText | ReasoningPart:
+        if block.kind == "text":
+            return self._text(block, begins=begins)
+        return {"type": "reasoning_text", "text": "" if begins else block.text}
+
+    def _text(self, block: Block, *, begins: bool = False) -> OutputText:
+        text = "" if begins else block.text
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(block)}
+
+    def _logprobs(self, block: Block) -> Iterator[ResponseLogprob]:
+        """A new iterator each time."""
+        return map(self._scored, self._scores.get(block.index, ()))
+
+    def _scored(self, scored: TokenLogprob) -> ResponseLogprob:
+        top = [self._token(*each) for each in scored.top[: self.body.top_logprobs or 0]]
+        return {**self._token(scored.token_id, scored.logprob), "top_logprobs": top}
+
+    def _token(self, token: int, logprob: float) -> ResponseTopLogprob:
+        text, its_bytes = self.tokenizer.text_of(token), self.tokenizer.bytes_of(token)
+        return {"token": text, "bytes": list(its_bytes), "logprob": finite(logprob)}
+
+    def _id(self, block: Block) -> str:
+        prefix = {"reasoning": "rs", "text": "msg", "call": "fc"}[block.kind]
+        return f"{prefix}_{self.request_id}_{block.index}"
+
+    def _call_id(self, block: Block) -> str:
+        assert self._last is not None
+        return self._last.call_id(self.request_id, block.call)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._last is not None and self._last.finish_reason not in (None, FinishReason.STOP)
+
+    def _response(self) -> Response:
+        """The answer so far."""
+        body, last, asked = self.body, self._last, self.body.model_dump(include=_SHOWN, exclude_none=True, by_alias=True)
+        has_ended = last is not None and last.finish_reason is not None
+        status: Status = "in_progress" if not has_ended else "incomplete" if self._is_cut else "completed"
+        made: Response = {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.model,
+            "output": [self._item(block) for block in self._blocks.all] if has_ended else [],
+            "usage": self._usage() if has_ended else None,
+            "system_fingerprint": self.fingerprint,
+            "store": False,
+            "background": False,
+            "previous_response_id": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "presence_penalty": self.decoding.presence_penalty,
+            "frequency_penalty": self.decoding.frequency_penalty,
+            "top_logprobs": body.top_logprobs or 0,
+            "truncation": body.truncation or "disabled",
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [_shown(tool) for tool in body.tools or () if tool["type"] == "function"],
+            "text": {"format": {"type": "text"}} | asked.get("text", {}),
+            "reasoning": {"effort": None, "summary": None} | asked.get("reasoning", {}),
+            "service_tier": "default",
+            "user": body.user,
+            "safety_identifier": None,
+            "prompt_cache_key": None,
+        }
+        if last is not None:
+            made["seed"] = last.seed
+        if last is not None and self._is_cut:
+            made["incomplete_details"] = {"reason": "max_output_tokens", "finish_reason": str(last.finish_reason)}
+        return made
+
+    def _usage(self) -> ResponseUsage:
+        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens},
+            "total_tokens": prompt + completion,
+        }
+
+    def _event(self, kind: Any, **fields: Any) -> ResponseEvent:
+        event: ResponseEvent = {"type": kind, "sequence_number": self._number, **fields}  # type: ignore[typeddict-item]
+        self._number += 1
+        return event
+
+
+_SHOWN = {"text", "reasoning"}
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function as clients read it back: with every field."""
+    return {"type": "function", "name": tool["name"], "description": tool.get("description")} | {
+        "parameters": tool.get("parameters"),
+        "strict": bool(tool.get("strict")),
+    }

@@ -1,0 +1,514 @@
+"""The APIs of responses and messages: the same conversations as a chat, the same answers, and streams that are whole or cut."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from attend.model.engine.request import FinishReason
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.text.chat import ChatTemplate
+from attend.service.chat.forms import form_of
+from attend.service.chat.prompt import without_oldest
+from attend.service.contract.anthropic import read_count, read_messages
+from attend.service.contract.chat import read_chat
+from attend.service.contract.commands import conversation_of, to_command
+from attend.service.contract.response_items import sealed, unsealed
+from attend.service.contract.responses import read_response
+from attend.service.remarks import CLAMPED, IGNORED, Remarks
+from tests.fakes import FakeEngine, build_server, info, says
+from tests.service.http_api.described import ask
+from tests.service.sse import events_of, named_events_of
+
+TEMPLATE = ChatTemplate(
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{% endif %}"
+)
+FORM = form_of("", "hermes", "think")
+LONG = info(max_model_len=2048, num_blocks=4096)
+TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+CHAT_TOOL = {"type": "function", "function": TOOL}
+RESPONSE_TOOL = {"type": "function"} | TOOL
+ANTHROPIC_TOOL = {"name": "f", "description": "d", "input_schema": TOOL["parameters"]}
+
+
+def prompt_of(read: Any, document: dict[str, Any], remarks: Remarks | None = None) -> str:
+    """The prompt that a body becomes."""
+    remarks = Remarks() if remarks is None else remarks
+    (prompt,) = conversation_of(read(document, remarks), TEMPLATE, FORM, remarks)["prompts"]
+    return prompt.write()
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "r", "tool_calls": [CALL]},
+        {"role": "tool", "content": "4", "tool_call_id": "c1"},
+        {"role": "user", "content": [{"type": "text", "text": "p"}, {"type": "text", "text": "q"}]},
+    ],
+    "tools": [CHAT_TOOL],
+}
+RESPONSE = {
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "m",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "b"}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x": 1}', "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "4"},
+        {"role": "user", "content": [{"type": "input_text", "text": "p"}, {"type": "input_text", "text": "q"}]},
+    ],
+    "tools": [RESPONSE_TOOL],
+}
+ANTHROPIC = {
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "r", "signature": "s"},
+                {"type": "text", "text": "b"},
+                {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "4"}]},
+                {"type": "text", "text": "p"},
+                {"type": "text", "text": "q"},
+            ],
+        },
+    ],
+    "tools": [ANTHROPIC_TOOL],
+    "max_tokens": 4,
+}
+
+
+@pytest.mark.parametrize(("read", "document"), [(read_response, RESPONSE), (read_messages, ANTHROPIC), (read_count, ANTHROPIC)])
+def test_a_conversation_becomes_the_prompt_of_the_same_chat(read, document):
+    document = {name: value for name, value in document.items() if read is not read_count or name != "max_tokens"}
+    assert prompt_of(read, document) == prompt_of(read_chat, CHAT)
+
+
+def test_what_is_special_of_each_api_becomes_the_same_command():
+    same = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 4, "thinking_token_budget": 9}
+    choice = {"type": "function", "function": {"name": "f"}}
+    chat = read_chat(CHAT | same | {"max_tokens": 7, "stop": ["x"], "tool_choice": choice, "parallel_tool_calls": False})
+    response = RESPONSE | same | {"max_output_tokens": 7, "stop": ["x"], "parallel_tool_calls": False}
+    response["tool_choice"] = {"type": "function", "name": "f"}
+    message = ANTHROPIC | same | {"max_tokens": 7, "stop_sequences": ["x"]}
+    message["tool_choice"] = {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
+    wanted, *others = (
+        replace(to_command(body, "id", template=TEMPLATE, form=FORM, remarks=Remarks()), prompts=("",))
+        for body in (chat, read_response(response, Remarks()), read_messages(message, Remarks()))
+    )
+    assert [replace(each, chat=None) for each in others] == [replace(wanted, chat=None)] * 2
+    for each in others:
+        assert each.chat.calling.tools == wanted.chat.calling.tools
+        assert (each.chat.calling.choice, each.chat.calling.parallel) == ("required", False)
+        assert each.chat.thinking_token_budget == 9
+
+
+# --- answers
+
+ANSWER = '<think>r</think>Hi <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+CALLS = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+def server(text: str = ANSWER):
+    return build_server(FakeEngine(says(text), info=LONG), template=TEMPLATE, form=FORM)
+
+
+def asked(path: str, text: str = ANSWER, **fields: Any):
+    document = {"/v1/responses": RESPONSE, "/v1/messages": ANTHROPIC, "/v1/chat/completions": CHAT}[path]
+    return ask(server(text), "POST", path, json=document | {"temperature": 0} | fields)
+
+
+def test_a_response_holds_what_the_chat_does():
+    chat = asked("/v1/chat/completions").json()
+    made = asked("/v1/responses").json()
+    reasoning, message, call = made["output"]
+    said = chat["choices"][0]["message"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": said["reasoning_content"]}]
+    assert message["content"][0]["text"] == said["content"]
+    assert (call["name"], call["arguments"]) == ("f", said["tool_calls"][0]["function"]["arguments"])
+    assert made["status"] == "completed"
+    assert made["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
+    assert made["usage"]["output_tokens_details"] == chat["usage"]["completion_tokens_details"]
+    assert (made["store"], made["tools"][0]["strict"]) == (False, False)
+
+
+def test_a_message_holds_what_the_chat_does():
+    chat = asked("/v1/chat/completions").json()
+    made = asked("/v1/messages", max_tokens=99).json()
+    thinking, text, call = made["content"]
+    said = chat["choices"][0]["message"]
+    assert (thinking["thinking"], text["text"]) == (said["reasoning_content"], said["content"])
+    assert (call["name"], call["input"]) == ("f", {"x": 1})
+    assert made["stop_reason"] == "tool_use"
+    assert made["usage"]["input_tokens"] + made["usage"]["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "text", [ANSWER, "Hi", "", "<think>r</think>", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
+)
+@pytest.mark.parametrize("limit", [3, 999])
+def test_a_streamed_response_ends_with_the_whole_one(text, limit):
+    whole = asked("/v1/responses", text, seed=1, max_output_tokens=limit).json()
+    events = named_events_of(asked("/v1/responses", text, seed=1, max_output_tokens=limit, stream=True).text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    last = events[-1]
+    assert last["type"] == f"response.{whole['status']}"
+    shown = ("output", "status", "usage", "incomplete_details", "seed")
+    assert without_ids({name: last["response"][name] for name in shown}) == without_ids({name: whole[name] for name in shown})
+    assert without_ids(items_of(events)) == without_ids(whole["output"])
+
+
+def without_ids(value: Any) -> Any:
+    """The same value without what differs from call to call."""
+    if isinstance(value, list):
+        return [without_ids(item) for item in value]
+    if isinstance(value, dict):
+        return {name: without_ids(item) for name, item in value.items() if name not in ("id", "call_id")}
+    return value
+
+
+def items_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items as a client puts them together from the deltas; each event is about what was begun and has not ended."""
+    items: list[dict[str, Any]] = []
+    is_open = False
+    for event in events[2:-1]:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert not is_open
+            assert event["output_index"] == len(items)
+            items.append(event["item"])
+            is_open = True
+            continue
+        item = items[event["output_index"]]
+        assert is_open
+        assert event["output_index"] == len(items) - 1
+        if kind == "output_item.done":
+            assert {**event["item"], "status": 0, "encrypted_content": 0} == {
+                **item,
+                "status": 0,
+                "encrypted_content": 0,
+            } or item
+            items[-1], is_open = event["item"], False
+            continue
+        assert event["item_id"] == item["id"]
+        match kind:
+            case "content_part.added":
+                item["content"].append(event["part"])
+            case "output_text.delta" | "reasoning_text.delta":
+                item["content"][event["content_index"]]["text"] += event["delta"]
+            case "output_text.done" | "reasoning_text.done":
+                assert item["content"][0]["text"] == event["text"]
+            case "content_part.done":
+                assert item["content"][0]["text"] == event["part"]["text"]
+            case "function_call_arguments.delta":
+                item["arguments"] += event["delta"]
+            case "function_call_arguments.done":
+                assert (item["arguments"], item["name"]) == (event["arguments"], event["name"])
+            case _:
+                raise AssertionError(kind)
+    assert not is_open
+    return items
+
+
+@pytest.mark.parametrize(
+    "text", [ANSWER, "Hi", "", "<think>r</think>", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
+)
+@pytest.mark.parametrize("limit", [3, 999])
+def test_a_streamed_message_is_the_whole_one(text, limit):
+    whole = asked("/v1/messages", text, seed=1, max_tokens=limit).json()
+    first, ping, *events, delta, last = named_events_of(asked("/v1/messages", text, seed=1, max_tokens=limit, stream=True).text)
+    assert (first["type"], ping["type"], last["type"]) == ("message_start", "ping", "message_stop")
+    made = first["message"]
+    buffers: list[str] = []
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(made["content"]) == len(buffers)
+                made["content"].append(event["content_block"])
+                buffers.append("")
+            case "content_block_delta":
+                block, new = made["content"][event["index"]], event["delta"]
+                match new["type"]:
+                    case "text_delta":
+                        block["text"] += new["text"]
+                    case "thinking_delta":
+                        block["thinking"] += new["thinking"]
+                    case "signature_delta":
+                        block["signature"] = new["signature"]
+                    case "input_json_delta":
+                        buffers[event["index"]] += new["partial_json"]
+            case "content_block_stop":
+                assert event["index"] == len(buffers) - 1
+    for block, buffer in zip(made["content"], buffers, strict=True):
+        if block["type"] == "tool_use" and whole["stop_reason"] == "tool_use":
+            block["input"] = json.loads(buffer or "{}")
+    made |= delta["delta"] | {"usage": delta["usage"]}
+    if whole["stop_reason"] == "tool_use" or not any(buffers):
+        assert without_ids(made) == without_ids(whole)
+
+
+def test_a_cut_answer_says_so():
+    made = asked("/v1/responses", "Hello there", max_output_tokens=3).json()
+    assert (made["status"], made["output"][0]["status"]) == ("incomplete", "incomplete")
+    assert made["incomplete_details"] == {"reason": "max_output_tokens", "finish_reason": "length"}
+    assert asked("/v1/messages", "Hello there", max_tokens=3).json()["stop_reason"] == "max_tokens"
+    stopped = asked("/v1/messages", "Hello there", stop_sequences=["lo"], max_tokens=99).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "lo")
+
+
+def failing() -> FakeEngine:
+    engine = FakeEngine(info=LONG)
+    engine.broken_after = 2
+    return engine
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_stream_that_fails_ends_with_an_error_and_not_as_one_that_is_whole(path):
+    broken = build_server(failing(), template=TEMPLATE, form=FORM)
+    body = {"/v1/responses": RESPONSE, "/v1/messages": ANTHROPIC | {"max_tokens": 9}}[path]
+    events = named_events_of(ask(broken, "POST", path, json=body | {"stream": True}).text)
+    assert events[-1]["type"] in ("response.failed", "error")
+    assert not {"message_stop", "response.completed", "response.incomplete"} & {event["type"] for event in events}
+
+
+def test_the_log_probabilities_of_a_text_are_those_of_its_tokens():
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    made = asked("/v1/responses", "Hi", tools=[], **fields).json()
+    (text,) = made["output"][0]["content"]
+    assert "".join(each["token"] for each in text["logprobs"]).startswith("Hi")
+    assert {len(each["top_logprobs"]) for each in text["logprobs"]} <= {1, 2}
+    events = named_events_of(asked("/v1/responses", "Hi", tools=[], stream=True, **fields).text)
+    deltas = [one for event in events if event["type"].endswith("output_text.delta") for one in event["logprobs"]]
+    assert deltas == text["logprobs"]
+
+
+# --- reasoning that comes back
+
+
+def test_reasoning_comes_back_as_it_was_given():
+    assert unsealed(sealed("r\u00e9")) == "r\u00e9"
+    for foreign in (None, "", "gAAAAAB", "attend1.!!!", "attend1./w=="):
+        assert unsealed(foreign) is None
+    made = asked("/v1/responses", include=["reasoning.encrypted_content"]).json()["output"][0]
+    back = {name: value for name, value in made.items() if name != "content"}
+    items = [{"role": "user", "content": "a"}, back, {"role": "assistant", "content": "b"}]
+    assert prompt_of(read_response, {"input": items}) == prompt_of(
+        read_chat, {"messages": [CHAT["messages"][1], {"role": "assistant", "content": "b", "reasoning_content": "r"}]}
+    )
+    remarks = Remarks()
+    prompt_of(read_response, {"input": [items[0], back | {"encrypted_content": "gAAAAAB"}]}, remarks)
+    assert remarks.names == ["encrypted_content"]
+
+
+# --- what is left out, and refused
+
+
+def test_tools_and_items_that_run_elsewhere_are_left_out_and_said():
+    remarks = Remarks()
+    tools = [{"type": "web_search"}, RESPONSE_TOOL, {"type": "custom", "name": "g"}]
+    items = [{"role": "user", "content": "a"}, {"type": "web_search_call", "id": "x", "status": "completed"}]
+    text = prompt_of(read_response, {"input": items, "tools": tools}, remarks)
+    assert text == prompt_of(read_chat, {"messages": CHAT["messages"][1:2], "tools": [CHAT_TOOL]})
+    assert remarks.names == ["tools.web_search", "tools.custom", "input.web_search_call"]
+    remarks = Remarks()
+    tools = [{"type": "bash_20250124", "name": "bash"}, ANTHROPIC_TOOL | {"type": "custom"}]
+    blocks = [{"type": "text", "text": "a"}, {"type": "server_tool_use", "id": "x", "name": "y", "input": {}}]
+    prompt_of(read_messages, {"messages": [{"role": "user", "content": blocks}], "tools": tools}, remarks)
+    assert remarks.names == ["tools.bash_20250124", "content.server_tool_use"]
+
+
+def test_the_block_for_billing_is_left_out_unless_a_setting_keeps_it():
+    blocks = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=af3;"}, {"type": "text", "text": "s"}]
+    document = {"system": blocks, "messages": [{"role": "user", "content": "a"}]}
+    remarks = Remarks()
+    assert prompt_of(read_messages, document, remarks) == "<system>s;<user>a;<assistant>"
+    assert remarks.names == ["system.x-anthropic-billing-header"]
+    assert "cch=af3" in prompt_of(read_messages, document, Remarks(drops_billing=False))
+
+
+IMAGE = {"type": "image"}
+OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "place", "words"),
+    [
+        (read_response, {"previous_response_id": "r"}, "previous_response_id", "send the whole conversation in input"),
+        (read_response, {"conversation": "c"}, "conversation", "send the whole conversation in input"),
+        (read_response, {"background": True}, "background", "ends with its answer"),
+        (read_response, {"input": []}, "input", "at least 1 item"),
+        (read_response, {"input": 3}, "input", "a string, or a list of items"),
+        (read_response, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "not kept here"),
+        (
+            read_response,
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type",
+            "no other",
+        ),
+        (
+            read_response,
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
+            "input[0].call_id",
+            "before",
+        ),
+        (read_response, {"input": [{"type": "web_search_call"}]}, "input", "nothing that the model can be told"),
+        (read_response, {"tool_choice": "required"}, "tool_choice", "needs tools"),
+        (read_response, {"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
+        (read_response, {"text": {"format": {"type": "xml"}}}, "text.format.type", "one of"),
+        (read_messages, {"messages": []}, "messages", "at least 1 item"),
+        (
+            read_messages,
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type",
+            "no image",
+        ),
+        (
+            read_messages,
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+            "messages[0].content[0].tool_use_id",
+            "before this one",
+        ),
+        (read_messages, {"tool_choice": {"type": "tool"}}, "tool_choice.name", "is required"),
+        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
+        (read_messages, {"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
+        (read_messages, {"stop": ["x"]}, "stop", "use stop_sequences"),
+        (read_messages, {"mcp_servers": [{}]}, "mcp_servers", "declare them in tools"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_by_its_place(read, fields, place, words):
+    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        prompt_of(read, base | fields)
+    assert str(caught.value).startswith(place.partition("[")[0])
+    assert place.startswith(str(caught.value.field))
+
+
+# --- answers that are begun
+
+
+def test_an_answer_goes_on_where_the_last_message_ends():
+    begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Once "}]
+    wanted = "<user>a;<assistant>Once "
+    assert prompt_of(read_messages, {"messages": begun}) == wanted
+    assert prompt_of(read_chat, {"messages": begun, "continue_final_message": True}) == wanted
+    parts = [begun[0], {"role": "assistant", "content": [{"type": "text", "text": "On"}, {"type": "text", "text": "ce "}]}]
+    assert prompt_of(read_chat, {"messages": parts, "continue_final_message": True}) == "<user>a;<assistant>On\nce "
+    assert prompt_of(read_chat, {"messages": begun}) == f"{wanted};<assistant>"
+    for wrong in ({"messages": begun[:1]}, {"messages": CHAT["messages"][:3]}):
+        with pytest.raises(InvalidRequest, match="the last message must be an assistant's"):
+            prompt_of(read_chat, wrong | {"continue_final_message": True})
+    with pytest.raises(InvalidRequest, match="add_generation_prompt cannot be true"):
+        prompt_of(read_chat, {"messages": begun, "continue_final_message": True, "add_generation_prompt": True})
+    forgetful = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}")
+    body = read_chat({"messages": begun, "continue_final_message": True}, Remarks())
+    with pytest.raises(NotSupported, match="does not write the last message"):
+        conversation_of(body, forgetful, FORM, Remarks())["prompts"][0].write()
+
+
+# --- how much to reason
+
+
+def test_reasoning_is_switched_where_the_template_can_and_else_said():
+    hello = {"messages": [{"role": "user", "content": "a"}]}
+    for thinking, shown in (({"type": "enabled", "budget_tokens": 5}, "True"), ({"type": "disabled"}, "False")):
+        assert prompt_of(read_messages, hello | {"thinking": thinking}).endswith(f"<assistant>{shown}")
+    assert prompt_of(read_messages, hello | {"output_config": {"effort": "max"}}).endswith("<assistant>True")
+    assert prompt_of(read_response, {"input": "a", "reasoning": {"effort": "none"}}).endswith("<assistant>False")
+    plain = ChatTemplate("{{ messages[0].content }}")
+    for read, document, name in (
+        (read_messages, hello | {"thinking": {"type": "enabled"}}, "thinking"),
+        (read_messages, hello | {"output_config": {"effort": "low"}}, "output_config.effort"),
+        (read_response, {"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
+    ):
+        remarks = Remarks()
+        assert conversation_of(read(document, remarks), plain, FORM, remarks)["prompts"][0].write() == "a"
+        assert remarks.names == [name]
+
+
+# --- conversations that are too long
+
+
+def test_the_oldest_go_first_and_no_answer_of_a_tool_is_left_without_its_call():
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "4", "tool_call_id": "c1"},
+        {"role": "user", "content": "b"},
+    ]
+    assert without_oldest(messages, 0) == messages
+    assert [m["content"] for m in without_oldest(messages, 1)] == ["s", "", "4", "b"]
+    assert [m["content"] for m in without_oldest(messages, 2)] == ["s", "b"]
+    assert [m["content"] for m in without_oldest(messages, 3)] == ["s", "b"]
+
+
+def test_truncation_drops_as_little_as_it_must():
+    small = build_server(FakeEngine(info=info(max_model_len=64)), template=TEMPLATE, form=FORM)
+    items = [{"role": "user", "content": f"{number}" * 8} for number in range(1, 9)]
+    body = {"input": items, "max_output_tokens": 2}
+    refused = ask(small, "POST", "/v1/responses", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    made = ask(small, "POST", "/v1/responses", json=body | {"truncation": "auto"})
+    assert (made.status_code, made.headers[IGNORED]) == (200, "input")
+    prompt = bytes(small.engine.requests[-1].prompt).decode()
+    assert prompt == "".join(f"<user>{item['content']};" for item in items[-3:]) + "<assistant>"[: len(prompt)]
+    fits = ask(small, "POST", "/v1/responses", json=body | {"input": items[:1], "truncation": "auto"})
+    assert IGNORED not in fits.headers
+
+
+def test_max_tokens_beyond_the_context_is_clamped():
+    for path, name in (("/v1/responses", "max_output_tokens"), ("/v1/messages", "max_tokens")):
+        assert asked(path, **{name: 32000}).headers[CLAMPED] == "max_tokens"
+
+
+def test_tokens_are_counted_as_they_are_made():
+    whole = asked("/v1/messages").json()["usage"]
+    body = {name: value for name, value in ANTHROPIC.items() if name != "max_tokens"}
+    counted = ask(server(), "POST", "/v1/messages/count_tokens", json=body).json()["input_tokens"]
+    assert counted == whole["input_tokens"] + whole["cache_read_input_tokens"]
+
+
+def _cut(engine: FakeEngine, reason: FinishReason, request: Any) -> int:
+    engine.abort(request.request_id, reason)
+    return 97
+
+
+@pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.ABORT])
+def test_an_answer_that_a_deadline_or_a_shutdown_cuts_has_a_reason_that_clients_know(reason):
+    for path in ("/v1/responses", "/v1/messages"):
+        body = {"/v1/responses": RESPONSE, "/v1/messages": ANTHROPIC | {"max_tokens": 99}}[path]
+        cut = FakeEngine(info=LONG)
+        cut.rule = partial(_cut, cut, reason)
+        made = ask(build_server(cut, template=TEMPLATE, form=FORM), "POST", path, json=body).json()
+        assert made.get("stop_reason", "max_tokens") == "max_tokens"
+        if path == "/v1/responses":
+            assert made["incomplete_details"] == {"reason": "max_output_tokens", "finish_reason": str(reason)}
+
+
+def test_the_chat_ends_with_done_and_the_others_with_their_own_last_event():
+    assert events_of(asked("/v1/chat/completions", stream=True).text)
+    for path in ("/v1/responses", "/v1/messages"):
+        assert "[DONE]" not in asked(path, stream=True).text
