@@ -19,6 +19,7 @@ from attend.model.params import (
     DecodingParams,
     SamplingParams,
     StopRules,
+    at_most,
     describe,
     integer,
 )
@@ -42,6 +43,8 @@ MOST_LENS = 5
 """Guesses of a layer in a place."""
 TOP_LOGPROBS = 5
 """The likeliest tokens that an explanation reports in each place, where it is not asked for another number."""
+MOST_INPUTS, MOST_INPUT_TOKENS = 2048, 300_000
+"""Texts, and tokens of all of them, in a call that looks at texts: OpenAI's limits for embeddings."""
 BYTES_A_TOKEN = 16
 """Of a call, for each token of the model's context: a token id with its comma takes 8 at most."""
 
@@ -156,7 +159,9 @@ class Command:
             integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
         if not self.prompts:
             raise InvalidRequest("prompt must hold at least one prompt; got an empty list", "prompt")
-        if self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
+        if self.in_parts:
+            at_most(self.field, self.prompts, MOST_INPUTS, "texts")
+        elif self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
 
@@ -164,6 +169,11 @@ class Command:
     def computes_prompts(self) -> bool:
         """Whether there is something to report of a prompt alone."""
         return self.echo or self.prompt_logprobs is not None or self.embedding is not None
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its prompts are handed to the engine a part at a time, and each must be answered: it may have thousands."""
+        return self.embedding is not None
 
     @property
     def field(self) -> str:

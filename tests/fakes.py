@@ -182,7 +182,7 @@ class FakeEngine:
             self._ending.setdefault(request_id, reason)
             self._notify()
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+    async def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncIterator[list[Output]]:
         self._admit(requests)
         mine = {request.request_id: request for request in requests}
         try:

@@ -328,8 +328,11 @@ class TokenEngine(Protocol):
         """Raise Overloaded where so many more requests would be refused now, whatever they ask."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
+    def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:
         """The outputs of all `requests`, as they come; ends when each has its finish reason.
+
+        With `at_once` no more of them are queued or running at a time: each that ends makes room for the next, also while the
+        engine is draining. So a call of thousands waits by itself, and not in the queue.
 
         Raises Overloaded, Unavailable or ContextTooLong at once. Closing the iterator aborts what still runs.
         """

@@ -77,12 +77,17 @@ class GenerationService:
         of prompts, and embeddings, hold their places until the end, or until `held` is closed: a caller that gathers chunks
         keeps them longer.
 
+        A call in parts (`Command.in_parts`) has no more of its prompts in the engine than `_at_once` says, and takes no more
+        places of its key.
+
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), ExitStack() as stack:
             deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
-            lease = stack.enter_context(admitted(command.key, command.num_answers, self._least(command)))
-            self.engine.check_room(command.num_answers)  # a refusal must not cost the running streams a tokenization
+            at_once = self._at_once(command)
+            places = command.num_answers if at_once is None else at_once
+            lease = stack.enter_context(admitted(command.key, places, self._least(command)))
+            self.engine.check_room(places)  # a refusal must not cost the running streams a tokenization
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
             for request in requests:
@@ -100,7 +105,7 @@ class GenerationService:
             remade = None if command.shown is None else Remade(command.shown, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
-                async with aclosing(self.engine.generate(requests)) as outputs:
+                async with aclosing(self.engine.generate(requests, at_once)) as outputs:
                     async for batch in outputs:
                         if remade is not None:
                             batch = [*remade.parted(batch)]
@@ -132,6 +137,16 @@ class GenerationService:
                     return await self.preparation.answers(command)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the first token") from error
+
+    def _at_once(self, command: Command) -> int | None:
+        """Of a call in parts: the prompts that may be in the engine at a time. Half a batch, so that half is left for others;
+        fewer where the key may have fewer. None where all of them may.
+        """
+        if not command.in_parts:
+            return None
+        most = None if command.key is None else command.key.limits.concurrent
+        share = max(1, self.engine.info.max_batch_requests // 2)
+        return min(command.num_answers, share if most is None else max(1, min(share, most)))
 
     def _least(self, command: Command) -> int:
         """Tokens that a call will reserve at least, as far as that is known before its texts are tokenized."""

@@ -19,7 +19,7 @@ from attend.service.chat.parser import AnswerParser
 from attend.service.generation.answer import Answer
 from attend.service.generation.aside import TurnPool, alone, aside
 from attend.service.generation.text import TextStream
-from attend.service.records import ChatPrompt, ChatRules, Command, Prompt
+from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, ChatRules, Command, Prompt
 
 T = TypeVar("T")
 
@@ -176,11 +176,12 @@ class Preparation:
             raise InvalidRequest(f"{wanted}; got {each} for each of {tokens} tokens", "prompt_logprobs")
 
     def _check_lengths(self, rules: EmbeddingRules, texts: list[list[int]]) -> None:
-        """Refuse texts where the model makes no vectors, and a text that is longer than those that it makes them of."""
+        """Refuse texts where the model makes no vectors, or not of one so long, or not of so many tokens."""
         rules.required()
         most, longest = min(self.info.max_model_len, rules.max_tokens or self.info.max_model_len), max(map(len, texts))
         if longest > most:
             raise ContextTooLong(f"input: this model embeds texts of at most {most} tokens; got {longest}", "input")
+        check_total("input", sum(map(len, texts)))
 
     def tokens(self, prompt: str | Sequence[int], name: str = "prompt", *, add_special_tokens: bool = True) -> list[int]:
         """A text, or ids, as tokens of the model; an empty text is the start-of-text token. May run in any thread.
@@ -260,6 +261,12 @@ class Preparation:
             for spelling in dict.fromkeys(spellings)
             if (tokens := self.tokenizer.encode(spelling, add_special_tokens=False))
         ]
+
+
+def check_total(name: str, tokens: int) -> None:
+    """Refuse texts that have too many tokens together."""
+    if tokens > MOST_INPUT_TOKENS:
+        raise InvalidRequest(f"{name} may have at most {MOST_INPUT_TOKENS} tokens in all; got {tokens}", name)
 
 
 def _text_of(prompt: _Text | tuple[int, ...]) -> str:

@@ -38,7 +38,7 @@ from attend.service.generation.embed import command_of, embed
 from attend.service.generation.explain import Explaining, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
-from attend.service.http_api.body import most_bytes, read_json
+from attend.service.http_api.body import most_bytes, most_bytes_of_texts, read_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
@@ -205,7 +205,7 @@ def _add_attention(router: APIRouter, site: Site) -> None:
 def _add_embeddings(router: APIRouter, site: Site) -> None:
     """Texts as vectors."""
     service = site.service
-    most = most_bytes(service.engine.info.max_model_len)
+    most = most_bytes_of_texts(service.engine.info.max_model_len)
 
     @bind(router, EMBEDDINGS)
     async def embed_texts(request: Request) -> Response:

@@ -63,7 +63,7 @@ OF_THE_SCHEDULER = {
 class Refusing(FakeEngine):
     """Keeps each request as the service made it, and answers none."""
 
-    async def generate(self, requests):
+    async def generate(self, requests, at_once=None):
         self.requests += requests
         raise NotImplementedError
         yield

@@ -273,11 +273,11 @@ class Caller:
             return True
         sizes = self.sizes
         limits = None if self.key is None else self.key.limits
-        rules = command.embedding
+        rules, at_once = command.embedding, 1 if command.in_parts else command.num_answers
         return (
             max(sizes) > config.max_model_len
-            or command.num_answers > config.max_batch_requests + self.life.setting.queued
-            or (limits is not None and limits.concurrent is not None and command.num_answers > limits.concurrent)
+            or at_once > config.max_batch_requests + self.life.setting.queued
+            or (limits is not None and limits.concurrent is not None and at_once > max(1, limits.concurrent))
             or (
                 limits is not None
                 and limits.tokens_per_minute is not None

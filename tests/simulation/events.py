@@ -284,7 +284,7 @@ def _chat(dice: random.Random, number: int, setting: Setting, stems: list[str]) 
 
 def _embed(dice: random.Random, number: int, setting: Setting, stems: list[str]) -> Command:
     return Command(
-        prompts=tuple(_prompt(dice, setting, stems) for _ in range(dice.choice([1, 2, 4]))),
+        prompts=tuple(_prompt(dice, setting, stems) for _ in range(dice.choice([1, 2, 4, 4, 30]))),
         stops=StopRules(max_tokens=0),
         embedding=setting.embedding,
         **_common(dice, number),

@@ -57,8 +57,8 @@ class SteppedEngine(AsyncEngine):
 
     life: "Life"
 
-    def _open(self, requests: Sequence[Request]) -> object:
-        stream = super()._open(requests)
+    def _open(self, requests: Sequence[Request], at_once: int | None) -> object:
+        stream = super()._open(requests, at_once)
         self.life.accepted(requests)
         return stream
 

@@ -15,11 +15,11 @@ from attend.service.contract.chat import NOT_BUILT, ChatRequest
 from attend.service.contract.requests import OFF, CompletionRequest, StreamOptions
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
-from attend.service.http_api.body import MAX_BYTES
+from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
 from attend.service.http_api.documents import schemas
 from attend.service.http_api.event_ids import HEADER, digest
 from attend.service.http_api.operations import OPERATIONS
-from tests.fakes import INFO, FakeEngine, build_server
+from tests.fakes import CONTEXT, INFO, FakeEngine, build_server
 from tests.service.http_api.described import (
     LEAST,
     ask,
@@ -205,6 +205,11 @@ def broken(**state: Any) -> FakeEngine:
     return engine
 
 
+def most_of(path: str) -> int:
+    """Bytes of a body."""
+    return most_bytes_of_texts(CONTEXT) if path == "/v1/embeddings" else MAX_BYTES
+
+
 BOTH = ["/v1/completions", "/v1/chat/completions"]
 ENGINE = [*BOTH, "/v1/embeddings"]
 JSON = {"content-type": "application/json"}
@@ -216,7 +221,7 @@ FAILURES = [
     *[(path, 400, {"json": {"model": 3}}, {}) for path in LEAST],
     *[(path, 404, {"json": LEAST[path] | {"model": "other"}}, {}) for path in LEAST],
     ("/v1/completions", 409, AGAIN, {}),
-    *[(path, 413, {"content": b" " * (MAX_BYTES + 1), "headers": JSON}, {}) for path in LEAST],
+    *[(path, 413, {"content": b" " * (most_of(path) + 1), "headers": JSON}, {}) for path in LEAST],
     *[(path, 415, {"content": b"{}"}, {}) for path in LEAST],
     *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in ENGINE],
     *[(path, 429, {}, {"refusal": RateLimited("too many", 70, "key_requests")}) for path in ENGINE],
