@@ -89,6 +89,11 @@ class Settings(BaseModel):
         "none",
         description="weight-only quantisation: half or a quarter of the memory; faster where the native decoder serves",
     )
+    pooling: Literal["auto", "mean", "last", "cls"] = Field(
+        "auto",
+        description="which hidden state of a text is its embedding: the mean, the last or the first (cls); auto: as the model's "
+        "files say; a log line tells where they say otherwise",
+    )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the default sampling parameters from the checkpoint's generation_config.json"
     )

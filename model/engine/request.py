@@ -166,7 +166,7 @@ class Request:
 
     @property
     def pooled(self) -> "array[float] | None":
-        """The hidden state of the prompt's last token, or the mean over all; None where none is asked for."""
+        """The hidden state of the prompt's first or last token, or the mean over all; None where none is asked for."""
         if self.pooling is None:
             return None
         count = len(self.prompt) if self.pooling is Pooling.MEAN else 1
@@ -222,7 +222,7 @@ class Output(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """With the first output only, where asked for: of the prompt's tokens from the second on."""
     hidden: "array[float] | None" = None
-    """[E], float64, where asked for: the prompt's last hidden state, or the mean over all."""
+    """[E], float64, where asked for: the prompt's first or last hidden state, or the mean over all."""
 
 
 class SlowerPath(NamedTuple):

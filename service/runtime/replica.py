@@ -23,7 +23,7 @@ from attend.model.errors import EngineFailed
 from attend.model.generation_config import read_defaults
 from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
-from attend.model.pooling import read_rules
+from attend.model.pooling import chosen_rules, read_rules
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
@@ -76,7 +76,7 @@ class Replica(GrpcMethods):
             request_timeout=settings.request_timeout_seconds,
             deadline_default_ms=settings.deadline_default_ms,
             defaults=read_defaults(settings.folder, settings.generation_config),
-            embedding=read_rules(settings.folder),
+            embedding=chosen_rules(read_rules(settings.folder), settings.pooling, logging.getLogger("attend.service").warning),
             shelf=self.shelf,
         )
         self.template = ChatTemplate.load(settings.folder)

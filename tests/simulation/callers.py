@@ -226,7 +226,7 @@ class Caller:
         rules, prompts = self.command.embedding, [tokens_of(self.command, at) for at in range(len(self.command.prompts))]
         for prompt, vector in zip(prompts, embedded.vectors, strict=True):
             states = np.array([hidden(token, position) for position, token in enumerate(prompt)])
-            pooled = states[-1] if rules.pooling is Pooling.LAST else states.mean(axis=0)
+            pooled = {Pooling.MEAN: states.mean(axis=0), Pooling.LAST: states[-1], Pooling.CLS: states[0]}[rules.pooling]
             pooled = pooled[: self.call.dimensions]
             assert np.allclose(vector, pooled / np.linalg.norm(pooled), atol=1e-6), "a wrong vector"
         self.vectors = sum(map(len, prompts))

@@ -123,7 +123,7 @@ def setting_of(seed: int) -> Setting:
         large=dice.choice([20, 200, 64 << 10]),
         most_large=dice.choice([1, 3, 64]),
         keys=dice.choice([(), (), (limits, Limits()), (limits, Limits(), Limits(concurrent=4))]),
-        embedding=EmbeddingRules(dice.choice([Pooling.LAST, Pooling.MEAN]), dice.choice([None, 6]), ""),
+        embedding=EmbeddingRules(dice.choice([*Pooling]), dice.choice([None, 6]), ""),
         adapters=dice.random() < 0.3,
     )
 
