@@ -69,6 +69,17 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class FramedText:
+    """A prompt of a text that may be cut, between two that may not."""
+
+    text: str
+    most_tokens: int | None = None
+    """So many tokens of the text are kept, from the first on; None: all."""
+    around: tuple[str, str] = ("", "")  # with their special tokens, where none are added
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRules:
     """How the answers of a chat are read."""
 
@@ -92,7 +103,7 @@ class Shown:
     """See `digest_of`."""
 
 
-Prompt = str | tuple[int, ...] | ChatPrompt
+Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +145,10 @@ class Command:
     """What an earlier call showed of the one answer, and is made again: a chunk ends after it. It must be the same."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
+    scored_token_ids: tuple[int, ...] = ()
+    """Tokens whose log probabilities are all that is wanted of the one token that follows each prompt."""
+    names: tuple[str, ...] = ()
+    """What the caller calls each prompt, where that is not `field`: `documents[3]`."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -160,7 +175,7 @@ class Command:
         if not self.prompts:
             raise InvalidRequest("prompt must hold at least one prompt; got an empty list", "prompt")
         if self.in_parts:
-            at_most(self.field, self.prompts, MOST_INPUTS, "texts")
+            at_most(self.field, self.prompts, 2 * MOST_INPUTS, "texts")
         elif self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
@@ -173,12 +188,20 @@ class Command:
     @property
     def in_parts(self) -> bool:
         """Whether its prompts are handed to the engine a part at a time, and each must be answered: it may have thousands."""
-        return self.embedding is not None
+        return self.embedding is not None or bool(self.scored_token_ids)
 
     @property
     def field(self) -> str:
         """What the caller calls the prompts."""
-        return "prompt" if self.embedding is None else "input"
+        return self.field_of(-1) if self.names else "prompt" if self.embedding is None else "input"
+
+    def name_of(self, place: int) -> str:
+        """What the caller calls a prompt."""
+        return self.names[place] if self.names else self.field
+
+    def field_of(self, place: int) -> str:
+        """The field that a prompt stands in."""
+        return self.name_of(place).partition("[")[0]
 
     @property
     def is_formed(self) -> bool:

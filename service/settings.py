@@ -91,8 +91,13 @@ class Settings(BaseModel):
     )
     pooling: Literal["auto", "mean", "last", "cls"] = Field(
         "auto",
-        description="which hidden state of a text is its embedding: the mean, the last or the first (cls); auto: as the model's "
-        "files say; a log line tells where they say otherwise",
+        description="which hidden state of a text is its embedding: the mean, the last or the first (cls); auto: as the "
+        "model's files say; a log line tells where they say otherwise",
+    )
+    score: Literal["auto", "cosine", "yes_no"] = Field(
+        "auto",
+        description="how scores are made: cosine of embeddings, or the probability of yes beside no, as of Qwen3-Reranker; "
+        "auto: as the model's files and its name say",
     )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the default sampling parameters from the checkpoint's generation_config.json"

@@ -34,7 +34,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log probability) of the likeliest tokens, as many as were asked for."""
+    """(token id, log probability) of the likeliest tokens, as many as were asked for, then of those asked for by their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ class Request:
     """What the output must look like; advanced with each token that is committed."""
     logprobs: int | None = None
     """Alternatives to report with each token; 0 reports the drawn token alone, None nothing."""
+    scored_token_ids: tuple[int, ...] = ()
+    """Tokens to report beside them, whatever they are; only with `logprobs`."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
     pooling: Pooling | None = None
@@ -151,7 +153,8 @@ class Request:
         """How it draws, computed at the first use: the caller's part must not change from then on."""
         if self._plan is None:
             checks = bool(self.bad_words), self.grammar is not None
-            self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, self.decoding, self.logprobs, *checks)
+            facts = (self.decoding, self.logprobs, *checks, self.scored_token_ids)
+            self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, *facts)
         return self._plan
 
     @property

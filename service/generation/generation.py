@@ -14,6 +14,7 @@ from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.net.adapters import Adapter
 from attend.model.params import MAX_PROMPT_SCORES, token_ids
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules
+from attend.model.scoring import NO_SCORES, ScoreRules
 from attend.model.text.mask import FAULT
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.quota import Key, Lease, name_of
@@ -49,6 +50,7 @@ class GenerationService:
         deadline_default_ms: int | None = None,
         defaults: Defaults = NO_DEFAULTS,
         embedding: EmbeddingRules = NO_EMBEDDINGS,
+        scoring: ScoreRules = NO_SCORES,
         shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +60,7 @@ class GenerationService:
         self.model_name = model_name
         self.defaults = defaults
         self.embedding = embedding
+        self.scoring = scoring
         self.shelf = shelf
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
@@ -109,7 +112,7 @@ class GenerationService:
                     async for batch in outputs:
                         if remade is not None:
                             batch = [*remade.parted(batch)]
-                        chunks = self._advance(answers, unfinished, batch, record)
+                        chunks = self._advance(answers, unfinished, batch, record, needs_all=command.in_parts)
                         if chunks:
                             record.delivered(chunks if remade is None else remade.new(chunks), command.n)
                             if lease is not None:
@@ -208,9 +211,18 @@ class GenerationService:
             return await aside(text, len(tokens), owner=name_of(key))
 
     def _advance(
-        self, answers: dict[str, Answer], unfinished: dict[str, Answer], outputs: list[Output], record: RequestRecord
+        self,
+        answers: dict[str, Answer],
+        unfinished: dict[str, Answer],
+        outputs: list[Output],
+        record: RequestRecord,
+        *,
+        needs_all: bool,
     ) -> list[Chunk]:
-        """The chunks that engine outputs make of their answers, which leave `unfinished` at their end."""
+        """The chunks that engine outputs make of their answers, which leave `unfinished` at their end.
+
+        `needs_all`: an answer that was not begun is an error of the call, also where others were.
+        """
         chunks = []
         for output in outputs:
             answer = unfinished.get(output.request_id)
@@ -221,9 +233,7 @@ class GenerationService:
             if output.finish_reason is FinishReason.ERROR:
                 log.error("request %s failed in the engine: %s", record.request_id, output.error)
                 raise EngineFailed("internal error")
-            if not output.token_ids and (
-                answer.request.pooling is not None or not any(other.begun for other in answers.values())
-            ):
+            if not output.token_ids and (needs_all or not any(other.begun for other in answers.values())):
                 self._raise_unstarted(output.finish_reason)
             chunk = answer.take(output)
             if chunk.finish_reason is not None:

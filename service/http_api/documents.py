@@ -28,8 +28,8 @@ ABOUT = f"""\
 Text generation over HTTP, in OpenAI's shapes, with more fields under the names that vLLM uses.
 
 A body is strict JSON in UTF-8: no unknown fields, no duplicate keys, no NaN, at most {MAX_DEPTH} levels. It has at most
-{MAX_BYTES} bytes, or {BYTES_A_TOKEN} for each token of the model's context where that is more; to /v1/embeddings at least
-{BYTES_A_TOKEN * MOST_INPUT_TOKENS}. null means absent. An integer is
+{MAX_BYTES} bytes, or {BYTES_A_TOKEN} for each token of the model's context where that is more; to /v1/embeddings, /v1/rerank
+and /v1/score at least {BYTES_A_TOKEN * MOST_INPUT_TOKENS}. null means absent. An integer is
 written without a decimal point: 3.0 is refused.
 
 Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""

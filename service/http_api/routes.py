@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -44,6 +45,7 @@ from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
+from attend.service.http_api.scores import add_scores
 from attend.service.http_api.sse import EventStream, Writer, events
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import Load, estimate, read_question
@@ -119,6 +121,7 @@ def build_router(site: Site) -> APIRouter:
     _add_generation(generating, site)
     _add_attention(generating, site)
     _add_embeddings(generating, site)
+    add_scores(generating, site.service, partial(opened, site.metrics), adopt)
     guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)

@@ -24,6 +24,7 @@ from attend.model.generation_config import read_defaults
 from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
+from attend.model.scoring import score_rules
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
@@ -69,6 +70,8 @@ class Replica(GrpcMethods):
             self.engine = build_engine(settings.folder, engine_options(settings), report, group)
         self.shelf = open_shelf(settings, self.engine)
         tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
+        warn = logging.getLogger("attend.service").warning
+        embedding = chosen_rules(read_rules(settings.folder), settings.pooling, warn)
         self.service = GenerationService(
             self.engine,
             tokenizer,
@@ -76,7 +79,8 @@ class Replica(GrpcMethods):
             request_timeout=settings.request_timeout_seconds,
             deadline_default_ms=settings.deadline_default_ms,
             defaults=read_defaults(settings.folder, settings.generation_config),
-            embedding=chosen_rules(read_rules(settings.folder), settings.pooling, logging.getLogger("attend.service").warning),
+            embedding=embedding,
+            scoring=score_rules(settings.folder, settings.name, settings.score, embedding, tokenizer),
             shelf=self.shelf,
         )
         self.template = ChatTemplate.load(settings.folder)

@@ -23,6 +23,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
     "/v1/attention": {"prompt": "a"},
     "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
 }

@@ -13,6 +13,7 @@ from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.contract.chat import NOT_BUILT, ChatRequest
 from attend.service.contract.requests import OFF, CompletionRequest, StreamOptions
+from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
 from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
@@ -39,6 +40,8 @@ BODIES = [
     StreamOptions,
     AttentionRequest,
     EmbeddingsRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
     DetokenizeRequest,
 ]
@@ -205,13 +208,16 @@ def broken(**state: Any) -> FakeEngine:
     return engine
 
 
+MANY_TEXTS = ["/v1/embeddings", "/v1/rerank", "/v1/score"]
+
+
 def most_of(path: str) -> int:
     """Bytes of a body."""
-    return most_bytes_of_texts(CONTEXT) if path == "/v1/embeddings" else MAX_BYTES
+    return most_bytes_of_texts(CONTEXT) if path in MANY_TEXTS else MAX_BYTES
 
 
 BOTH = ["/v1/completions", "/v1/chat/completions"]
-ENGINE = [*BOTH, "/v1/embeddings"]
+ENGINE = [*BOTH, *MANY_TEXTS]
 JSON = {"content-type": "application/json"}
 AGAIN = {
     "json": LEAST["/v1/completions"] | {"stream": True, "resume_token_ids": [97]},

@@ -28,6 +28,8 @@ RELATIONS = re.compile(
     r"tool_choice.function.name must be the name of|tool_choice: 'required' needs|"
     r"tools\[\d+\].*(of no other tool|no JSON schema)|"
     r"messages\[\d+\].*(the id of a call|JSON object in a string)|reasoning_effort: this model|"
+    r"text_[12] is required|[a-z_1]+ must hold 1 text, or as many|[a-z]+ is another name of|instruction is for models that|"
+    r"(query|queries|documents|text_[12])(\[\d+\])?: this model embeds texts of at most|"
     r"[a-z_]+(\[\d+\])? must be .*integer.*; got .*\d\.0\b"
 )
 """What a body that fits its schema is refused for: how fields go together, what a grammar or a template says, and 3.0."""
