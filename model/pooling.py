@@ -4,8 +4,8 @@ file's own metadata.
 modules.json lists what a text goes through: Transformer, Pooling, and mostly Normalize. The Pooling has a folder of its own.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,20 @@ class Pooling(StrEnum):
     """That of the last token."""
     MEAN = "mean"
     """The mean over all tokens."""
+    CLS = "cls"
+    """That of the first token."""
 
 
 GGUF_WAYS = ("NONE", "MEAN", "CLS", "LAST", "RANK")
 """What `pooling_type` of a GGUF file counts, from 0."""
-OF_GGUF = {1: Pooling.MEAN, 3: Pooling.LAST}
-MODES = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN}
+OF_GGUF = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
+MODES = {
+    **{"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.CLS},
+    **{"mean_tokens": Pooling.MEAN, "cls_token": Pooling.CLS},
+}
+CHOICES = {"mean": Pooling.MEAN, "last": Pooling.LAST, "cls": Pooling.CLS}
+"""What the setting `pooling` may be, beside auto."""
+HINT = "the server's --pooling can say it"
 KNOWN = ("Transformer", "Pooling", "Normalize")
 
 
@@ -41,7 +49,9 @@ class EmbeddingRules:
     pooling: Pooling | None = None
     max_tokens: int | None = None
     """Tokens of a text at most, where that is less than the context."""
-    refusal: str = f"this model makes no embeddings: its checkpoint has no {MODULES} that says how"
+    refusal: str = f"this model makes no embeddings: its checkpoint has no {MODULES} that says how; {HINT}"
+    is_silent: bool = True
+    """Whether the files say nothing, where there is no pooling."""
 
     def required(self) -> Pooling:
         """The pooling. Raises NotSupported where there is none."""
@@ -51,6 +61,21 @@ class EmbeddingRules:
 
 
 NO_EMBEDDINGS = EmbeddingRules()
+
+
+def chosen_rules(rules: EmbeddingRules, choice: str, warn: Callable[[str], None]) -> EmbeddingRules:
+    """The rules of the files, or those with the pooling of a setting, which is `auto` or in CHOICES.
+
+    Where the files say otherwise, `warn` gets a line that says so.
+    """
+    pooling = CHOICES.get(choice)
+    if pooling is None:
+        return rules
+    if rules.pooling is not None and rules.pooling is not pooling:
+        warn(f"pooling = {choice}: the model's own files say {rules.pooling}")
+    elif rules.pooling is None and not rules.is_silent:
+        warn(f"pooling = {choice}: the model's own files say otherwise ({rules.refusal})")
+    return replace(rules, pooling=pooling, refusal="")
 
 
 def read_rules(folder: Path) -> EmbeddingRules:
@@ -64,7 +89,7 @@ def read_rules(folder: Path) -> EmbeddingRules:
         return EmbeddingRules(pooling, _max_tokens(folder), "")
     except CheckpointError as error:
         why = str(error).replace(f"{folder}/", "")  # callers are told it: no paths of this machine
-        return EmbeddingRules(refusal=f"this model makes no embeddings: {why}")
+        return EmbeddingRules(refusal=f"this model makes no embeddings: {why}", is_silent=False)
 
 
 def _gguf_rules(path: Path) -> EmbeddingRules:
@@ -81,7 +106,9 @@ def _gguf_rules(path: Path) -> EmbeddingRules:
         if known
         else f"pooling_type {describe(kind)}"
     )
-    return EmbeddingRules(refusal=f"this model makes no embeddings: its file has {said}; computed are 1 (MEAN) and 3 (LAST)")
+    silent = kind in (None, 0)
+    computed = f"computed are 1 (MEAN), 2 (CLS) and 3 (LAST){f'; {HINT}' if silent else ''}"
+    return EmbeddingRules(refusal=f"this model makes no embeddings: its file has {said}; {computed}", is_silent=silent)
 
 
 def _module_paths(folder: Path) -> Mapping[str, str]:
@@ -110,7 +137,9 @@ def _pooling(folder: Path, paths: Mapping[str, str]) -> Pooling:
     if "pooling_mode" in raw:  # as newer versions of sentence-transformers write it
         asked.append(str(raw["pooling_mode"]))
     if len(asked) != 1 or asked[0] not in MODES:
-        raise CheckpointError(f"{name} asks for {' and '.join(asked)[:128] or 'no pooling'}; computed are lasttoken and mean")
+        raise CheckpointError(
+            f"{name} asks for {' and '.join(asked)[:128] or 'no pooling'}; computed are lasttoken, mean and cls"
+        )
     return MODES[asked[0]]
 
 

@@ -158,8 +158,10 @@ def apply_masks(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return scores_RV.masked_fill(to_device(torch.from_numpy(refused_RV), scores_RV.device), -math.inf)
 
 
-def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each row: the log probability of its token, and the `top` likeliest tokens with theirs.
+def logprobs(
+    logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int], others: Sequence[Sequence[int]] = ()
+) -> list[tuple[float, list[tuple[int, float]]]]:
+    """For each row: the log probability of its token, and the `top` likeliest tokens with theirs, then `others` with theirs.
 
     They are the model's own, before any parameter changed the scores.
     """
@@ -167,7 +169,12 @@ def logprobs(logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int]) -> list[tu
     chosen = scores_RV.gather(1, tokens_R[:, None])[:, 0].tolist()
     best = scores_RV.topk(min(max(top), scores_RV.shape[1]), dim=-1)
     ids, values = best.indices.tolist(), best.values.tolist()
-    return [(chosen[row], list(zip(ids[row][:k], values[row][:k], strict=True))) for row, k in enumerate(top)]
+    found = [(chosen[row], list(zip(ids[row][:k], values[row][:k], strict=True))) for row, k in enumerate(top)]
+    for row, tokens in enumerate(others):
+        if tokens:
+            some = scores_RV[row, integers(tokens, scores_RV.device)].tolist()
+            found[row][1].extend(zip(tokens, some, strict=True))
+    return found
 
 
 def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -33,6 +33,8 @@ class SamplingPlan:
     """Alternatives to report with each token; None reports nothing."""
     has_bad_words: bool = False
     has_grammar: bool = False
+    scored_token_ids: tuple[int, ...] = ()
+    """Tokens to report beside the alternatives, whatever they are; only with `logprobs`."""
 
     is_greedy: bool = field(init=False, compare=False)
     """The best score is the token: no noise, no limits. A CUDA graph draws it together with its step."""

@@ -3,7 +3,7 @@
 import re
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from zlib import crc32
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
@@ -19,6 +19,7 @@ from attend.model.params import (
     DecodingParams,
     SamplingParams,
     StopRules,
+    at_most,
     describe,
     integer,
 )
@@ -27,7 +28,7 @@ from attend.model.text.grammar import GrammarSpec
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
-from attend.service.chat.parts import Part, joined
+from attend.service.chat.parts import Part
 from attend.service.chat.tools import NO_CALLS, Calling
 from attend.service.remarks import Remarks
 
@@ -43,6 +44,8 @@ MOST_LENS = 5
 """Guesses of a layer in a place."""
 TOP_LOGPROBS = 5
 """The likeliest tokens that an explanation reports in each place, where it is not asked for another number."""
+MOST_INPUTS, MOST_INPUT_TOKENS = 2048, 300_000
+"""Texts, and tokens of all of them, in a call that looks at texts: OpenAI's limits for embeddings."""
 BYTES_A_TOKEN = 16
 """Of a call, for each token of the model's context: a token id with its comma takes 8 at most."""
 
@@ -67,6 +70,17 @@ class ChatPrompt:
     """Where the conversation may be shortened: takes how many of its oldest messages are left out."""
     most_dropped: int = 0
     """How many may be, where the prompt is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramedText:
+    """A prompt of a text that may be cut, between two that may not."""
+
+    text: str
+    most_tokens: int | None = None
+    """So many tokens of the text are kept, from the first on; None: all."""
+    around: tuple[str, str] = ("", "")  # with their special tokens, where none are added
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,7 @@ class Shown:
     """See `digest_of`."""
 
 
-Prompt = str | tuple[int, ...] | ChatPrompt
+Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +156,10 @@ class Command:
     """How prompts become vectors, where the call is for these and for no answer."""
     remarks: Remarks = field(default_factory=Remarks, compare=False)
     """What the answer says of the call. Filled also while the call is prepared."""
+    scored_token_ids: tuple[int, ...] = ()
+    """Tokens whose log probabilities are all that is wanted of the one token that follows each prompt."""
+    names: tuple[str, ...] = ()
+    """What the caller calls each prompt, where that is not `field`: `documents[3]`."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -167,7 +185,9 @@ class Command:
             integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
         if not self.prompts:
             raise InvalidRequest("prompt must hold at least one prompt; got an empty list", "prompt")
-        if self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
+        if self.in_parts:
+            at_most(self.field, self.prompts, 2 * MOST_INPUTS, "texts")
+        elif self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
 
@@ -177,9 +197,22 @@ class Command:
         return self.echo or self.prompt_logprobs is not None or self.embedding is not None
 
     @property
+    def in_parts(self) -> bool:
+        """Whether its prompts are handed to the engine a part at a time, and each must be answered: it may have thousands."""
+        return self.embedding is not None or bool(self.scored_token_ids)
+
+    @property
     def field(self) -> str:
         """What the caller calls the prompts."""
-        return "prompt" if self.embedding is None else "input"
+        return self.field_of(-1) if self.names else "prompt" if self.embedding is None else "input"
+
+    def name_of(self, place: int) -> str:
+        """What the caller calls a prompt."""
+        return self.names[place] if self.names else self.field
+
+    def field_of(self, place: int) -> str:
+        """The field that a prompt stands in."""
+        return self.name_of(place).partition("[")[0]
 
     @property
     def is_formed(self) -> bool:
@@ -281,60 +314,6 @@ class Chunk:
     def is_plain(self) -> bool:
         """Whether it is text and tokens alone, somewhere between an answer's beginning and its end."""
         return self.prompt is None and self.finish_reason is None and not self.logprobs and self.parts is None
-
-
-def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """One chunk for each answer, with its pieces put together."""
-    gathered = Gathered()
-    gathered.add(chunks)
-    return gathered.answers()
-
-
-class Gathered:
-    """The answers of a call, put together as their chunks arrive, so that little work is left at the end."""
-
-    def __init__(self) -> None:
-        self._answers: dict[int, _Pieces] = {}
-
-    def add(self, chunks: Iterable[Chunk]) -> None:
-        """Take in chunks, in the order in which they were made."""
-        for chunk in chunks:
-            pieces = self._answers.get(chunk.index)
-            if pieces is None:
-                pieces = self._answers[chunk.index] = _Pieces(chunk, chunk)
-            pieces.last = chunk
-            pieces.texts.append(chunk.text)
-            pieces.token_ids += chunk.token_ids
-            pieces.logprobs += chunk.logprobs
-            pieces.parts += chunk.parts or ()
-
-    def answers(self) -> list[Chunk]:
-        """One chunk for each answer, by index."""
-        return [pieces.joined() for _, pieces in sorted(self._answers.items())]
-
-
-@dataclass(slots=True)
-class _Pieces:
-    """The chunks of one answer so far."""
-
-    first: Chunk
-    last: Chunk
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-
-    def joined(self) -> Chunk:
-        """All of it as one chunk."""
-        text, token_ids, logprobs = "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs)
-        return replace(
-            self.last,
-            text=text,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt=self.first.prompt,
-            parts=tuple(joined(self.parts)) or None,
-        )
 
 
 @dataclass(slots=True)

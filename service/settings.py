@@ -90,6 +90,16 @@ class Settings(BaseModel):
         "none",
         description="weight-only quantisation: half or a quarter of the memory; faster where the native decoder serves",
     )
+    pooling: Literal["auto", "mean", "last", "cls"] = Field(
+        "auto",
+        description="which hidden state of a text is its embedding: the mean, the last or the first (cls); auto: as the "
+        "model's files say; a log line tells where they say otherwise",
+    )
+    score: Literal["auto", "cosine", "yes_no"] = Field(
+        "auto",
+        description="how scores are made: cosine of embeddings, or the probability of yes beside no, as of Qwen3-Reranker; "
+        "auto: as the model's files and its name say",
+    )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the default sampling parameters from the checkpoint's generation_config.json"
     )
@@ -188,8 +198,8 @@ class Settings(BaseModel):
     )
     keep_billing_header: bool = Field(
         False,
-        description="keep the block that Claude Code writes for billing in a system prompt; false: leave it out, so that prompts "
-        "are found in the prefix cache, and say so",
+        description="keep the block for billing that Claude Code writes into system prompts; false: leave it out, and say so, "
+        "since it changes with every call and prompts would not be found in the prefix cache",
     )
     cors_origins: str = Field("", description="allowed CORS origins, comma-separated, or *; empty: none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")

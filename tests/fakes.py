@@ -33,6 +33,7 @@ from attend.model.engine.request import (
 )
 from attend.model.errors import EngineFailed, Unavailable
 from attend.model.pooling import EmbeddingRules, Pooling
+from attend.model.scoring import COSINE
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import KeyRing
@@ -110,9 +111,9 @@ def seeded(request: Request) -> int:
     return (request.seed * 31 + request.answer_index * 7 + len(request.output)) % 26 + ord("a")
 
 
-def scored(token: int, top: int | None) -> tuple[TokenLogprob, ...]:
+def scored(token: int, top: int | None, others: tuple[int, ...] = ()) -> tuple[TokenLogprob, ...]:
     """What the engine says of a token where `top` is not None: every id is a tenth less likely than the one before it."""
-    best = tuple((other, 0.0 - other / 10) for other in range(top or 0))
+    best = tuple((other, 0.0 - other / 10) for other in (*range(top or 0), *others))
     return () if top is None else (TokenLogprob(token, 0.0 - token / 10, best),)
 
 
@@ -182,7 +183,7 @@ class FakeEngine:
             self._ending.setdefault(request_id, reason)
             self._notify()
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Output]]:
+    async def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncIterator[list[Output]]:
         self._admit(requests)
         mine = {request.request_id: request for request in requests}
         try:
@@ -247,7 +248,8 @@ class FakeEngine:
             return self._end(request, FinishReason.LENGTH, prompt_logprobs=tuple(of_prompt))
         token = self.rule(request)
         request.output.append(token)
-        scores: dict[str, Any] = {"logprobs": scored(token, request.logprobs), "prompt_logprobs": tuple(of_prompt)}
+        own = scored(token, request.logprobs, request.scored_token_ids)
+        scores: dict[str, Any] = {"logprobs": own, "prompt_logprobs": tuple(of_prompt)}
         if token in request.stop_token_ids and len(request.output) > request.min_tokens:
             return self._end(request, FinishReason.STOP, token, **scores)
         if len(request.output) >= request.max_tokens:
@@ -309,7 +311,7 @@ def build_server(
 ) -> Server:
     """A replica without Ray around `engine`."""
     engine = engine or FakeEngine()
-    facts = {"model_name": MODEL, "embedding": LAST_TOKEN, "clock": lambda: END_OF_TIME} | more
+    facts = {"model_name": MODEL, "embedding": LAST_TOKEN, "scoring": COSINE, "clock": lambda: END_OF_TIME} | more
     service = GenerationService(engine, byte_tokenizer(), **facts)
     metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing, keys=keys, behind_edge=behind_edge)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.shapes import Shape, wires
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api.documents import schemas
@@ -13,6 +14,8 @@ BODIES: dict[str, type[Shape]] = {
     "POST /v1/completions": CompletionRequest,
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/embeddings": EmbeddingsRequest,
+    "POST /v1/rerank": RerankRequest,
+    "POST /v1/score": ScoreRequest,
     "POST /v1/attention": AttentionRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,

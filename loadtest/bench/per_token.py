@@ -67,7 +67,7 @@ class IdleEngine:
     def abort(self, request_id: str, reason: FinishReason) -> None:
         """Nothing is kept that would have to be freed."""
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
+    async def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:
         """The tokens of each request, one in each list, with log probabilities where asked for."""
         (request,) = requests
         top = tuple((token, -1.5) for token in self.tokens[: request.logprobs or 0])

@@ -86,9 +86,10 @@ def _add_prompt_scores(step: StepInput, item: Scheduled, first: int, top: int) -
 
 
 def _add_hidden_sum(step: StepInput, item: Scheduled, first: int) -> None:
-    """The prompt's last token, or all of this step but those summed before a preemption."""
+    """The tokens of this step that are pooled, but those summed before a preemption."""
     request = item.request
-    begin = max(item.start, request.num_summed if request.pooling is Pooling.MEAN else len(request.prompt) - 1)
-    count = item.start + item.count - begin
+    begin = max(item.start, len(request.prompt) - 1 if request.pooling is Pooling.LAST else request.num_summed)
+    end = 1 if request.pooling is Pooling.CLS else len(request.prompt)
+    count = min(item.start + item.count, end) - begin
     if count > 0:
         step.hidden_sums.append(HiddenSum(request.request_id, first + begin - item.start, count, request.hidden_sum))

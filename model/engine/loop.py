@@ -24,6 +24,8 @@ from attend.model.net.pulse import Pulse
 
 log = logging.getLogger("attend.engine")
 
+PART_TOKENS = 1 << 14
+"""Prompt tokens that a call which is handed over in parts has in the engine at a time, unless one prompt alone has more."""
 IDLE_BEAT_SECONDS = 1.0
 """How often the idle step thread shows that it lives."""
 CLOSE_SECONDS = 10.0
@@ -37,10 +39,38 @@ class _Stream:
 
     open_ids: set[str]
     loop: asyncio.AbstractEventLoop
+    later: deque[Request]
+    """Those that are not handed over yet, in order."""
+    at_once: int | None
+    """How many may be in the engine at a time; None: all."""
+    running: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens of those that are in the engine, by id."""
     reader: asyncio.Future[None] | None = None
     """Set when there is something to read; None while no reader waits."""
     outputs: list[Output] = field(default_factory=list)
     failure: str | None = None
+
+    def part(self) -> list[Request]:
+        """The next requests to hand over, as many as may be in the engine."""
+        part: list[Request] = []
+        while self.later and self._has_room(len(self.later[0].prompt)):
+            part.append(self.later.popleft())
+            self.running[part[-1].request_id] = len(part[-1].prompt)
+        return part
+
+    def give_up(self, part: Sequence[Request]) -> None:
+        """End a part that could not be handed over, and all that come later."""
+        rest = [request.request_id for request in (*part, *self.later)]
+        self.outputs += [Output(request_id, (), FinishReason.ABORT) for request_id in rest]
+        self.open_ids.difference_update(rest)
+        self.later.clear()
+        for request in part:
+            del self.running[request.request_id]
+
+    def _has_room(self, tokens: int) -> bool:
+        if self.at_once is None or not self.running:
+            return True
+        return len(self.running) < self.at_once and sum(self.running.values()) + tokens <= PART_TOKENS
 
     async def come(self) -> list[Output]:
         """The outputs since the last call; waits for the first one. Raises EngineFailed if the engine has failed."""
@@ -154,14 +184,14 @@ class AsyncEngine:
         ends = self._ends
         return len(ends) < (ends.maxlen or 0) or self._clock() - ends[0] > QueueFull.STAYS_SECONDS
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
+    async def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:
         """See `TokenEngine.generate`."""
-        stream = self._open(requests)
+        stream = self._open(requests, at_once)
         try:
             while stream.open_ids or stream.outputs:
                 yield await stream.come()
         finally:
-            for request_id in tuple(stream.open_ids):
+            for request_id in tuple(stream.running):
                 self._streams.pop(request_id, None)
                 self._ends.append(self._clock())
                 self._leave_queue(request_id)
@@ -188,31 +218,48 @@ class AsyncEngine:
         if self._thread.is_alive():
             self._thread.join(CLOSE_SECONDS)
 
-    def _open(self, requests: Sequence[Request]) -> _Stream:
+    def _open(self, requests: Sequence[Request], at_once: int | None) -> _Stream:
         if self._draining or self._stopping:
             raise Unavailable("the server is shutting down; try another replica")
         if not self._thread.is_alive():
             raise Unavailable(STOPPED)
         for request in requests:
             check_fits(request, self._engine.scheduler.config.max_model_len)
-        if len(requests) > self._capacity:
+        open_ids = {request.request_id for request in requests}
+        stream = _Stream(open_ids, asyncio.get_running_loop(), deque(requests), at_once)
+        part = stream.part()
+        if len(part) > self._capacity:
             limit = f"n times the number of prompts must be at most {self._capacity} on this server"
-            raise InvalidRequest(f"{limit}; got {len(requests)}", "n")
-        self.check_room(len(requests))
-        tokens = sum(len(request.prompt) for request in requests)
+            raise InvalidRequest(f"{limit}; got {len(part)}", "n")
+        self.check_room(len(part))
+        tokens = sum(stream.running.values())
         if self._prompts and self._queued_tokens + tokens > self._max_queued_tokens:
             raise QueueFull(f"the queue is full: its prompts have {self._queued_tokens} of {self._max_queued_tokens} tokens")
-        stream = _Stream({request.request_id for request in requests}, asyncio.get_running_loop())
-        for request in requests:
-            self._streams[request.request_id] = stream
-            self._prompts[request.request_id] = len(request.prompt)
-        self._queued_tokens += tokens
-        if not self._command(*(self._adder(request) for request in requests)):
-            for request in requests:
-                del self._streams[request.request_id]
-                self._leave_queue(request.request_id)
+        if not self._add(stream, part):
             raise Unavailable(STOPPED)
         return stream
+
+    def _add(self, stream: _Stream, part: Sequence[Request]) -> bool:
+        """Hand over a part of a call's requests; False, and without a trace, where the step thread has ended."""
+        for request in part:
+            self._streams[request.request_id] = stream
+            self._prompts[request.request_id] = len(request.prompt)
+            self._queued_tokens += len(request.prompt)
+        if self._command(*(self._adder(request) for request in part)):
+            return True
+        for request in part:
+            del self._streams[request.request_id]
+            self._leave_queue(request.request_id)
+        return False
+
+    def _end(self, stream: _Stream, request_id: str) -> None:
+        """A request has ended. The next of its call takes its place at once: no other comes between, and no drain."""
+        stream.open_ids.discard(request_id)
+        del self._streams[request_id], stream.running[request_id]
+        self._ends.append(self._clock())
+        part = stream.part()
+        if part and not self._add(stream, part):
+            stream.give_up(part)
 
     def _leave_queue(self, request_id: str) -> None:
         self._queued_tokens -= self._prompts.pop(request_id, 0)
@@ -293,6 +340,4 @@ class AsyncEngine:
             owner.outputs.append(output)
             owner.wake()
             if output.finish_reason is not None:
-                owner.open_ids.discard(output.request_id)
-                self._ends.append(self._clock())
-                del self._streams[output.request_id]
+                self._end(owner, output.request_id)

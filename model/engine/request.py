@@ -34,7 +34,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log probability) of the likeliest tokens, as many as were asked for."""
+    """(token id, log probability) of the likeliest tokens, as many as were asked for, then of those asked for by their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ class Request:
     """What the output must look like; advanced with each token that is committed."""
     logprobs: int | None = None
     """Alternatives to report with each token; 0 reports the drawn token alone, None nothing."""
+    scored_token_ids: tuple[int, ...] = ()
+    """Tokens to report beside them, whatever they are; only with `logprobs`."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
     pooling: Pooling | None = None
@@ -151,7 +153,8 @@ class Request:
         """How it draws, computed at the first use: the caller's part must not change from then on."""
         if self._plan is None:
             checks = bool(self.bad_words), self.grammar is not None
-            self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, self.decoding, self.logprobs, *checks)
+            facts = (self.decoding, self.logprobs, *checks, self.scored_token_ids)
+            self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, *facts)
         return self._plan
 
     @property
@@ -166,7 +169,7 @@ class Request:
 
     @property
     def pooled(self) -> "array[float] | None":
-        """The hidden state of the prompt's last token, or the mean over all; None where none is asked for."""
+        """The hidden state of the prompt's first or last token, or the mean over all; None where none is asked for."""
         if self.pooling is None:
             return None
         count = len(self.prompt) if self.pooling is Pooling.MEAN else 1
@@ -222,7 +225,7 @@ class Output(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """With the first output only, where asked for: of the prompt's tokens from the second on."""
     hidden: "array[float] | None" = None
-    """[E], float64, where asked for: the prompt's last hidden state, or the mean over all."""
+    """[E], float64, where asked for: the prompt's first or last hidden state, or the mean over all."""
 
 
 class SlowerPath(NamedTuple):
@@ -328,8 +331,11 @@ class TokenEngine(Protocol):
         """Raise Overloaded where so many more requests would be refused now, whatever they ask."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[list[Output], None]:
+    def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:
         """The outputs of all `requests`, as they come; ends when each has its finish reason.
+
+        With `at_once` no more of them are queued or running at a time: each that ends makes room for the next, also while the
+        engine is draining. So a call of thousands waits by itself, and not in the queue.
 
         Raises Overloaded, Unavailable or ContextTooLong at once. Closing the iterator aborts what still runs.
         """

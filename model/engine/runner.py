@@ -135,6 +135,7 @@ class PendingStep:
             some_RV,
             [tokens[row] for row in rows],
             [tops[row] or 0 for row in rows],
+            [self.step.draws[row].plan.scored_token_ids for row in rows],
         )
         return {self.step.draw_ids[row]: each for row, each in zip(rows, scored, strict=True)}
 
@@ -285,9 +286,11 @@ def _added(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
     return array("d", sum_E.tobytes())
 
 
-def _scored(logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:
+def _scored(
+    logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int], others: Sequence[Sequence[int]] = ()
+) -> list[TokenLogprob]:
     tokens_R = integers(tokens, logits_RV.device)
-    rows = zip(tokens, logprobs(logits_RV, tokens_R, top), strict=True)
+    rows = zip(tokens, logprobs(logits_RV, tokens_R, top, others), strict=True)
     return [TokenLogprob(token, value, tuple(best)) for token, (value, best) in rows]
 
 

@@ -121,9 +121,9 @@ class BlockTables:
         request.num_computed, request.num_known, request.parent = 0, 0, None
 
     def looks_up(self, request: Request) -> bool:
-        """Whether its prefix may come from the cache: a prompt's scores, and its mean hidden state, need all of it computed."""
+        """Whether its prefix may come from the cache: a prompt's scores, and a first or mean hidden state, need it computed."""
         scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
-        return self.config.prefix_caching and scored and request.pooling is not Pooling.MEAN
+        return self.config.prefix_caching and scored and request.pooling in (None, Pooling.LAST)
 
     def parent(self, request: Request) -> Parent:
         """The predecessor of its next block that is not known."""

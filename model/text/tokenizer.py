@@ -94,6 +94,14 @@ class Tokenizer:
         except Exception as error:  # bare, where a text has what the vocabulary lacks and there is no unknown token
             raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error
 
+    def first(self, text: str, count: int) -> str:
+        """The part of a text that its first tokens, without special ones, come from; raises as `encode` does."""
+        try:
+            found = self.raw.encode_batch([text], add_special_tokens=False)[0]
+        except Exception as error:  # as in encode
+            raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error
+        return text if len(found.ids) <= count else text[: found.offsets[count - 1][1]]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD, and no others."""
         text = self.decode_as_is(token_ids, skip_special_tokens=skip_special_tokens)

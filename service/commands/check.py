@@ -128,6 +128,19 @@ def chat(probe: Probe) -> str:
     return f"{document['usage']['completion_tokens']} tokens: {shown(message['content'].encode())}"
 
 
+def rerank(probe: Probe) -> str:
+    """Documents by their scores, or the refusal of a model that gives none."""
+    reply = probe.post("/v1/rerank", {"query": PROMPT, "documents": ["a", PROMPT]})
+    if reply.status == 400 and reply.error(400)["param"] == "model":
+        return "no scores, and a refusal that says so"
+    document = reply.json()
+    found = {result["index"]: result["relevance_score"] for result in document["results"]}
+    require(set(found) == {0, 1}, f"the results are {document['results']}")
+    require([*found.values()] == sorted(found.values(), reverse=True), "the results do not come by their scores")
+    probe.count("http", "/v1/rerank", 0)
+    return f"{document['usage']['total_tokens']} tokens, scores {', '.join(f'{score:.3f}' for score in found.values())}"
+
+
 def tokens(probe: Probe) -> str:
     """Text to tokens and back."""
     text = "naïve = {'π': 3.14}  # 你好\n"
@@ -215,6 +228,7 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
     "completion": completion,
     "stream": stream,
     "chat": chat,
+    "rerank": rerank,
     "tokenize": tokens,
     "bad request": refusal,
     "API key": keys,

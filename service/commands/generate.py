@@ -18,13 +18,14 @@ from attend.model.errors import SettingError
 from attend.model.generation_config import read_defaults
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import read_completion
+from attend.service.gathered import whole
 from attend.service.generation.adapters import Shelf
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import parse
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.pieces import pieces
 from attend.service.observe.metrics import Metrics
-from attend.service.records import Chunk, TokenCounts, whole
+from attend.service.records import Chunk, TokenCounts
 from attend.service.runtime import hub, loading
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings

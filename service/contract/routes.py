@@ -74,6 +74,18 @@ EMBEDDINGS = Route(
     is_counted=True,
     is_queued=True,
 )
+RERANK = Route(
+    *("POST", "/v1/rerank", "scores", "Documents by how well they answer a query", "The scores."),
+    "documents in the order of how well they answer a query, in the shape of Cohere, Jina and vLLM: [fields](#scores)",
+    is_counted=True,
+    is_queued=True,
+)
+SCORE = Route(
+    *("POST", "/v1/score", "scores", "How well documents answer queries", "The scores."),
+    "a score for each pair of texts, in vLLM's shape: [fields](#scores)",
+    is_counted=True,
+    is_queued=True,
+)
 TOKENIZE = Route(*("POST", "/tokenize", "tokens", "Text to token ids", "The tokens."), "token ids of a text", ("Tokenize",))
 DETOKENIZE = Route(
     *("POST", "/detokenize", "tokens", "Token ids to text", "The text."), "the text of token ids", ("Detokenize",)
@@ -116,7 +128,8 @@ VERSION = Route(
     "[not the fastest](#the-slower-path), fingerprint",
 )
 ROUTES = (
-    *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
+    *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, RERANK, SCORE),
+    *(TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
     *(MODELS, MODEL, CAPACITY, HEALTHZ, READYZ, METRICS, VERSION),
 )
 COUNTED = {
@@ -129,6 +142,7 @@ TAGS = {
     "models": "What is served.",
     "attention": "What the model does with a text.",
     "embeddings": "Texts as vectors.",
+    "scores": "How well documents answer queries.",
     "tokens": "Text and token ids.",
     "operations": "For those who run the server.",
 }

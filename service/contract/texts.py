@@ -7,7 +7,6 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 from attend.model.params import MAX_LOGPROBS
 from attend.service.contract.requests import (
     SOME_TOKENS,
-    TEXTS,
     TOKENS,
     DeadlineMs,
     List,
@@ -18,8 +17,12 @@ from attend.service.contract.requests import (
     TruncateTokens,
     User,
 )
-from attend.service.contract.shapes import TEXT, Shape, between, body, one_of, told
-from attend.service.records import MOST_LENS, MOST_NUMBERS, MOST_TOKENS, TOP_LOGPROBS
+from attend.service.contract.shapes import TEXT, Shape, between, body, listed, one_of, told
+from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, MOST_LENS, MOST_NUMBERS, MOST_TOKENS, TOP_LOGPROBS
+
+_INPUTS = {"minItems": 1, "maxItems": MOST_INPUTS}
+INPUTS = WithJsonSchema(one_of(TEXT, listed(TEXT, **_INPUTS), SOME_TOKENS, listed(SOME_TOKENS, **_INPUTS)))
+"""A text, token ids, or a list of either: thousands of them."""
 
 
 class EmbeddingsRequest(Shape):
@@ -28,8 +31,9 @@ class EmbeddingsRequest(Shape):
     model_config = body("input")
 
     model: ModelName = told(proto="model")
-    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
-        description=f"What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. {TOKENS}"
+    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, INPUTS] = told(
+        description="What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. At most "
+        f"{MOST_INPUT_TOKENS} tokens in all. {TOKENS}"
     )
     encoding_format: Literal["float", "base64"] | None = told("float")
     """How the answer has a vector: as numbers, or as the bytes of float32 in base64."""

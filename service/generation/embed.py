@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from attend.model.engine.request import EngineInfo
 from attend.model.errors import InvalidRequest
 from attend.model.net.adapters import Adapter
-from attend.model.params import MAX_CHOICES_TIMES_PROMPTS, StopRules, integer
-from attend.service.generation.generation import GenerationService
+from attend.model.params import StopRules, integer
+from attend.service.generation.generation import MOST_VECTORS, GenerationService
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Command
+from attend.service.records import MOST_INPUTS, Command
 
-MOST_INPUTS = MAX_CHOICES_TIMES_PROMPTS
 SMALLEST = 1e-12
 """A vector that is shorter is left so: there is no direction in it."""
 
@@ -43,11 +43,17 @@ def command_of(
 
     Whether the model makes embeddings is asked when all else is known to be right, as of a text's length.
     """
-    if not 1 <= len(inputs) <= MOST_INPUTS:
-        raise InvalidRequest(f"input must hold 1 to {MOST_INPUTS} texts; got {len(inputs)}", "input")
+    most = most_inputs(service.engine.info)
+    if not 1 <= len(inputs) <= most:
+        raise InvalidRequest(f"input must hold 1 to {most} texts; got {len(inputs)}", "input")
     if dimensions is not None:
         integer("dimensions", dimensions, 1, service.engine.info.hidden_size)
     return Command(prompts=tuple(inputs), stops=StopRules(max_tokens=0), embedding=service.embedding, **fields)
+
+
+def most_inputs(info: EngineInfo) -> int:
+    """Texts that a call may have: OpenAI's limit, and fewer where their vectors would be more than all calls may hold."""
+    return min(MOST_INPUTS, MOST_VECTORS // max(1, info.hidden_size))
 
 
 async def embed(

@@ -14,6 +14,7 @@ from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.net.adapters import Adapter
 from attend.model.params import MAX_PROMPT_SCORES, token_ids
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules
+from attend.model.scoring import NO_SCORES, ScoreRules
 from attend.model.text.mask import FAULT
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.quota import Key, Lease, name_of
@@ -49,6 +50,7 @@ class GenerationService:
         deadline_default_ms: int | None = None,
         defaults: Defaults = NO_DEFAULTS,
         embedding: EmbeddingRules = NO_EMBEDDINGS,
+        scoring: ScoreRules = NO_SCORES,
         shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +60,7 @@ class GenerationService:
         self.model_name = model_name
         self.defaults = defaults
         self.embedding = embedding
+        self.scoring = scoring
         self.shelf = shelf
         self.started_at = int(time.time())
         self._request_timeout = request_timeout
@@ -77,12 +80,17 @@ class GenerationService:
         of prompts, and embeddings, hold their places until the end, or until `held` is closed: a caller that gathers chunks
         keeps them longer.
 
+        A call in parts (`Command.in_parts`) has no more of its prompts in the engine than `_at_once` says, and takes no more
+        places of its key.
+
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), ExitStack() as stack:
             deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
-            lease = stack.enter_context(admitted(command.key, command.num_answers, self._least(command)))
-            self.engine.check_room(command.num_answers)  # a refusal must not cost the running streams a tokenization
+            at_once = self._at_once(command)
+            places = command.num_answers if at_once is None else at_once
+            lease = stack.enter_context(admitted(command.key, places, self._least(command)))
+            self.engine.check_room(places)  # a refusal must not cost the running streams a tokenization
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
             for request in requests:
@@ -100,11 +108,11 @@ class GenerationService:
             remade = None if command.shown is None else Remade(command.shown, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
-                async with aclosing(self.engine.generate(requests)) as outputs:
+                async with aclosing(self.engine.generate(requests, at_once)) as outputs:
                     async for batch in outputs:
                         if remade is not None:
                             batch = [*remade.parted(batch)]
-                        chunks = self._advance(answers, unfinished, batch, record)
+                        chunks = self._advance(answers, unfinished, batch, record, needs_all=command.in_parts)
                         if chunks:
                             record.delivered(chunks if remade is None else remade.new(chunks), command.n)
                             if lease is not None:
@@ -132,6 +140,16 @@ class GenerationService:
                     return await self.preparation.answers(command)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the first token") from error
+
+    def _at_once(self, command: Command) -> int | None:
+        """Of a call in parts: the prompts that may be in the engine at a time. Half a batch, so that half is left for others;
+        fewer where the key may have fewer. None where all of them may.
+        """
+        if not command.in_parts:
+            return None
+        most = None if command.key is None else command.key.limits.concurrent
+        share = max(1, self.engine.info.max_batch_requests // 2)
+        return min(command.num_answers, share if most is None else max(1, min(share, most)))
 
     def _least(self, command: Command) -> int:
         """Tokens that a call will reserve at least, as far as that is known before its texts are tokenized."""
@@ -198,9 +216,18 @@ class GenerationService:
             return await aside(text, len(tokens), owner=name_of(key))
 
     def _advance(
-        self, answers: dict[str, Answer], unfinished: dict[str, Answer], outputs: list[Output], record: RequestRecord
+        self,
+        answers: dict[str, Answer],
+        unfinished: dict[str, Answer],
+        outputs: list[Output],
+        record: RequestRecord,
+        *,
+        needs_all: bool,
     ) -> list[Chunk]:
-        """The chunks that engine outputs make of their answers, which leave `unfinished` at their end."""
+        """The chunks that engine outputs make of their answers, which leave `unfinished` at their end.
+
+        `needs_all`: an answer that was not begun is an error of the call, also where others were.
+        """
         chunks = []
         for output in outputs:
             answer = unfinished.get(output.request_id)
@@ -211,9 +238,7 @@ class GenerationService:
             if output.finish_reason is FinishReason.ERROR:
                 log.error("request %s failed in the engine: %s", record.request_id, output.error)
                 raise EngineFailed("internal error")
-            if not output.token_ids and (
-                answer.request.pooling is not None or not any(other.begun for other in answers.values())
-            ):
+            if not output.token_ids and (needs_all or not any(other.begun for other in answers.values())):
                 self._raise_unstarted(output.finish_reason)
             chunk = answer.take(output)
             if chunk.finish_reason is not None:

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 from attend.model.engine.request import EngineInfo, Request, check_fits
 from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
 from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
-from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.mask import CompiledGrammar, Grammar
 from attend.model.text.tokenizer import Tokenizer
@@ -19,7 +18,7 @@ from attend.service.chat.parser import AnswerParser
 from attend.service.generation.answer import Answer
 from attend.service.generation.aside import TurnPool, alone, aside
 from attend.service.generation.text import TextStream
-from attend.service.records import ChatPrompt, ChatRules, Command, Prompt
+from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, ChatRules, Command, FramedText, Prompt
 
 T = TypeVar("T")
 
@@ -48,6 +47,8 @@ class _Text(NamedTuple):
     text: str
     add_special_tokens: bool
     """False for a chat: its template writes them."""
+    frame: FramedText | None = None
+    """What stands around it, and how much of it is kept."""
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Preparation:
         if command.embedding is None:
             self.check_text()
         command = await self._shortened(command)
-        prompts = [await self._written(prompt, command) for prompt in command.prompts]
+        prompts = [await self._written(prompt, command, place) for place, prompt in enumerate(command.prompts)]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
         grammar = None if spec is None else await self.compiled(spec, command.owner)
@@ -113,6 +114,7 @@ class Preparation:
         if isinstance(prompt, str):
             text = _Text(prompt, add_special_tokens=True)
         else:
+            assert isinstance(prompt, ChatPrompt)
             text = _Text(await alone(prompt.write, owner), add_special_tokens=False)
         return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=owner)
 
@@ -136,30 +138,32 @@ class Preparation:
         """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
         return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, owner)
 
-    async def _written(self, prompt: Prompt, command: Command) -> _Text | tuple[int, ...]:
+    async def _written(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""
-        limit = self.info.max_model_len
+        limit, name = self.info.max_model_len, command.name_of(place)
         if isinstance(prompt, tuple):
             if len(prompt) > limit and command.truncate_prompt_tokens is None:
                 size = f"{limit} tokens, which a prompt of {len(prompt)} exceeds"
-                raise ContextTooLong(f"{command.field}: this model's maximum context length is {size}", command.field)
+                raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
             return prompt
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
             text = _Text(await alone(prompt.write, command.owner), add_special_tokens=False)
+        elif isinstance(prompt, FramedText):
+            text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
         else:
             text = _Text(prompt, add_special_tokens=True)
         if len(text.text) > self._most_characters:
             size = f"{limit} tokens, which {len(text.text)} characters cannot fit"
-            raise ContextTooLong(f"{command.field}: this model's maximum context length is {size}", command.field)
+            raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
         return text
 
     def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _Read:
         """Tokenize and check all texts and token ids of a command. May run in any thread."""
         self._check_ids(command)
-        whole = [self._tokens(prompt, command.field) for prompt in prompts]
+        whole = [self._tokens(prompt, command.name_of(place)) for place, prompt in enumerate(prompts)]
         kept = [self._truncated(tokens, command) for tokens in whole]
-        if command.embedding is not None:
-            self._check_lengths(command.embedding, kept)
+        if command.in_parts:
+            self._check_lengths(command, kept)
         if command.prompt_logprobs is not None:
             self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, kept)))
         echoes = [self._echo(*each) for each in zip(prompts, whole, kept, strict=True)] if command.echo else []
@@ -207,12 +211,18 @@ class Preparation:
             wanted = f"prompt_logprobs may ask for at most {MAX_PROMPT_SCORES} log probabilities of prompt tokens in all"
             raise InvalidRequest(f"{wanted}; got {each} for each of {tokens} tokens", "prompt_logprobs")
 
-    def _check_lengths(self, rules: EmbeddingRules, texts: list[list[int]]) -> None:
-        """Refuse texts where the model makes no vectors, and a text that is longer than those that it makes them of."""
-        rules.required()
-        most, longest = min(self.info.max_model_len, rules.max_tokens or self.info.max_model_len), max(map(len, texts))
-        if longest > most:
-            raise ContextTooLong(f"input: this model embeds texts of at most {most} tokens; got {longest}", "input")
+    def _check_lengths(self, command: Command, texts: list[list[int]]) -> None:
+        """Refuse texts where the model makes no vectors, or not of one so long, or not of so many tokens."""
+        rules, most = command.embedding, self.info.max_model_len - (command.stops.max_tokens or 0)
+        does = "reads" if rules is None else "embeds"
+        if rules is not None:
+            rules.required()
+            most = min(most, rules.max_tokens or most)
+        place = max(range(len(texts)), key=lambda at: len(texts[at]))
+        if len(texts[place]) > most:
+            limit = f"this model {does} texts of at most {most} tokens; got {len(texts[place])}"
+            raise ContextTooLong(f"{command.name_of(place)}: {limit}", command.field_of(place))
+        check_total(command.field, sum(map(len, texts)))
 
     def tokens(self, prompt: str | Sequence[int], name: str = "prompt", *, add_special_tokens: bool = True) -> list[int]:
         """A text, or ids, as tokens of the model; an empty text is the start-of-text token. May run in any thread.
@@ -225,19 +235,34 @@ class Preparation:
             return list(token_ids(name, prompt, self.info.vocab_size))
         tokens = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
-            raise InvalidRequest(f"{name} has the token {max(tokens)}, which this model does not know", name)
+            field = name.partition("[")[0]
+            raise InvalidRequest(f"{name} has the token {max(tokens)}, which this model does not know", field)
         return tokens or self._start_of_text(name)
 
     def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
         if not isinstance(prompt, _Text):
             return self.tokens(prompt, name)
-        tokens = self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens)
+        tokens = self.tokens(self._framed(prompt), name, add_special_tokens=prompt.add_special_tokens)
         start = self.tokenizer.chat_start_id
         if start is None or prompt.add_special_tokens:
             return tokens
         word = self.tokenizer.raw.id_to_token(start) or ""
         written = start in tokens and prompt.text.lstrip().startswith(word)  # a template may begin with an empty line
         return tokens if written else [start, *tokens]
+
+    def _short(self, prompt: FramedText) -> str:
+        """As much of a text as its first tokens may come from, so that what is cut costs nothing."""
+        most = None if prompt.most_tokens is None else SLACK * prompt.most_tokens * self.tokenizer.longest
+        return prompt.text[:most]
+
+    def _framed(self, prompt: _Text) -> str:
+        """The whole text, cut where it is to be cut."""
+        if prompt.frame is None:
+            return prompt.text
+        most = prompt.frame.most_tokens
+        text = prompt.text if most is None else self.tokenizer.first(prompt.text, most)
+        before, after = prompt.frame.around
+        return before + text + after
 
     def _truncated(self, tokens: list[int], command: Command) -> list[int]:
         return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]
@@ -251,7 +276,9 @@ class Preparation:
         for token in (self.tokenizer.bos_token_id, self.info.bos_token_id, *self.info.eos_token_ids):
             if token is not None and token < self.info.vocab_size:
                 return [token]
-        raise InvalidRequest(f"{name} is empty, and this model has no start-of-text token to begin from", name)
+        raise InvalidRequest(
+            f"{name} is empty, and this model has no start-of-text token to begin from", name.partition("[")[0]
+        )
 
     def _ends(self, command: Command) -> frozenset[int]:
         """The tokens that end an answer."""
@@ -277,6 +304,7 @@ class Preparation:
             min_tokens=stops.min_tokens,
             decoding=command.decoding,
             logprobs=command.logprobs,
+            scored_token_ids=command.scored_token_ids,
             prompt_logprobs=command.prompt_logprobs,
             pooling=None if command.embedding is None else command.embedding.pooling,
             priority=command.priority,
@@ -300,6 +328,12 @@ class Preparation:
             for spelling in dict.fromkeys(spellings)
             if (tokens := self.tokenizer.encode(spelling, add_special_tokens=False))
         ]
+
+
+def check_total(name: str, tokens: int) -> None:
+    """Refuse texts that have too many tokens together."""
+    if tokens > MOST_INPUT_TOKENS:
+        raise InvalidRequest(f"{name} may have at most {MOST_INPUT_TOKENS} tokens in all; got {tokens}", name)
 
 
 def _text_of(prompt: _Text | tuple[int, ...]) -> str:

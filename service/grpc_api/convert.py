@@ -15,8 +15,9 @@ from attend.model.params import (
 from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.service.chat.messages import MAX_CALLS, check_count
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
+from attend.service.gathered import whole
 from attend.service.generation.turns import yield_to_loop
-from attend.service.records import Chunk, PromptPart, whole
+from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 
 SCORES = 64

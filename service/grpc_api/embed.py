@@ -3,7 +3,8 @@
 from attend.model.engine.request import EngineInfo
 from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
-from attend.service.generation.embed import MOST_INPUTS, Embedded
+from attend.service.generation.embed import Embedded, most_inputs
+from attend.service.generation.prepare import check_total
 from attend.service.generation.turns import yield_to_loop
 from attend.v1 import generation_pb2 as pb
 
@@ -16,11 +17,14 @@ def check_sizes(request: pb.EmbedRequest, info: EngineInfo) -> None:
 
     Raises InvalidRequest with the field named.
     """
-    at_most("input", request.inputs, MOST_INPUTS, "texts")
-    longest, limit = max((len(given.token_ids.ids) for given in request.inputs), default=0), info.max_model_len
-    if longest > limit and not request.HasField("truncate_prompt_tokens"):
-        size = f"{limit} tokens, which a prompt of {longest} exceeds"
+    at_most("input", request.inputs, most_inputs(info), "texts")
+    sizes, limit = [len(given.token_ids.ids) for given in request.inputs], info.max_model_len
+    if request.HasField("truncate_prompt_tokens"):
+        return
+    if max(sizes, default=0) > limit:
+        size = f"{limit} tokens, which a prompt of {max(sizes)} exceeds"
         raise ContextTooLong(f"input: this model's maximum context length is {size}", "input")
+    check_total("input", sum(sizes))
 
 
 async def to_response(embedded: Embedded, fingerprint: str) -> pb.EmbedResponse:

@@ -25,6 +25,7 @@ from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
 from attend.service.contract.routes import SERVICE
 from attend.service.errors import INTERNAL, advice, sentence, wire
+from attend.service.gathered import Gathered
 from attend.service.generation.aside import alone
 from attend.service.generation.embed import command_of
 from attend.service.generation.embed import embed as embed_texts
@@ -35,7 +36,7 @@ from attend.service.generation.turns import yield_to_loop
 from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
 from attend.service.observe.metrics import Metrics, RequestRecord
-from attend.service.records import REQUEST_ID, Command, Gathered, bytes_for
+from attend.service.records import REQUEST_ID, Command, bytes_for
 from attend.service.remarks import Beyond, Remarks, clamps
 from attend.v1 import generation_pb2 as pb
 

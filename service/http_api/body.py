@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from attend.model.errors import InvalidRequest
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 from attend.service.generation.aside import alone
-from attend.service.records import bytes_for
+from attend.service.records import MOST_INPUT_TOKENS, bytes_for
 
 T = TypeVar("T")
 
@@ -37,6 +37,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def most_bytes(max_model_len: int) -> int:
     """Bytes of a body, for a model with this context."""
     return bytes_for(max_model_len, MAX_BYTES)
+
+
+def most_bytes_of_texts(max_model_len: int) -> int:
+    """Bytes of a body with many texts, which may be longer than the context together."""
+    return most_bytes(max(max_model_len, MOST_INPUT_TOKENS))
 
 
 async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int, owner: str | None = None) -> T:

@@ -20,15 +20,16 @@ from attend.service.contract.shapes import Schema
 from attend.service.http_api.body import MAX_BYTES, MAX_DEPTH
 from attend.service.http_api.operations import OPERATIONS, Operation, Stream
 from attend.service.http_api.problems import error_response
-from attend.service.records import BYTES_A_TOKEN
+from attend.service.records import BYTES_A_TOKEN, MOST_INPUT_TOKENS
 
 OPENAPI_VERSION = "3.1.0"
 REF = "#/components/schemas/{model}"
 ABOUT = f"""\
 Text generation over HTTP, in OpenAI's shapes, with more fields under the names that vLLM uses.
 
-A body is strict JSON in UTF-8: no unknown fields, no duplicate keys, no NaN, at most {MAX_DEPTH} levels. It has at most
-{MAX_BYTES} bytes, or {BYTES_A_TOKEN} for each token of the model's context where that is more. null means absent. An integer is
+A body is strict JSON in UTF-8: no duplicate keys, no NaN, at most {MAX_DEPTH} levels. It has at most
+{MAX_BYTES} bytes, or {BYTES_A_TOKEN} for each token of the model's context where that is more; to /v1/embeddings, /v1/rerank
+and /v1/score at least {BYTES_A_TOKEN * MOST_INPUT_TOKENS}. null means absent. An integer is
 written without a decimal point: 3.0 is refused.
 
 Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""

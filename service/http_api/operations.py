@@ -15,7 +15,16 @@ from attend.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from attend.service.contract import answers, anthropic_answers, chat_answers, response_answers, server_answers, text_answers
+from attend.model.scoring import NO_SCORES
+from attend.service.contract import (
+    answers,
+    anthropic_answers,
+    chat_answers,
+    response_answers,
+    scores,
+    server_answers,
+    text_answers,
+)
 from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
@@ -41,6 +50,14 @@ _REFUSALS: tuple[Exception, ...] = (
     DeadlineExceeded("the deadline passed before the first token"),
 )
 _TEXT_TOO_LONG = ContextTooLong("prompt: /v1/attention takes at most 512 tokens; prompt and answer have 600", "prompt")
+SCORING: tuple[Exception, ...] = (
+    InvalidRequest("documents must hold 1 to 2048 texts; got 0", "documents"),
+    NotSupported(NO_SCORES.refusal, "model"),
+    ContextTooLong("documents[3]: this model embeds texts of at most 512 tokens; got 600", "documents"),
+    *_REFUSALS,
+    *BODY,
+)
+"""How a call for scores can fail."""
 GENERATION: tuple[Exception, ...] = (
     _RANGE,
     NotSupported("suffix is not supported yet; got ' end' (string)", "suffix"),
@@ -271,6 +288,29 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             *_REFUSALS,
             *BODY,
         ),
+    ),
+    ("post", "/v1/rerank"): Operation(
+        scores.Reranked,
+        body=scores.RerankRequest,
+        requests={
+            "Two documents": {"query": "What falls from clouds?", "documents": ["Rain does.", "It is late."]},
+            "The best, with its text": {
+                "query": "What falls from clouds?",
+                "documents": [{"text": "Rain does."}, {"text": "It is late."}],
+                "top_n": 1,
+                "return_documents": True,
+            },
+        },
+        errors=SCORING,
+    ),
+    ("post", "/v1/score"): Operation(
+        scores.Scores,
+        body=scores.ScoreRequest,
+        requests={
+            "A query and two documents": {"text_1": "What falls from clouds?", "text_2": ["Rain does.", "It is late."]},
+            "Two pairs": {"queries": ["Rain?", "Late?"], "documents": ["It rains.", "It is late."], "max_tokens_per_doc": 100},
+        },
+        errors=SCORING,
     ),
     ("post", "/tokenize"): Operation(
         text_answers.Tokens,

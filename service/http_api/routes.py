@@ -41,6 +41,7 @@ from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.responses import add_responses
 from attend.service.http_api.routing import bind
+from attend.service.http_api.scores import add_scores
 from attend.service.http_api.site import Site, adopt, guard, opened
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
@@ -68,6 +69,7 @@ def build_router(site: Site) -> APIRouter:
     add_messages(generating, site)
     _add_attention(generating, site)
     _add_embeddings(generating, site)
+    add_scores(generating, site)
     guarded = APIRouter(dependencies=[guard(site.keys)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
@@ -171,7 +173,7 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
                 body = read_body(EmbeddingsRequest, fields, remarks)
                 return body, command_of(service, **to_embedding(body, request.state.request_id))
 
-            body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
+            body, command = await read_json(request, read, site.most_bytes_of_texts, name_of(request.state.key))
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)

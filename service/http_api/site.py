@@ -13,7 +13,7 @@ from attend.service.access.quota import Key
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api.body import most_bytes
+from attend.service.http_api.body import most_bytes, most_bytes_of_texts
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import Command
@@ -51,6 +51,11 @@ class Site:
     def most_bytes(self) -> int:
         """Bytes of a body."""
         return most_bytes(self.service.engine.info.max_model_len)
+
+    @property
+    def most_bytes_of_texts(self) -> int:
+        """Bytes of a body with many texts."""
+        return most_bytes_of_texts(self.service.engine.info.max_model_len)
 
     def remarks(self, *, clamps_by_default: bool = False) -> Remarks:
         """For what the answer to one call says of it."""

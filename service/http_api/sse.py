@@ -20,11 +20,12 @@ from attend.model.errors import AttendError
 from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
+from attend.service.gathered import Gathered
 from attend.service.generation.turns import in_turns
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.problems import error_body
-from attend.service.records import Chunk, Gathered, TokenCounts
+from attend.service.records import Chunk, TokenCounts
 
 log = logging.getLogger("attend.http")
 

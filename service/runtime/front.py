@@ -20,7 +20,7 @@ from attend.model.errors import Overloaded
 from attend.service.generation.aside import Places
 from attend.service.generation.unread import Unread
 from attend.service.http_api.app import ABORT, RequestIds
-from attend.service.http_api.body import most_bytes
+from attend.service.http_api.body import most_bytes_of_texts
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.problems import error_response
 
@@ -225,7 +225,7 @@ def http_server(
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
     config = uvicorn.Config(
-        Bounded(app, most_calls, most_bytes(max_model_len), cors_origins),
+        Bounded(app, most_calls, most_bytes_of_texts(max_model_len), cors_origins),
         http=partial(Connection, most=most_connections, cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",

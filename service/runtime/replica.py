@@ -23,7 +23,8 @@ from attend.model.errors import EngineFailed
 from attend.model.generation_config import read_defaults
 from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
-from attend.model.pooling import read_rules
+from attend.model.pooling import chosen_rules, read_rules
+from attend.model.scoring import score_rules
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
@@ -70,6 +71,8 @@ class Replica(GrpcMethods):
             self.engine = build_engine(settings.folder, engine_options(settings), report, group)
         self.shelf = open_shelf(settings, self.engine)
         tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
+        warn = logging.getLogger("attend.service").warning
+        embedding = chosen_rules(read_rules(settings.folder), settings.pooling, warn)
         self.service = GenerationService(
             self.engine,
             tokenizer,
@@ -77,7 +80,8 @@ class Replica(GrpcMethods):
             request_timeout=settings.request_timeout_seconds,
             deadline_default_ms=settings.deadline_default_ms,
             defaults=read_defaults(settings.folder, settings.generation_config),
-            embedding=read_rules(settings.folder),
+            embedding=embedding,
+            scoring=score_rules(settings.folder, settings.name, settings.score, embedding, tokenizer),
             shelf=self.shelf,
         )
         self.template = ChatTemplate.load(settings.folder)

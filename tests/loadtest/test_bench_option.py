@@ -20,7 +20,7 @@ class Recorder:
     def __init__(self) -> None:
         self.asked = []
 
-    async def generate(self, requests):
+    async def generate(self, requests, at_once=None):
         self.asked.append([(request.prompt, request.max_tokens, request.sampling.temperature) for request in requests])
         yield [SimpleNamespace()]
 

@@ -12,7 +12,7 @@ class Recorder:
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
 
-    async def generate(self, requests):
+    async def generate(self, requests, at_once=None):
         self.prompts += [request.prompt for request in requests]
         yield [SimpleNamespace(token_ids=(1,))]
 

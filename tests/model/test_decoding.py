@@ -321,6 +321,15 @@ def test_the_chosen_token_is_scored_even_outside_the_likeliest():
     assert chosen < best[-1][1]
 
 
+def test_tokens_that_are_asked_for_by_their_ids_come_after_the_likeliest():
+    logits = noise(rows=2)
+    scores = torch.log_softmax(logits, dim=-1).tolist()
+    first, second = logprobs(logits, torch.tensor([0, 1]), [1, 0], [(), (6, 2, 6)])
+    assert len(first[1]) == 1
+    assert [token for token, _ in second[1]] == [6, 2, 6]
+    assert pytest.approx([scores[1][6], scores[1][2], scores[1][6]]) == [value for _, value in second[1]]
+
+
 def test_the_probabilities_of_all_tokens_sum_to_one():
     [(_, best)] = logprobs(noise(rows=1), torch.tensor([0]), [8])
     assert pytest.approx(1) == math.fsum(math.exp(value) for _, value in best)

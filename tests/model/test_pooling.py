@@ -8,7 +8,7 @@ import pytest
 
 from attend.model.errors import NotSupported
 from attend.model.net.checkpoint import inspect
-from attend.model.pooling import EmbeddingRules, Pooling, read_rules
+from attend.model.pooling import CHOICES, NO_EMBEDDINGS, EmbeddingRules, Pooling, chosen_rules, read_rules
 from tests.model.gguf_files import make, write_gguf
 
 KINDS = ("Transformer", "Pooling", "Normalize")
@@ -49,6 +49,8 @@ def written(folder: Path, listed: Any = None, pooling: Any = None, sentences: An
         (modes("mean_tokens"), Pooling.MEAN),
         ({"pooling_mode": "lasttoken"}, Pooling.LAST),
         ({"pooling_mode": "mean"}, Pooling.MEAN),
+        (modes("cls_token"), Pooling.CLS),
+        ({"pooling_mode": "cls"}, Pooling.CLS),
     ],
 )
 @pytest.mark.parametrize("kinds", [KINDS, KINDS[:2]])
@@ -72,7 +74,7 @@ def test_the_length_is_read(tmp_path, sentences, most):
         ({"listed": [{"type": "a.Pooling"}]}, "a type and a path"),
         ({"listed": "["}, "JSON"),
         ({"listed": modules("Transformer", "Transformer")}, "'Transformer'"),
-        ({"pooling": modes("cls_token")}, "asks for cls_token"),
+        ({"pooling": modes("max_tokens")}, "asks for max_tokens"),
         ({"pooling": modes("lasttoken", "mean_tokens")}, "mean_tokens and lasttoken"),
         ({"pooling": modes()}, "asks for no pooling"),
         ({"pooling": {"pooling_mode": "weightedmean"}}, "asks for weightedmean"),
@@ -103,7 +105,7 @@ def test_a_pooling_whose_folder_is_missing_is_refused(tmp_path):
     assert "1_Pooling/config.json is missing" in read_rules(tmp_path).refusal
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [(1, Pooling.MEAN), (3, Pooling.LAST)])
+@pytest.mark.parametrize(("kind", "wanted"), [(1, Pooling.MEAN), (2, Pooling.CLS), (3, Pooling.LAST)])
 def test_the_pooling_of_a_gguf_file_is_read(tmp_path, kind, wanted):
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
     assert read_rules(path) == EmbeddingRules(wanted, None, "")
@@ -117,10 +119,42 @@ def test_a_pooling_that_nobody_knows_is_a_sentence(tmp_path, kind):
         read_rules(path).required()
 
 
-@pytest.mark.parametrize(("kind", "said"), [(None, "no pooling_type"), (0, "0 (NONE)"), (2, "2 (CLS)"), (4, "4 (RANK)")])
+@pytest.mark.parametrize(("kind", "said"), [(None, "no pooling_type"), (0, "0 (NONE)"), (4, "4 (RANK)")])
 def test_a_gguf_file_whose_pooling_is_not_computed_still_serves_text(tmp_path, kind, said):
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
     assert inspect(path).family == "qwen3"
     with pytest.raises(NotSupported) as caught:
         read_rules(path).required()
     assert said in str(caught.value) and str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize(("choice", "pooling"), CHOICES.items())
+def test_a_chosen_pooling_is_used_where_the_files_say_nothing_and_no_line_is_written(tmp_path, choice, pooling):
+    lines: list[str] = []
+    assert chosen_rules(read_rules(tmp_path), choice, lines.append).required() is pooling
+    path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf")
+    assert chosen_rules(read_rules(path), choice, lines.append).required() is pooling
+    assert lines == []
+
+
+def test_what_the_files_say_holds_without_a_choice_and_is_told_where_the_choice_is_another(tmp_path):
+    lines: list[str] = []
+    rules = read_rules(written(tmp_path, sentences={"max_seq_length": 9}))
+    assert chosen_rules(rules, "auto", lines.append) == rules == chosen_rules(rules, "last", lines.append)
+    assert lines == []
+    assert chosen_rules(rules, "mean", lines.append) == EmbeddingRules(Pooling.MEAN, 9, "")
+    assert lines == ["pooling = mean: the model's own files say lasttoken"]
+
+
+def test_a_choice_beside_files_that_ask_for_what_is_not_computed_is_told(tmp_path):
+    lines: list[str] = []
+    rules = read_rules(written(tmp_path, listed=modules(*KINDS[:2], "Dense")))
+    assert chosen_rules(rules, "last", lines.append).required() is Pooling.LAST
+    [line] = lines
+    assert "say otherwise" in line and "Dense" in line
+
+
+def test_a_refusal_where_the_files_say_nothing_names_the_flag(tmp_path):
+    path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf")
+    assert all("--pooling" in rules.refusal for rules in (NO_EMBEDDINGS, read_rules(path)))
+    assert "--pooling" not in read_rules(written(tmp_path, pooling=modes("max_tokens"))).refusal

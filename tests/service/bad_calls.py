@@ -22,6 +22,7 @@ from tests.service.sse import events_of
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
 EMBEDDINGS = "/v1/embeddings"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 JSON = {"content-type": "application/json"}
 STATUSES = {200, 400, 404, 413, 415, 429}
 CODES = {row.code for row in TABLE.values()} | {"not_found", "method_not_allowed"}

@@ -4,7 +4,7 @@ Every row is bad for every server, whatever its model: `test_bad_inputs.py` send
 """
 
 from attend.v1 import generation_pb2 as pb
-from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TOKENIZE
+from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON, RERANK, SCORE, TOKENIZE
 from tests.service.bad_rows import GOOD, SECRET, UNSUPPORTED, A, both, chat, completion, embeds, grpc, http, keyless, says
 from tests.service.bad_syntax import ENCODING, HEADERS, STRUCTURE, TYPES, WIRE
 from tests.service.bad_tools import TOOLS
@@ -153,8 +153,8 @@ EMBEDDING = [
     http("embeddings: a number", {"input": 3}, "input", "string", path=EMBEDDINGS),
     http("embeddings: a prompt", {"prompt": "a"}, "input", "input is required", path=EMBEDDINGS),
     http("embeddings: another format", {"input": "a", "encoding_format": "hex"}, "encoding_format", "base64", path=EMBEDDINGS),
-    embeds("embeddings: an empty list", {"input": []}, {"inputs": []}, "input", "1 to 128"),
-    embeds("embeddings: too many", {"input": ["a"] * 129}, {"inputs": [{"text": "a"}] * 129}, "input", "128"),
+    embeds("embeddings: an empty list", {"input": []}, {"inputs": []}, "input", "1 to 2048"),
+    embeds("embeddings: too many", {"input": ["a"] * 2049}, {"inputs": [{"text": "a"}] * 2049}, "input", "2048"),
     embeds("embeddings: no tokens", {"input": [[]]}, {"inputs": [{"token_ids": {}}]}, "input", "empty list"),
     embeds("embeddings: a token below zero", {"input": [-1]}, {"inputs": [{"token_ids": {"ids": [-1]}}]}, "input", "from 0"),
     embeds("embeddings: no dimensions", {"dimensions": 0}, {"dimensions": 0}, "dimensions", "from 1"),
@@ -167,6 +167,28 @@ EMBEDDING = [
         "truncate_prompt_tokens",
         "from 1",
     ),
+]
+PAIR: dict[str, object] = {"query": "a", "documents": ["b"]}
+SCORES = [
+    http("rerank: no query", {"documents": ["b"]}, "query", "query is required", path=RERANK),
+    http("rerank: no documents", {"query": "a"}, "documents", "documents is required", path=RERANK),
+    http("rerank: an empty list", PAIR | {"documents": []}, "documents", "1 to 2048", path=RERANK),
+    http("rerank: too many", PAIR | {"documents": ["b"] * 2049}, "documents", "1 to 2048", path=RERANK),
+    http("rerank: one text", PAIR | {"documents": "b"}, "documents", "list", path=RERANK),
+    http("rerank: a number among them", PAIR | {"documents": ["b", 3]}, "documents", "documents[1]", path=RERANK),
+    http("rerank: an object without a text", PAIR | {"documents": [{}]}, "documents", "text", path=RERANK),
+    http("rerank: an object with more", PAIR | {"documents": [{"text": "", "a": 3}]}, "documents[0].a", "field", path=RERANK),
+    http("rerank: a list of queries", PAIR | {"query": ["a"]}, "query", "a string", path=RERANK),
+    http("rerank: fewer than none", PAIR | {"top_n": -1}, "top_n", "from 0", path=RERANK),
+    http("rerank: a word for a number", PAIR | {"top_n": "3"}, "top_n", "an integer", path=RERANK),
+    http("rerank: cut to nothing", PAIR | {"max_tokens_per_doc": 0}, "max_tokens_per_doc", "from 1", path=RERANK),
+    http("rerank: a deadline of nothing", PAIR | {"deadline_ms": 0}, "deadline_ms", "from 1", path=RERANK),
+    http("rerank: an id with spaces", PAIR | {"request_id": "a b"}, "request_id", "letters", path=RERANK),
+    http("score: one text", {"text_1": "a"}, "text_2", "text_2 is required", path=SCORE),
+    http("score: an empty list", {"text_1": "a", "text_2": []}, "text_2", "1 to 2048", path=SCORE),
+    http("score: lists that do not fit", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "as many as text_2", path=SCORE),
+    http("score: a text under both names", {"text_1": "a", "text_2": "b", "documents": "b"}, "documents", "text_2", path=SCORE),
+    http("score: token ids", {"text_1": [1, 2], "text_2": "b"}, "text_1", "a string", path=SCORE),
 ]
 KEYS = [
     keyless("none", None, "needs an API key"),
@@ -239,5 +261,5 @@ KEYS = [
 ]
 ROWS = (
     *(*ENCODING, *STRUCTURE, *TYPES, *HEADERS),
-    *(*RANGES, *COMBINATIONS, *TOKENS, *LIMITS, *CONVERSATIONS, *TOOLS, *STRUCTURED, *EMBEDDING, *WIRE, *KEYS),
+    *(*RANGES, *COMBINATIONS, *TOKENS, *LIMITS, *CONVERSATIONS, *TOOLS, *STRUCTURED, *EMBEDDING, *SCORES, *WIRE, *KEYS),
 )

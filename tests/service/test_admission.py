@@ -67,6 +67,8 @@ ROUTES = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
     "Generate": pb.GenerateRequest(text="a"),

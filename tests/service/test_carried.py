@@ -29,6 +29,7 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "priority": ({"priority": 7}, {"priority": 7}),
     "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "mine"}),
     "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
+    "scored_token_ids": ({"logprobs": 0, "scored_token_ids": (5, 9)}, {"logprobs": 0, "scored_token_ids": (5, 9)}),
     "resume_token_ids": ({"resume_token_ids": (98, 99)}, {"output": [98, 99]}),
 }
 """What a changed field of Command changes in the engine's Request."""
@@ -51,6 +52,7 @@ ELSEWHERE = {
     "echo": "the answer's text: test_generation.py",
     "remarks": "the answer's headers: test_tolerance.py",
     "shown": "where a chunk ends: http_api/test_event_ids.py",
+    "names": "what an error calls a prompt: generation/test_score.py",
     "chat": "the parts of the answer, and a grammar where calls are enforced: test_chat_answers.py",
 }
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop_str_in_output": "the answer's text: test_text.py"}
@@ -64,7 +66,7 @@ OF_THE_SCHEDULER = {
 class Refusing(FakeEngine):
     """Keeps each request as the service made it, and answers none."""
 
-    async def generate(self, requests):
+    async def generate(self, requests, at_once=None):
         self.requests += requests
         raise NotImplementedError
         yield

@@ -24,8 +24,9 @@ from attend.model.errors import (
 )
 from attend.model.pooling import Pooling
 from attend.service.access.quota import Key
+from attend.service.gathered import Gathered
 from attend.service.generation.embed import embed
-from attend.service.records import Chunk, Gathered
+from attend.service.records import Chunk
 from tests.simulation.answered import CLOSE, NEVER, Answered
 from tests.simulation.events import Call
 from tests.simulation.model import hidden
@@ -226,7 +227,7 @@ class Caller:
         rules, prompts = self.command.embedding, [tokens_of(self.command, at) for at in range(len(self.command.prompts))]
         for prompt, vector in zip(prompts, embedded.vectors, strict=True):
             states = np.array([hidden(token, position) for position, token in enumerate(prompt)])
-            pooled = states[-1] if rules.pooling is Pooling.LAST else states.mean(axis=0)
+            pooled = {Pooling.MEAN: states.mean(axis=0), Pooling.LAST: states[-1], Pooling.CLS: states[0]}[rules.pooling]
             pooled = pooled[: self.call.dimensions]
             assert np.allclose(vector, pooled / np.linalg.norm(pooled), atol=1e-6), "a wrong vector"
         self.vectors = sum(map(len, prompts))
@@ -273,11 +274,11 @@ class Caller:
             return True
         sizes = self.sizes
         limits = None if self.key is None else self.key.limits
-        rules = command.embedding
+        rules, at_once = command.embedding, 1 if command.in_parts else command.num_answers
         return (
             max(sizes) > config.max_model_len
-            or command.num_answers > config.max_batch_requests + self.life.setting.queued
-            or (limits is not None and limits.concurrent is not None and command.num_answers > limits.concurrent)
+            or at_once > config.max_batch_requests + self.life.setting.queued
+            or (limits is not None and limits.concurrent is not None and at_once > max(1, limits.concurrent))
             or (
                 limits is not None
                 and limits.tokens_per_minute is not None

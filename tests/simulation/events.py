@@ -123,7 +123,7 @@ def setting_of(seed: int) -> Setting:
         large=dice.choice([20, 200, 64 << 10]),
         most_large=dice.choice([1, 3, 64]),
         keys=dice.choice([(), (), (limits, Limits()), (limits, Limits(), Limits(concurrent=4))]),
-        embedding=EmbeddingRules(dice.choice([Pooling.LAST, Pooling.MEAN]), dice.choice([None, 6]), ""),
+        embedding=EmbeddingRules(dice.choice([*Pooling]), dice.choice([None, 6]), ""),
         adapters=dice.random() < 0.3,
     )
 
@@ -284,7 +284,7 @@ def _chat(dice: random.Random, number: int, setting: Setting, stems: list[str]) 
 
 def _embed(dice: random.Random, number: int, setting: Setting, stems: list[str]) -> Command:
     return Command(
-        prompts=tuple(_prompt(dice, setting, stems) for _ in range(dice.choice([1, 2, 4]))),
+        prompts=tuple(_prompt(dice, setting, stems) for _ in range(dice.choice([1, 2, 4, 4, 30]))),
         stops=StopRules(max_tokens=0),
         embedding=setting.embedding,
         **_common(dice, number),

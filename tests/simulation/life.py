@@ -57,8 +57,8 @@ class SteppedEngine(AsyncEngine):
 
     life: "Life"
 
-    def _open(self, requests: Sequence[Request]) -> object:
-        stream = super()._open(requests)
+    def _open(self, requests: Sequence[Request], at_once: int | None) -> object:
+        stream = super()._open(requests, at_once)
         self.life.accepted(requests)
         return stream
 
@@ -273,6 +273,10 @@ class Life:
         assert len(self.engine._streams) <= most, "more requests than the queue holds"
         for name in scheduler._by_id:
             self._check_wanted(self.owners[name], self.owners[name].places[name])
+        in_engine = Counter(self.owners[name].call.number for name in tuple(self.engine._streams))
+        for caller in self.callers:
+            at_once = self.service._at_once(caller.command)
+            assert at_once is None or in_engine[caller.call.number] <= at_once, "more of a call in the engine than its share"
         assert self.service._preparing.taken <= self.open_calls, "places of calls that have gone"
         for key in self.keys:
             mine = sum(caller.command.num_answers for caller in self.callers if caller.key is key and caller.is_open)

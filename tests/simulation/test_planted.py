@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from attend.model.engine.loop import AsyncEngine
+from attend.model.engine.loop import AsyncEngine, _Stream
 from attend.model.engine.request import FinishReason, Request
 from attend.service.access.quota import Key, Lease, _Window
 from attend.service.generation import generation, prepare
@@ -47,6 +47,11 @@ def a_reader_who_leaves_sends_no_abort(old):
 @planted(AsyncEngine, "abort")
 def an_answer_that_is_stopped_by_its_text_runs_on(old):
     return lambda self, name, reason: None if reason is FinishReason.STOP else old(self, name, reason)
+
+
+@planted(_Stream, "_has_room")
+def a_call_in_parts_floods_the_queue(old):
+    return lambda self, tokens: True
 
 
 @planted(AsyncEngine, "_deliver")

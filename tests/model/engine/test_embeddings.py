@@ -60,7 +60,7 @@ def vector(outputs: list[Output]) -> np.ndarray:
 def pooled(hidden_TE: torch.Tensor, pooling: Pooling) -> np.ndarray:
     """The reference: plain float64 over the whole text."""
     states = hidden_TE.detach().double().numpy()
-    found = states.mean(axis=0) if pooling is Pooling.MEAN else states[-1]
+    found = {Pooling.MEAN: states.mean(axis=0), Pooling.LAST: states[-1], Pooling.CLS: states[0]}[pooling]
     return found / np.linalg.norm(found)
 
 
@@ -130,7 +130,7 @@ def machine() -> Engine:
     return tiny_engine(net_of(CONFIG, torch.float32), max_batch_tokens=16, prefix_caching=True)
 
 
-@pytest.mark.parametrize(("pooling", "cached"), [(Pooling.LAST, 36), (Pooling.MEAN, 0)])
+@pytest.mark.parametrize(("pooling", "cached"), [(Pooling.LAST, 36), (Pooling.MEAN, 0), (Pooling.CLS, 0)])
 def test_only_a_last_token_may_follow_a_cached_prefix(machine, pooling, cached):
     """The hidden states of cached tokens are gone."""
     run(machine, [ask("a", range(40), 1)])
@@ -176,7 +176,10 @@ def test_hidden_states_that_are_not_finite_end_their_own_request_alone(pooling, 
     with torch.no_grad():
         net.embedding.tokens.weight[7] = torch.nan
     others = [embed("good", [1, 2, 3, 4, 5, 6], pooling), *(ask(f"s{at}", [at, at + 1], 1) for at in range(4))]
-    found = run(tiny_engine(net, max_batch_tokens=budget), [embed("bad", [1, 2, 3, 4, 5, 7], pooling), *others])
+    found = run(
+        tiny_engine(net, max_batch_tokens=budget),
+        [embed("bad", [7] if pooling is Pooling.CLS else [1, 2, 3, 4, 5, 7], pooling), *others],
+    )
     [last] = found.pop("bad")
     assert (last.finish_reason, last.error, last.hidden) == (FinishReason.ERROR, NO_HIDDEN, None)
     assert np.isfinite(vector(found.pop("good"))).all()

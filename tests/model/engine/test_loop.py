@@ -580,3 +580,107 @@ def test_close_ends_the_thread_and_may_be_called_twice():
         engine.close()
         with pytest.raises(Unavailable):
             asyncio.run(collect(engine, [ask("a")]))
+
+
+def crowded(engine: AsyncEngine) -> tuple[int, int]:
+    """Requests in the engine or its queue, and their prompts' tokens, now."""
+    return len(engine._streams), engine._queued_tokens
+
+
+@pytest.mark.parametrize(("at_once", "tokens", "most"), [(3, 1 << 14, 3), (8, 9, 4), (8, 1, 1)])
+def test_a_call_in_parts_has_no_more_requests_and_tokens_in_the_engine_than_its_share(monkeypatch, at_once, tokens, most):
+    """20 requests pass a queue of 4, and each makes room for the next."""
+    monkeypatch.setattr(attend.model.engine.loop, "PART_TOKENS", tokens)
+    requests, seen = [ask(f"r{at}", [at, 2], 1 + at % 3, seed=at) for at in range(20)], []
+
+    async def watched(engine):
+        outputs: dict[str, list[Output]] = {}
+        async with aclosing(engine.generate(requests, at_once)) as stream:
+            async for batch in stream:
+                seen.append(crowded(engine))
+                for output in batch:
+                    outputs.setdefault(output.request_id, []).append(output)
+        return {name: told(found) for name, found in outputs.items()}
+
+    with threaded(max_batch_requests=2, max_queued_requests=2) as engine:
+        assert expected(requests) == asyncio.run(watched(engine))
+        assert max(count for count, _ in seen) == most
+        assert max(queued for _, queued in seen) <= max(2, tokens)
+        assert IDLE == engine.stats() and crowded(engine) == (0, 0)
+
+
+def test_others_find_room_beside_a_call_in_parts():
+    async def crowd(engine):
+        gate(engine).shut()
+        many = engine.generate([ask(f"m{at}") for at in range(40)], 2)
+        first = asyncio.create_task(anext(many))
+        await until(lambda: len(engine._streams) == 2)
+        other = await in_flight(engine, "other")
+        gate(engine).open()
+        found = await other
+        await first
+        left = len(engine._streams)
+        await many.aclose()
+        return found, left
+
+    with threaded(max_batch_requests=2, max_queued_requests=2) as engine:
+        found, left = asyncio.run(crowd(engine))
+        assert (expected([ask("other")]), left) == (found, 2)
+
+
+def test_leaving_a_call_in_parts_leaves_nothing_in_the_engine():
+    async def leave(engine):
+        gate(engine).shut()
+        many = engine.generate([ask(f"m{at}") for at in range(40)], 2)
+        gate(engine).allow(1)
+        await anext(many)
+        await many.aclose()
+        assert {} == engine._streams
+        gate(engine).open()
+        await until(lambda: engine.stats() == IDLE)
+        return {name for plan in engine._engine.runner.plans for name, _, _ in plan}
+
+    with threaded(max_batch_requests=2) as engine:
+        assert {"m0", "m1"} == asyncio.run(leave(engine))
+
+
+def test_a_drain_lets_a_call_in_parts_end():
+    async def drain(engine):
+        gate(engine).shut()
+        requests = [ask(f"m{at}") for at in range(9)]
+        running = asyncio.create_task(collect_parts(engine, requests, 2))
+        await until(lambda: len(engine._streams) == 2)
+        draining = asyncio.create_task(engine.drain(30))
+        await until(lambda: engine.draining)
+        gate(engine).open()
+        await draining
+        return expected(requests), await running
+
+    with threaded(max_batch_requests=2) as engine:
+        wanted, found = asyncio.run(drain(engine))
+        assert wanted == found
+
+
+async def collect_parts(engine: AsyncEngine, requests, at_once: int) -> dict:
+    outputs: dict[str, list[Output]] = {}
+    async with aclosing(engine.generate(requests, at_once)) as stream:
+        async for batch in stream:
+            for output in batch:
+                outputs.setdefault(output.request_id, []).append(output)
+    return {name: told(found) for name, found in outputs.items()}
+
+
+def test_every_request_of_a_call_in_parts_ends_when_the_engine_is_closed():
+    async def stop(engine):
+        gate(engine).shut()
+        running = asyncio.create_task(collect_parts(engine, [ask(f"m{at}") for at in range(9)], 2))
+        await until(lambda: len(engine._streams) == 2)
+        threading.Thread(target=engine.close).start()
+        await until(lambda: engine._stopping)
+        gate(engine).allow(1)
+        async with asyncio.timeout(2):
+            return await running
+
+    with threaded(max_batch_requests=2) as engine:
+        found = asyncio.run(stop(engine))
+    assert dict.fromkeys([f"m{at}" for at in range(9)], FinishReason.ABORT) == {n: reason for n, (_, reason) in found.items()}

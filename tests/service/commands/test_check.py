@@ -178,7 +178,8 @@ def test_a_good_server_passes_every_check(server):
     assert list(results) == list(CHECKS)
     assert outcomes(results, "ok") == set(CHECKS) - {"API key"}, results
     assert "return 42" in results["completion"].detail
-    assert "5 calls" in results["metrics"].detail
+    assert "scores 1.000, " in results["rerank"].detail
+    assert "6 calls" in results["metrics"].detail
     assert all(result.milliseconds >= 0 and result.detail for result in results.values())
 
 
@@ -273,6 +274,8 @@ WRONGS = [
     ("chat", "/v1/chat/completions", with_status(500)),
     ("chat", "/v1/chat/completions", with_text("assistant", "user")),
     ("tokenize", "/detokenize", with_text("3.14", "3.15")),
+    ("rerank", "/v1/rerank", with_status(500)),
+    ("rerank", "/v1/rerank", with_text('"relevance_score":1.0', '"relevance_score":-1.0')),
     ("tokenize", "/tokenize", with_text('"count":', '"count":1')),
     ("bad request", COMPLETIONS, lambda status, body: (200 if status == 400 else status, body)),
     ("bad request", COMPLETIONS, with_text('"param":"max_tokens"', '"param":null')),

@@ -16,9 +16,10 @@ from attend.service.chat.forms import TEXT_ALONE
 from attend.service.contract.chat import OFF, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
 from attend.service.contract.conversation import messages_of
+from attend.service.gathered import whole
 from attend.service.http_api.body import parse
 from attend.service.http_api.chat_writer import ChatWriter
-from attend.service.records import ChatRules, Chunk, Command, PromptPart, TokenCounts, whole
+from attend.service.records import ChatRules, Chunk, Command, PromptPart, TokenCounts
 from tests.service.contract.wrong import wrong_types
 from tests.service.http_api.described import as_read
 

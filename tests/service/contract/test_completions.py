@@ -12,8 +12,9 @@ from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopR
 from attend.service.contract.answers import usage as usage_of
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import bias_tokens, read_completion
+from attend.service.gathered import whole
 from attend.service.http_api.completion_writer import CompletionWriter
-from attend.service.records import Chunk, Command, PromptPart, TokenCounts, whole
+from attend.service.records import Chunk, Command, PromptPart, TokenCounts
 from tests.fakes import byte_tokenizer
 from tests.service.http_api.described import as_read
 

@@ -16,10 +16,10 @@ from attend.model.engine.options import EngineOptions
 from attend.model.errors import QueueFull
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
 from attend.service.access.quota import Limits
-from attend.service.generation.embed import MOST_INPUTS
+from attend.service.records import MOST_INPUTS
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import FakeEngine, Server, build_server, grpc_channel
+from tests.fakes import FakeEngine, Server, build_server, grpc_channel, info
 from tests.model.checkpoints import their_model, write_checkpoint
 from tests.model.engine.machines import until
 from tests.model.test_pooling import modes, written
@@ -99,8 +99,8 @@ def test_the_pooling_is_the_checkpoints():
 
 REFUSED = {
     "no input": ({}, "input", "required"),
-    "no texts": ({"input": []}, "input", "1 to 128"),
-    "too many texts": ({"input": ["a"] * (MOST_INPUTS + 1)}, "input", "128"),
+    "no texts": ({"input": []}, "input", "1 to 2048"),
+    "too many texts": ({"input": ["a"] * (MOST_INPUTS + 1)}, "input", "2048"),
     "no tokens": ({"input": [[]]}, "input", "at least one token id"),
     "an unknown token": ({"input": [257]}, "input", "257"),
     "a text that is too long": ({"input": ["a", "a" * 101]}, "input", "at most 100 tokens; got 101"),
@@ -128,8 +128,8 @@ def test_a_refusal_names_the_field(body, param, words):
 @pytest.mark.parametrize(
     ("inputs", "fields", "words"),
     [
-        ([], {}, "1 to 128"),
-        ([pb.EmbedInput(text="a")] * 129, {}, "128"),
+        ([], {}, "1 to 2048"),
+        ([pb.EmbedInput(text="a")] * 2049, {}, "2048"),
         ([pb.EmbedInput()], {}, "text or token_ids"),
         ([pb.EmbedInput(token_ids={})], {}, "at least one token id"),
         ([pb.EmbedInput(token_ids={"ids": [97] * 129})], {}, "128 tokens"),
@@ -172,6 +172,65 @@ def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
             return [(await client.post("/v1/embeddings", json=body, headers=headers)).status_code for _ in range(2)]
 
     assert asyncio.run(call()) == [200, 429]
+
+
+MANY = ["ab", "c"] * (MOST_INPUTS // 2)
+
+
+class Watched(FakeEngine):
+    """Keeps how many requests each call may have in the engine at a time."""
+
+    def generate(self, requests, at_once=None):
+        self.shares = [*getattr(self, "shares", []), at_once]
+        return super().generate(requests, at_once)
+
+
+def test_a_call_of_thousands_of_texts_is_answered_over_both_transports():
+    server = build_server(Watched())
+    over_http = post(server, input=MANY).json()
+    assert over_http["usage"]["prompt_tokens"] == len(MANY) // 2 * 3
+    assert [each["embedding"] for each in over_http["data"][-2:]] == [pytest.approx(A), pytest.approx(B)]
+    response = embed(server, *(pb.EmbedInput(text=text) for text in MANY))
+    assert [list(each.values) for each in response.embeddings[-2:]] == [pytest.approx(A), pytest.approx(B)]
+    assert server.engine.shares == [32, 32]
+    assert server.outcomes() == {("http", "/v1/embeddings", "stop"): 1, ("grpc", "Embed", "stop"): 1}
+
+
+def test_texts_of_300000_tokens_are_taken_and_one_more_is_refused():
+    server = build_server(FakeEngine(info=info(max_model_len=1000)), embedding=EmbeddingRules(Pooling.LAST, None, ""))
+    whole = post(server, input=[[97] * 500] * 600)
+    assert (whole.status_code, whole.json()["usage"]["prompt_tokens"]) == (200, 300_000)
+    refused = post(server, input=[*[[97] * 500] * 600, [97]]).json()["error"]
+    assert (refused["param"], "at most 300000 tokens in all; got 300001" in refused["message"]) == ("input", True)
+    over_grpc = [pb.EmbedInput(token_ids={"ids": [97] * 500})] * 601
+    with pytest.raises(grpc.aio.AioRpcError, match="at most 300000 tokens in all; got 300500"):
+        embed(server, *over_grpc)
+
+
+def test_300000_token_ids_of_six_digits_fit_into_a_body():
+    facts = {"max_model_len": 1000, "vocab_size": 10**6}
+    server = build_server(FakeEngine(info=info(**facts)), embedding=EmbeddingRules(Pooling.LAST, None, ""))
+    sent = b'{"input": [%s]}' % b", ".join([b"[%s]" % b", ".join([b"123456"] * 500)] * 600)
+    assert len(sent) > 2 << 20
+    assert server.post(sent, "/v1/embeddings").status_code == 200
+
+
+def test_a_server_whose_vectors_are_long_takes_as_many_texts_as_it_may_hold_vectors(monkeypatch):
+    monkeypatch.setattr("attend.service.generation.embed.MOST_VECTORS", 3 * 4)
+    error = post(build_server(), input=["a"] * 4).json()["error"]
+    assert (error["param"], "1 to 3 texts" in error["message"]) == ("input", True)
+
+
+def test_a_key_has_as_many_texts_in_the_engine_as_it_may_have_answers(tmp_path):
+    engine = Watched()
+    server = serve(engine, Limits(concurrent=3), None, tmp_path)
+
+    async def call() -> int:
+        async with server.http() as client:
+            headers = {"authorization": f"Bearer {SECRET}"}
+            return (await client.post("/v1/embeddings", json={"input": MANY}, headers=headers)).status_code
+
+    assert (asyncio.run(call()), engine.shares) == (200, [3])
 
 
 class Partly(FakeEngine):

@@ -20,8 +20,9 @@ from attend.model.errors import (
 )
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.text.mask import DEAD_END, TOO_COMPLEX
+from attend.service.gathered import whole
 from attend.service.generation.aside import Places
-from attend.service.records import Chunk, Command, whole
+from attend.service.records import Chunk, Command
 from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, successor, until
 
 FIELDS = {"decoding", "logprobs", "prompt_logprobs", "echo", "truncate_prompt_tokens", "resume_token_ids"}

@@ -8,9 +8,10 @@ import pytest
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
+from attend.service.gathered import whole
 from attend.service.grpc_api import convert
 from attend.service.grpc_api.convert import REASONS, Responses, check_sizes
-from attend.service.records import Chunk, PromptPart, whole
+from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
 

@@ -26,6 +26,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/attention": {"prompt": "a"},
     "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
 }

@@ -13,13 +13,14 @@ from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest, StreamOptions
+from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
-from attend.service.http_api.body import MAX_BYTES
+from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
 from attend.service.http_api.documents import schemas
 from attend.service.http_api.event_ids import HEADER, digest
 from attend.service.http_api.operations import OPERATIONS
-from tests.fakes import INFO, FakeEngine, build_server
+from tests.fakes import CONTEXT, INFO, FakeEngine, build_server
 from tests.service.http_api.described import (
     LEAST,
     ask,
@@ -39,6 +40,8 @@ BODIES = [
     StreamOptions,
     AttentionRequest,
     EmbeddingsRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
     DetokenizeRequest,
 ]
@@ -205,8 +208,16 @@ def broken(**state: Any) -> FakeEngine:
     return engine
 
 
+MANY_TEXTS = ["/v1/embeddings", "/v1/rerank", "/v1/score"]
+
+
+def most_of(path: str) -> int:
+    """Bytes of a body."""
+    return most_bytes_of_texts(CONTEXT) if path in MANY_TEXTS else MAX_BYTES
+
+
 BOTH = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
-ENGINE = [*BOTH, "/v1/embeddings"]
+ENGINE = [*BOTH, *MANY_TEXTS]
 JSON = {"content-type": "application/json"}
 AGAIN = {
     "json": LEAST["/v1/completions"] | {"stream": True, "resume_token_ids": [97]},
@@ -216,7 +227,7 @@ FAILURES = [
     *[(path, 400, {"json": {"model": 3}}, {}) for path in LEAST],
     *[(path, 404, {"json": LEAST[path] | {"model": "other"}}, {}) for path in LEAST],
     ("/v1/completions", 409, AGAIN, {}),
-    *[(path, 413, {"content": b" " * (MAX_BYTES + 1), "headers": JSON}, {}) for path in LEAST],
+    *[(path, 413, {"content": b" " * (most_of(path) + 1), "headers": JSON}, {}) for path in LEAST],
     *[(path, 415, {"content": b"{}"}, {}) for path in LEAST],
     *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in ENGINE],
     *[(path, 429, {}, {"refusal": RateLimited("too many", 70, "key_requests")}) for path in ENGINE],

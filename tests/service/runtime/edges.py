@@ -25,7 +25,7 @@ from attend.v1 import generation_pb2 as pb
 from tests.service.server import free_ports, wait_for
 
 SECONDS = FULL_MS / 1000
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
 METHODS = ("Generate", "GenerateStream", "Chat", "ChatStream", "Embed")
 CONFIG = """
 global

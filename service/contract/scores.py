@@ -1,0 +1,172 @@
+"""POST /v1/rerank and /v1/score: their bodies, what these ask for, and their answers."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
+from typing_extensions import TypedDict
+
+from attend.model.errors import InvalidRequest
+from attend.model.params import MAX_INT32, integer
+from attend.service.contract.answers import Count, ObjectKind, PromptUsage, record
+from attend.service.contract.commands import asked
+from attend.service.contract.requests import DeadlineMs, List, ModelName, RequestId, User
+from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, listed, one_of, told
+from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, Command
+
+_MANY = {"minItems": 1, "maxItems": MOST_INPUTS}
+_DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False}
+_TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, listed(TEXT, **_MANY)))]
+
+
+class Document(Shape):
+    """A document as an object."""
+
+    text: StrictStr
+    """The document."""
+
+
+class Scoring(Shape):
+    """What the bodies of both routes have in common."""
+
+    model: ModelName = told()
+    instruction: StrictStr | None = told()
+    """What a document must do to be relevant, for models that answer yes or no. Default: answer a web search query."""
+    max_tokens_per_doc: StrictInt | None = told(**between(1, MAX_INT32))
+    """Keep only so many tokens of each document, from the first on. Default: a document that is too long is refused."""
+    user: User = None
+    request_id: RequestId = told()
+    deadline_ms: DeadlineMs = told()
+
+
+class RerankRequest(Scoring):
+    """The body of POST /v1/rerank."""
+
+    model_config = body("query", "documents")
+
+    query: Annotated[StrictStr | None, WithJsonSchema(TEXT)] = None
+    """What the documents are to answer."""
+    documents: Annotated[List[StrictStr | Document] | None, WithJsonSchema(listed(one_of(TEXT, _DOCUMENT), **_MANY))] = told(
+        description=f"The documents: texts, or objects with a `text`. At most {MOST_INPUT_TOKENS} tokens in all."
+    )
+    top_n: StrictInt | None = told(**between(0, MAX_INT32))
+    """How many of the best to report. Default, also for 0: all."""
+    return_documents: StrictBool | None = told(False)
+    """Report each document's text, too."""
+
+
+class ScoreRequest(Scoring):
+    """The body of POST /v1/score."""
+
+    text_1: _TEXTS = told(description="The query, or a list of as many as there are in `text_2`. Its other name: `queries`.")
+    text_2: _TEXTS = told(
+        description=f"The documents: a text, or a list. At most {MOST_INPUT_TOKENS} tokens in all. Its other name: `documents`."
+    )
+    queries: _TEXTS = told(description="`text_1`, where that is absent.")
+    documents: _TEXTS = told(description="`text_2`, where that is absent.")
+
+
+def to_rerank(given: RerankRequest, request_id: str) -> dict[str, Any]:
+    """The arguments of `score.command_of`. Raises InvalidRequest with the field named."""
+    if given.query is None:
+        raise InvalidRequest("query is required: a string", "query")
+    if given.top_n is not None:
+        integer("top_n", given.top_n, 0, MAX_INT32)
+    documents = None if given.documents is None else [each if isinstance(each, str) else each.text for each in given.documents]
+    return _common(given, request_id) | {"queries": ("query", (given.query,)), "documents": _many("documents", documents)}
+
+
+def to_scores(given: ScoreRequest, request_id: str) -> dict[str, Any]:
+    """The arguments of `score.command_of`. Raises InvalidRequest with the field named."""
+    queries = _either(given, "text_1", "queries")
+    documents = _either(given, "text_2", "documents")
+    count = len(queries[1])
+    if count not in (1, len(documents[1])):
+        wanted = f"1 text, or as many as {documents[0]}, which has {len(documents[1])}"
+        raise InvalidRequest(f"{queries[0]} must hold {wanted}; got {count}", queries[0])
+    return _common(given, request_id) | {"queries": queries, "documents": documents}
+
+
+def _common(given: Scoring, request_id: str) -> dict[str, Any]:
+    if given.max_tokens_per_doc is not None:
+        integer("max_tokens_per_doc", given.max_tokens_per_doc, 1, MAX_INT32)
+    fields = {"request_id": given.request_id or request_id}
+    own = {"instruction": given.instruction, "max_tokens_per_doc": given.max_tokens_per_doc}
+    return asked(given, Command) | fields | own
+
+
+def _either(given: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, ...]]:
+    """A field that has two names, under the one that the caller uses."""
+    if getattr(given, name) is not None and getattr(given, other) is not None:
+        raise InvalidRequest(f"{other} is another name of {name}: only one may be given", other)
+    used = other if getattr(given, name) is None and getattr(given, other) is not None else name
+    value = getattr(given, used)
+    return _many(used, [value] if isinstance(value, str) else value)
+
+
+def _many(name: str, texts: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+    if texts is None:
+        raise InvalidRequest(f"{name} is required: texts", name)
+    if not 1 <= len(texts) <= MOST_INPUTS:
+        raise InvalidRequest(f"{name} must hold 1 to {MOST_INPUTS} texts; got {len(texts)}", name)
+    return name, tuple(texts)
+
+
+_SCORE = "The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1."
+ScoreUsage = Annotated[PromptUsage, Field(description="Token counts: of the prompts of all pairs, or of all texts.")]
+
+
+@record
+class RerankedDocument(TypedDict):
+    """A document."""
+
+    text: Annotated[str, Field(examples=["It rains."])]
+    """As the request has it."""
+
+
+@record
+class RerankResult(TypedDict):
+    """The score of a document."""
+
+    index: Count
+    """The document's place in `documents`."""
+    relevance_score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
+    document: NotRequired[Annotated[RerankedDocument, Field(description="Where the request has `return_documents`.")]]
+
+
+@record
+class Reranked(TypedDict):
+    """Documents in the order of their scores."""
+
+    id: Annotated[str, Field(examples=["rerank-8d3f"])]
+    """The call's id after `rerank-`."""
+    model: Annotated[str, Field(examples=["attend"])]
+    """The model's name, as the request has it."""
+    usage: ScoreUsage
+    results: list[RerankResult]
+    """The best first; of equal scores the document that comes first."""
+
+
+@record
+class PairScore(TypedDict):
+    """The score of a pair."""
+
+    index: Count
+    """The document's place."""
+    object: ObjectKind[Literal["score"]]
+    score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
+
+
+@record
+class Scores(TypedDict):
+    """The scores of pairs of texts."""
+
+    id: Annotated[str, Field(examples=["score-8d3f"])]
+    """The call's id after `score-`."""
+    object: ObjectKind[Literal["list"]]
+    created: Annotated[int, Field(description="When the call began, in seconds since 1970.", examples=[1767225600])]
+    model: Annotated[str, Field(examples=["attend"])]
+    """The model's name, as the request has it."""
+    data: list[PairScore]
+    """The scores, in the order of the documents."""
+    usage: ScoreUsage

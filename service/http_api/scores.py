@@ -1,0 +1,93 @@
+"""POST /v1/rerank and /v1/score: a body to a Command, and scores to JSON, in the shapes of Cohere, Jina and vLLM."""
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from attend.service.access.quota import name_of
+from attend.service.contract.routes import RERANK, SCORE
+from attend.service.contract.scores import (
+    Reranked,
+    RerankRequest,
+    RerankResult,
+    ScoreRequest,
+    Scores,
+    to_rerank,
+    to_scores,
+)
+from attend.service.contract.validation import read_body
+from attend.service.generation.score import Scored, command_of, score
+from attend.service.http_api.body import read_json
+from attend.service.http_api.pieces import json_response
+from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site, adopt, opened
+from attend.service.records import Command
+
+
+def add_scores(router: APIRouter, site: Site) -> None:
+    """/v1/rerank and /v1/score."""
+    service = site.service
+
+    @bind(router, RERANK)
+    async def rerank_documents(request: Request) -> Response:
+        """Documents in the order of how well they answer a query."""
+        record, remarks = opened(site.metrics, request), site.remarks()
+        with record.errors(), ExitStack() as held:
+
+            def read(fields: dict[str, Any]) -> tuple[RerankRequest, Command, list[str]]:
+                body = read_body(RerankRequest, fields, remarks)
+                asked = to_rerank(body, request.state.request_id)
+                return body, command_of(service, **asked), list(asked["documents"][1])
+
+            body, command, texts = await read_json(request, read, site.most_bytes_of_texts, name_of(request.state.key))
+            command = adopt(command, request, record)
+            adapter = service.adapter_of(command)
+            scored = await score(service, command, len(texts), record, held, adapter=adapter)
+            made = reranked(body, texts, scored, command.request_id, body.model or service.model_name)
+            return site.said(json_response(made, held), remarks, request)
+
+    @bind(router, SCORE)
+    async def score_pairs(request: Request) -> Response:
+        """A score for each pair of texts."""
+        record, remarks = opened(site.metrics, request), site.remarks()
+        with record.errors(), ExitStack() as held:
+
+            def read(fields: dict[str, Any]) -> tuple[ScoreRequest, Command, int]:
+                body = read_body(ScoreRequest, fields, remarks)
+                asked = to_scores(body, request.state.request_id)
+                return body, command_of(service, **asked), len(asked["documents"][1])
+
+            body, command, count = await read_json(request, read, site.most_bytes_of_texts, name_of(request.state.key))
+            command = adopt(command, request, record)
+            adapter = service.adapter_of(command)
+            scored = await score(service, command, count, record, held, adapter=adapter)
+            made = scores_of(scored, command.request_id, body.model or service.model_name)
+            return site.said(json_response(made, held), remarks, request)
+
+
+def reranked(body: RerankRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Reranked:
+    """The best documents, the best first; of equal scores the one that comes first."""
+    order = sorted(range(len(texts)), key=lambda at: -scored.scores[at])[: body.top_n or None]
+    results: list[RerankResult] = [{"index": at, "relevance_score": scored.scores[at]} for at in order]
+    if body.return_documents:
+        results = [{**each, "document": {"text": texts[each["index"]]}} for each in results]
+    return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(scored), "results": results}
+
+
+def scores_of(scored: Scored, request_id: str, model: str) -> Scores:
+    """The scores in the order of the documents."""
+    return {
+        "id": f"score-{request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [{"index": at, "object": "score", "score": each} for at, each in enumerate(scored.scores)],
+        "usage": _usage(scored),
+    }
+
+
+def _usage(scored: Scored) -> Any:
+    return {"prompt_tokens": scored.num_tokens, "total_tokens": scored.num_tokens}
