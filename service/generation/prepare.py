@@ -11,6 +11,7 @@ from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, No
 from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.mask import CompiledGrammar, Grammar
+from attend.model.text.reasoning import ReasoningBudget, ReasoningLimit
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
 from attend.service.chat.grammars import enforced
@@ -61,6 +62,7 @@ class _Read:
     bad_words: list[list[int]]
     ends_in_reasoning: bool = False
     """Whether the prompt of a chat opens reasoning."""
+    may_reason: bool = True
 
 
 class Preparation:
@@ -85,7 +87,7 @@ class Preparation:
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
         grammar = None if spec is None else await self.compiled(spec, command.owner)
         if spec is not None and spec.kind != "tools":
-            read.ends_in_reasoning = False  # the form begins with the answer, and all of it is content
+            read.ends_in_reasoning = read.may_reason = False  # the form begins with the answer, and all of it is content
         return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
 
     async def _shortened(self, command: Command) -> Command:
@@ -176,6 +178,7 @@ class Preparation:
         seed = secrets.randbits(SEED_BITS) if given is None else given
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
         ends, shown = self._ends(command), self._shown(command)
+        limit = self._limit_of(command) if read.may_reason else None
         answers = {}
         for index in range(command.num_answers):
             place = index // command.n
@@ -185,6 +188,8 @@ class Preparation:
                 self._clamp(request, command)
             check_fits(request, self.info.max_model_len)
             request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
+            if limit is not None:
+                request.grammar = ReasoningBudget(limit, request.grammar, is_open=read.ends_in_reasoning)
             skip = command.skip_special_tokens
             text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, shown=shown)
             echo = read.echoes[place] if command.echo else ""
@@ -310,6 +315,21 @@ class Preparation:
             priority=command.priority,
             cache_salt=command.cache_salt,
             output=list(command.resume_token_ids),
+        )
+
+    def _limit_of(self, command: Command) -> ReasoningLimit | None:
+        """The limit on reasoning that a call asks for, of a model that writes any."""
+        chat = command.chat
+        if chat is None or chat.thinking_token_budget is None or chat.form.reasoning is None:
+            return None
+        markers = chat.form.reasoning
+        return ReasoningLimit(
+            self.tokenizer,
+            self.info.vocab_size,
+            markers.begin,
+            markers.end,
+            anywhere=chat.form.has_channels,
+            budget=chat.thinking_token_budget,
         )
 
     def _clamp(self, request: Request, command: Command) -> None:

@@ -448,6 +448,55 @@ def test_reasoning_is_switched_where_the_template_can_and_else_said():
         assert remarks.names == [name]
 
 
+def reasoning(request: Any) -> int:
+    """A model that never stops to reason."""
+    text = bytes(request.output).decode(errors="replace")
+    rest = text.partition("</think>")[2]
+    return 114 if "</think>" not in text else (*b"Hi", 256)[min(len(rest), 2)]
+
+
+class Obedient(FakeEngine):
+    """Draws as a real engine does: a token that the grammar allows."""
+
+    def _step(self, request: Any) -> Any:
+        wanted = self.rule
+        if request.grammar is not None:
+            token = wanted(request)
+            forced = token if request.grammar.allows(token) else int(request.grammar.mask().argmax())
+            request.grammar.advance(forced)
+            self.rule = lambda _: forced
+        try:
+            return super()._step(request)
+        finally:
+            self.rule = wanted
+
+
+THINKS = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}<think>")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"thinking_token_budget": 5}),
+        ("/v1/responses", {"thinking_token_budget": 5}),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}),
+    ],
+)
+def test_reasoning_ends_at_its_budget_and_the_answer_follows(path, fields):
+    hello = [{"role": "user", "content": "a"}]
+    body = {"input": hello} if path == "/v1/responses" else {"messages": hello, "max_tokens": 60}
+    made = ask(build_server(Obedient(reasoning), template=THINKS, form=FORM), "POST", path, json=body | fields).json()
+    if path == "/v1/chat/completions":
+        found = made["choices"][0]["message"]
+        assert (found["reasoning_content"], found["content"]) == ("rrrrr", "Hi")
+        assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5 + len("</think>")
+    elif path == "/v1/responses":
+        assert made["output"][0]["content"][0]["text"] == "rrrrr"
+        assert made["output"][1]["content"][0]["text"] == "Hi"
+    else:
+        assert (made["content"][0]["thinking"], made["content"][1]["text"]) == ("rrrrr", "Hi")
+
+
 # --- conversations that are too long
 
 
