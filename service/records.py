@@ -154,6 +154,8 @@ class Command:
     """What an earlier call showed of the one answer, and is made again: a chunk ends after it. It must be the same."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
+    suffix: str = ""
+    """What follows the answer to the one prompt."""
     remarks: Remarks = field(default_factory=Remarks, compare=False)
     """What the answer says of the call. Filled also while the call is prepared."""
     scored_token_ids: tuple[int, ...] = ()

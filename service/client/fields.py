@@ -39,6 +39,7 @@ class Completion(Sampled, total=False):
     """Fields of a completion."""
 
     prompt: Required[str | list[int]]
+    suffix: str
     resume_token_ids: list[int]
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 from attend.model.errors import InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
-from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
+from attend.model.params import (
+    MAX_INT32,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    NO_CHANGE,
+    DecodingParams,
+    SamplingParams,
+    StopRules,
+    at_most,
+    integer,
+)
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import known_effort, prompt_of, thinking_of, without_oldest
@@ -108,6 +118,8 @@ def _of_continuation(body: Continuation) -> dict[str, Any]:
     scored = _alternatives(body)
     of_prompt = (scored if body.echo and isinstance(body, CompletionRequest) else None, body.prompt_logprobs)
     told = [top for top in of_prompt if top is not None]
+    if body.suffix and (not isinstance(body.prompt, str) or body.echo):
+        raise InvalidRequest("suffix needs a single prompt that is a text, and no echo", "suffix")
     return {"prompts": prompts("prompt", body.prompt), "prompt_logprobs": max(told, default=None), "logprobs": scored}
 
 
@@ -175,6 +187,8 @@ def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerF
     """Anthropic's messages."""
     if isinstance(body, MessagesRequest) and body.max_tokens is not None:
         integer("max_tokens", body.max_tokens, 1, MAX_INT32)
+    if isinstance(body, MessagesRequest) and body.stop_sequences is not None:
+        at_most("stop_sequences", body.stop_sequences, MAX_STOP_STRINGS, "texts")
     calling = calling_of_anthropic(body, form, remarks)
     output, thinking = body.output_config, body.thinking
     effort = known_effort(template, None if output is None else output.effort, "output_config.effort", remarks)

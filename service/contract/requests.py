@@ -115,7 +115,6 @@ TruncateTokens = Annotated[
 
 _CHAT = Off((), "it is a field of POST /v1/chat/completions")
 OFF: dict[str, Off] = {
-    "suffix": Off(("",)),
     **dict.fromkeys(("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort"), _CHAT),
     **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"), _CHAT),
     **dict.fromkeys(("continue_final_message", "add_generation_prompt", "thinking_token_budget"), _CHAT),
@@ -290,6 +289,13 @@ class Continuation(Generation):
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
         f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
         proto="text token_ids",
+        client=True,
+    )
+    suffix: StrictStr | None = told(
+        "",
+        description="What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has "
+        "the tokens for that. Needs a single prompt that is a text, without `echo`.",
+        proto="suffix",
         client=True,
     )
     echo: StrictBool | None = told(False, proto="response.echo", flag=True)

@@ -1,10 +1,11 @@
 """The bodies of the calls that look at texts and generate none: /v1/embeddings, /v1/attention, /tokenize, /detokenize."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
 from attend.model.params import MAX_LOGPROBS
+from attend.service.contract.conversation import Messages, Tools
 from attend.service.contract.requests import (
     SOME_TOKENS,
     TOKENS,
@@ -17,7 +18,7 @@ from attend.service.contract.requests import (
     TruncateTokens,
     User,
 )
-from attend.service.contract.shapes import TEXT, Shape, between, body, listed, one_of, told
+from attend.service.contract.shapes import TEXT, Shape, ShownAs, between, body, listed, one_of, told
 from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, MOST_LENS, MOST_NUMBERS, MOST_TOKENS, TOP_LOGPROBS
 
 _INPUTS = {"minItems": 1, "maxItems": MOST_INPUTS}
@@ -88,8 +89,19 @@ class AttentionRequest(Shape):
 class TokenizeRequest(Shape):
     """The body of POST /tokenize."""
 
-    prompt: StrictStr
-    """The text."""
+    prompt: StrictStr | None = told()
+    """The text. Either it or `messages` is needed."""
+    messages: Annotated[list[Any] | None, ShownAs(Messages | None)] = told(
+        description="A conversation, in place of a text: its tokens are those of the prompt that a chat of it has."
+    )
+    tools: Annotated[list[Any] | None, ShownAs(Tools | None)] = told()
+    """Of a conversation: the functions that the model may call."""
+    chat_template_kwargs: dict[StrictStr, Any] | None = told()
+    """Of a conversation: what the chat template takes beside it."""
+    add_generation_prompt: StrictBool | None = told(True)
+    """Of a conversation: whether the prompt ends where an answer begins."""
+    continue_final_message: StrictBool | None = told(False)
+    """Of a conversation: the answer goes on in its last message."""
     model: ModelName = None
     add_special_tokens: StrictBool | None = told(True)
     """With the special tokens that the checkpoint puts around a text."""

@@ -18,6 +18,7 @@ from attend.service.chat.grammars import enforced
 from attend.service.chat.parser import AnswerParser
 from attend.service.generation.answer import Answer
 from attend.service.generation.aside import TurnPool, alone, aside
+from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
 from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, ChatRules, Command, FramedText, Prompt
 
@@ -153,7 +154,7 @@ class Preparation:
         elif isinstance(prompt, FramedText):
             text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
         else:
-            text = _Text(prompt, add_special_tokens=True)
+            text = _Text(infill(self.tokenizer, prompt, command.suffix) if command.suffix else prompt, add_special_tokens=True)
         if len(text.text) > self._most_characters:
             size = f"{limit} tokens, which {len(text.text)} characters cannot fit"
             raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))

@@ -4,8 +4,10 @@ import asyncio
 import json
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -54,9 +56,12 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
     charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
     if media_type.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
         raise WrongMediaType(f"Content-Type must be application/json, in UTF-8; got {content_type[:64]!r}")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise WrongMediaType("Content-Encoding is not supported: send the body uncompressed")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", "gzip"):
+        raise WrongMediaType("Content-Encoding must be gzip or identity")
     body = await _read(request, most)
+    if coding == "gzip":
+        body = await alone(partial(unzipped, body, most), owner)
     if len(body) <= INLINE_BYTES:
         return read(parse(body))
     return await alone(lambda: read(parse(body)), owner)
@@ -78,6 +83,20 @@ async def _read(request: Request, most: int) -> bytes:
     except ClientDisconnect as error:
         raise ClientGone("the caller left before the end of the body") from error
     return bytes(body)
+
+
+def unzipped(body: bytes, most: int) -> bytes:
+    """A gzip body of `most` bytes at most. Raises InvalidRequest, or TooLarge before more than that is made."""
+    reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        text = reader.decompress(body, most + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is no gzip: {error}") from error
+    if len(text) > most:
+        raise TooLarge(f"the body must be at most {most} bytes once it is decompressed")
+    if not reader.eof or reader.unused_data:
+        raise InvalidRequest("the body is no gzip: it is cut, or something follows it")
+    return text
 
 
 def parse(body: bytes) -> dict[str, Any]:

@@ -5,15 +5,21 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from attend.model.errors import InvalidRequest
 from attend.service.access.quota import Key, name_of
 from attend.service.contract import server_answers, text_answers
+from attend.service.contract.chat import read_chat
+from attend.service.contract.commands import conversation_of
 from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
 from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
 from attend.service.contract.validation import read_body
+from attend.service.http_api.answering import template_of
 from attend.service.http_api.body import read_json
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
 from attend.service.http_api.site import Site
+from attend.service.records import Prompt
+from attend.service.remarks import Remarks
 
 
 def add_tokens(router: APIRouter, site: Site) -> None:
@@ -28,12 +34,33 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         read = partial(read_body, TokenizeRequest, remarks=remarks)
         body = await read_json(request, read, site.most_bytes, name_of(key))
         service.check_model(body.model or "")
-        tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False, key=key)
+        if body.messages is not None:
+            tokens = await service.tokens_of(conversation(body, remarks), key)
+        else:
+            tokens = await service.tokenize(text_of(body), add_special_tokens=body.add_special_tokens is not False, key=key)
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
             found["token_strs"] = map(service.tokenizer.raw.id_to_token, tokens)
         return site.said(json_response(found), remarks, request)
+
+    def text_of(body: TokenizeRequest) -> str:
+        """The text that is to be tokenized."""
+        if body.prompt is None:
+            raise InvalidRequest("prompt is required, or messages", "prompt")
+        if body.tools is not None:
+            raise InvalidRequest("tools needs messages", "tools")
+        return body.prompt
+
+    def conversation(body: TokenizeRequest, remarks: Remarks) -> Prompt:
+        """The prompt of a chat."""
+        if body.prompt is not None:
+            raise InvalidRequest("prompt and messages cannot both be given", "prompt")
+        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        given = {name: value for name in names if (value := getattr(body, name)) is not None}
+        chat = read_chat(given, remarks)
+        (prompt,) = conversation_of(chat, template_of(site), site.form, remarks)["prompts"]
+        return prompt  # type: ignore[no-any-return]
 
     @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:

@@ -95,7 +95,7 @@ TYPES = [
         "stream_options.includeusage",
         "not a field of this request: did you mean include_usage?",
     ),
-    completion("types: text after the answer", {"suffix": "end"}, "suffix", "not supported", UNSUPPORTED),
+    completion("types: text after the answer", {"suffix": "end"}, "suffix", "no tokens to fill", UNSUPPORTED),
     completion("types: an object for the prompt", {"prompt": {"text": "a"}}, "prompt", "string"),
     completion("types: a number for the prompt", {"prompt": 5}, "prompt", "string"),
     completion("types: strings and ids in one prompt", {"prompt": ["a", 5]}, "prompt", "string"),

@@ -50,6 +50,7 @@ ELSEWHERE = {
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
     "echo": "the answer's text: test_generation.py",
+    "suffix": "the prompt's text: generation/test_infill.py",
     "remarks": "the answer's headers: test_tolerance.py",
     "shown": "where a chunk ends: http_api/test_event_ids.py",
     "names": "what an error calls a prompt: generation/test_score.py",

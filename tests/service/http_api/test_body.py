@@ -1,5 +1,6 @@
 """A body is strict JSON, bounded in size and depth, and what is wrong with it is said in a sentence, quickly."""
 
+import gzip
 import json
 import threading
 
@@ -221,7 +222,27 @@ def test_only_json_is_taken_for_json(kind, status):
         assert "Content-Type" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "zstd", "gzip, identity"])
+def test_a_gzip_body_is_read_as_if_it_were_not():
+    for size in (40, 100_000):
+        answer = build_server().post(gzip.compress(padded(size)), headers={"content-encoding": "gzip"})
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_gzip_body_is_bounded_by_what_it_becomes():
+    bomb = gzip.compress(b" " * (64 << 20))
+    answer = build_server().post(bomb, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, "decompressed" in answer.text) == (413, True)
+    small = gzip.compress(padded(MAX_BYTES))
+    assert build_server().post(small, headers={"content-encoding": "gzip"}).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", gzip.compress(padded(40))[:-9], gzip.compress(padded(40)) + b"x"])
+def test_what_is_no_gzip_is_refused(body):
+    answer = build_server().post(body, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, "no gzip" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("coding", ["br", "deflate", "zstd", "gzip, identity"])
 def test_a_compressed_body_is_refused_unread(coding):
     answer = build_server().post(b"\x1f\x8b", headers={"content-encoding": coding})
     assert answer.status_code == 415

@@ -264,7 +264,7 @@ BAD = [
     ({"prompt": "a", "deadline_ms": 0}, 400, "deadline_ms"),
     ({"prompt": "a", "request_id": "x" * 129}, 400, "request_id"),
     ({"prompt": "a", "request_id": "two words"}, 400, "request_id"),
-    ({"prompt": "a", "suffix": "x"}, 400, "suffix is not supported"),
+    ({"prompt": "a", "suffix": "x"}, 400, "no tokens to fill in the middle"),
     ({"prompt": "a", "logprobs": 6}, 400, "logprobs must be an integer from 0 to 5"),
     ({"prompt": "a", "logit_bias": {"257": 1}}, 400, "from 0 to 256"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[5] must be a number from -100 to 100"),
