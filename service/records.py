@@ -24,6 +24,7 @@ from attend.model.params import (
 )
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarSpec
+from attend.model.text.marks import ChatText
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
@@ -62,7 +63,7 @@ def check_request_id(request_id: str) -> None:
 class ChatPrompt:
     """A prompt that a chat template is to write, its special tokens included. `write` may take seconds."""
 
-    write: Callable[[], str]
+    write: Callable[[], ChatText]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.chat import ChatTemplate
+from attend.model.text.marks import ChatText
 from attend.service.chat.tools import Calling
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -12,13 +13,13 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 def prompt_of(
     template: ChatTemplate, messages: list[dict[str, Any]], calling: Calling, given: dict[str, Any], effort: str | None
-) -> str:
+) -> ChatText:
     """The text that the model is to continue. It holds its special tokens: encode it with add_special_tokens=False.
 
     `messages` are as templates take them; `given` are the options that the caller names. Raises InvalidRequest with the place
     named.
     """
-    return template.render(messages, list(calling.shown) or None, **options_of(template, given, effort))
+    return template.write(messages, list(calling.shown) or None, **options_of(template, given, effort))
 
 
 def options_of(template: ChatTemplate, given: dict[str, Any], effort: str | None) -> dict[str, Any]:

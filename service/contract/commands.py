@@ -8,6 +8,7 @@ from attend.model.errors import InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.params import MAX_INT32, MAX_LOGPROBS, NO_CHANGE, DecodingParams, SamplingParams, StopRules, integer
 from attend.model.text.chat import ChatTemplate
+from attend.model.text.marks import ChatText
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import prompt_of
 from attend.service.contract.chat import ChatRequest
@@ -109,7 +110,7 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat) -> d
     calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form)
     given = body.chat_template_kwargs or {}
 
-    def write() -> str:
+    def write() -> ChatText:
         return prompt_of(template, messages_of(body.documents()), calling, given, body.reasoning_effort)
 
     return {"prompts": (ChatPrompt(write),), "chat": ChatRules(form, calling), "max_tokens": _longest(body)}

@@ -11,6 +11,7 @@ from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, No
 from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.marks import Span
 from attend.model.text.mask import CompiledGrammar, Grammar
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
@@ -48,6 +49,8 @@ class _Text(NamedTuple):
     text: str
     add_special_tokens: bool
     """False for a chat: its template writes them."""
+    literals: tuple[Span, ...] = ()
+    """Parts of a chat in which no control token is looked for."""
 
 
 @dataclass(slots=True)
@@ -115,7 +118,8 @@ class Preparation:
                 raise ContextTooLong(f"{command.field}: this model's maximum context length is {size}", command.field)
             return prompt
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
-            text = _Text(await alone(prompt.write, command.owner), add_special_tokens=False)
+            written = await alone(prompt.write, command.owner)
+            text = _Text(written.text, add_special_tokens=False, literals=written.literals)
         else:
             text = _Text(prompt, add_special_tokens=True)
         if len(text.text) > self._most_characters:
@@ -182,7 +186,14 @@ class Preparation:
         if longest > most:
             raise ContextTooLong(f"input: this model embeds texts of at most {most} tokens; got {longest}", "input")
 
-    def tokens(self, prompt: str | Sequence[int], name: str = "prompt", *, add_special_tokens: bool = True) -> list[int]:
+    def tokens(
+        self,
+        prompt: str | Sequence[int],
+        name: str = "prompt",
+        *,
+        add_special_tokens: bool = True,
+        literals: tuple[Span, ...] = (),
+    ) -> list[int]:
         """A text, or ids, as tokens of the model; an empty text is the start-of-text token. May run in any thread.
 
         Raises InvalidRequest about the field `name`.
@@ -191,7 +202,7 @@ class Preparation:
             if not prompt:
                 raise InvalidRequest(f"{name} must hold at least one token id; got an empty list", name)
             return list(token_ids(name, prompt, self.info.vocab_size))
-        tokens = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, literals=literals)
         if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
             raise InvalidRequest(f"{name} has the token {max(tokens)}, which this model does not know", name)
         return tokens or self._start_of_text(name)
@@ -199,7 +210,8 @@ class Preparation:
     def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
         if not isinstance(prompt, _Text):
             return self.tokens(prompt, name)
-        tokens = self.tokens(prompt.text, name, add_special_tokens=prompt.add_special_tokens)
+        adds, literals = prompt.add_special_tokens, prompt.literals
+        tokens = self.tokens(prompt.text, name, add_special_tokens=adds, literals=literals)
         start = self.tokenizer.chat_start_id
         if start is None or prompt.add_special_tokens:
             return tokens

@@ -25,6 +25,7 @@ from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import read_rules
 from attend.model.text.chat import ChatTemplate
+from attend.model.text.control_tokens import ControlTokens
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.generation.adapters import Shelf
@@ -81,6 +82,8 @@ class Replica(GrpcMethods):
         )
         self.template = ChatTemplate.load(settings.folder)
         sources = "" if self.template is None else self.template.sources
+        if self.template is not None and not settings.special_tokens_in_content:
+            self.template.control = ControlTokens(tokenizer.raw, sources)
         self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
         self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)
         self.tracer = open_tracer(settings, name)
