@@ -25,6 +25,7 @@ from attend.model.params import (
 )
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarSpec
+from attend.model.text.marks import ChatText
 from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
@@ -66,7 +67,7 @@ def check_request_id(request_id: str) -> None:
 class ChatPrompt:
     """A prompt that a chat template is to write, its special tokens included. `write` may take seconds."""
 
-    write: Callable[..., str]
+    write: Callable[..., ChatText]
     """Where the conversation may be shortened: takes how many of its oldest messages are left out."""
     most_dropped: int = 0
     """How many may be, where the prompt is too long."""

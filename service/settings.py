@@ -109,6 +109,11 @@ class Settings(BaseModel):
     reasoning_parser: ReasoningParser = Field(
         "auto", description="format of the model's reasoning; auto detects it in the chat template; none: it stays text"
     )
+    special_tokens_in_content: bool = Field(
+        False,
+        description="control tokens in a chat's messages and tools are control tokens, as the caller writes them; "
+        "without it they are plain text",
+    )
     adapter: str = Field(
         "", description="LoRA adapter, NAME=FOLDER; repeat the flag for several; the variable is comma-separated"
     )

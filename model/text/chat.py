@@ -14,6 +14,8 @@ from jinja2 import Template, meta
 from attend.model.errors import CheckpointError, InvalidRequest
 from attend.model.params import describe
 from attend.model.text.chat_sandbox import ChatEnvironment, OverLimit, Refused, raise_exception, render
+from attend.model.text.control_tokens import ControlTokens
+from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer_files import named_tokens, read_facts, read_object
 
 MAX_TEMPLATE = 1 << 20
@@ -56,6 +58,8 @@ class ChatTemplate:
         self.source = source
         self.sources = source + (for_tools or "")
         """All that is written in the templates."""
+        self.control: ControlTokens | None = None
+        """The tokens that callers cannot write; None where control tokens in their texts are control tokens."""
         self._clock = clock
         self._always = {
             **tokens,
@@ -93,7 +97,18 @@ class ChatTemplate:
         /,
         **variables: Any,
     ) -> str:
-        """The prompt for `messages`. Its special tokens are in it: encode it without adding any.
+        """The text of `write`."""
+        return self.write(messages, tools, documents, **variables).text
+
+    def write(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        /,
+        **variables: Any,
+    ) -> ChatText:
+        """The prompt for `messages`, with the parts of it that are no control tokens.
 
         A content is a text, or a list of text parts, which are joined by line ends where the template does not write them.
         `variables` are further values for the template, add_generation_prompt (true unless given) among them.
@@ -104,11 +119,18 @@ class ChatTemplate:
             raise InvalidRequest(f"{where}: {describe(name)} is not an option of this model's chat template", where)
         given = {"add_generation_prompt": True, "tools": tools, "documents": documents} | variables
         try:
-            return self._text([self._read(message) for message in messages], given)
+            return self._prompt([self._read(message) for message in messages], given)
         except (Refused, OverLimit) as error:
             raise InvalidRequest(f"messages: the chat template {error}", "messages") from error
         except Exception as error:  # whatever a template does wrong; what it was is for the log, not for the caller
             raise InvalidRequest("messages: the model's chat template cannot render these messages", "messages") from error
+
+    def _prompt(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> ChatText:
+        if self.control is None:
+            return ChatText(self._text(messages, given))
+        marked = self.control.marked
+        told = [{name: value if name == "role" else marked(value) for name, value in each.items()} for each in messages]
+        return self.control.read(self._text(told, {name: marked(value) for name, value in given.items()}))
 
     def _text(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> str:
         template = self._template if given.get("tools") is None else self._for_tools

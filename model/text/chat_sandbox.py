@@ -20,6 +20,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from attend.model.text import marks
+
 MAX_CHARACTERS = 4 << 20
 """The longest prompt, and the longest text, list or number of digits that a template may hold on the way."""
 MAX_WORK = 64 * MAX_CHARACTERS
@@ -167,9 +169,14 @@ def _guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         _require(small, f"gives the filter {name} a number that is too large")
         if name in _CHECKS:
             _CHECKS[name](value, *options, **kwargs)
-        return _made(run(*args, **kwargs))
+        return _like(value, _made(run(*args, **kwargs)))
 
     return guarded
+
+
+def _like(value: Any, made: Any) -> Any:
+    """What was made of a value: of a caller's text, a caller's."""
+    return value.copied(made) if isinstance(value, marks.Fragment) else made
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
@@ -202,13 +209,18 @@ def _tojson(
     """As `transformers` has it: no HTML escapes, no ASCII escapes."""
     _text_size(value)
     _require(indent is None or 0 <= indent <= 16, "indents JSON too far")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    document = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return marks.unescaped(document) if ensure_ascii else document
+
+
+def _trim(value: Any, letters: str | None = None) -> str:
+    return marks.trimmed(value if isinstance(value, str) else str(value), letters)
 
 
 def raise_exception(message: Any) -> None:
     """What a template calls where it refuses the messages. Raises Refused with its sentence."""
     _text_size(message)
-    raise Refused(f"refuses them: {str(message)[:512]}")
+    raise Refused(f"refuses them: {marks.unmarked(str(message))[:512]}")
 
 
 class _Generation(Extension):
@@ -231,7 +243,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalize)
         del self.globals["lipsum"]
-        own = {"join": _join, "tojson": _tojson, "concat!": _concat}
+        own = {"join": _join, "tojson": _tojson, "trim": _trim, "concat!": _concat}
         filters = {name: run for name, run in self.filters.items() if name not in _NO_FILTERS} | own
         self.filters = {name: _guarded(name, run) for name, run in filters.items()} | {"tick!": _tick}
 
@@ -278,7 +290,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _check_replace(owner, *args, **kwargs)
         elif isinstance(owner, str) and name == "join":
             args = tuple(_joinable(items, owner) for items in args)
-        return _made(super().call(__context, __obj, *args, **kwargs))
+        run = marks.method_of(owner, name) if isinstance(owner, str) else None
+        return _like(owner, _made(super().call(__context, run or __obj, *args, **kwargs)))
 
 
 def render(template: Template, variables: dict[str, Any], clock: Callable[[], float]) -> str:

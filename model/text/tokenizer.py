@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from attend.model.errors import InvalidRequest
 from attend.model.gguf.places import is_gguf
+from attend.model.text.control_tokens import PlainTokens
+from attend.model.text.marks import Span
 from attend.model.text.tokenizer_files import named_tokens, read_facts, read_raw
 
 REPLACEMENT = "\ufffd"
@@ -69,6 +71,10 @@ class Tokenizer:
         return cls(raw, None if start is None else raw.token_to_id(start), facts, of_gguf=is_gguf(folder))
 
     @cached_property
+    def _plain(self) -> PlainTokens:
+        return PlainTokens(self.raw)
+
+    @cached_property
     def longest(self) -> int:
         """Bytes of the longest token: no text has fewer tokens than its bytes divided by this."""
         return max(len(token.encode()) for token in self.raw.get_vocab(with_added_tokens=True))
@@ -83,13 +89,17 @@ class Tokenizer:
         """One more than the highest token id that the tokenizer knows; there may be ids below it without a token."""
         return self._size
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, literals: Sequence[Span] = ()) -> list[int]:
         """Token ids of `text`, by default with the special tokens that the checkpoint's post-processor adds.
 
+        `literals` are parts of the text, in order: an added token that touches one is written with other tokens.
         Raises InvalidRequest where the tokenizer has nothing for a part of the text, not even an unknown token.
         """
         # The library holds the GIL through encode, 1 s for 1 MiB, but not through encode_batch; "fast" leaves out offsets.
         try:
+            if literals:
+                found = self.raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+                return self._plain.replaced(text, found, literals)
             return self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # bare, where a text has what the vocabulary lacks and there is no unknown token
             raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error

@@ -5,6 +5,7 @@ from typing import Any
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.chat import ChatTemplate
+from attend.model.text.marks import ChatText
 from attend.service.chat.tools import Calling
 from attend.service.remarks import Remarks
 
@@ -23,7 +24,7 @@ def prompt_of(
     effort: str | None,
     *,
     continues: bool = False,
-) -> str:
+) -> ChatText:
     """The text that the model is to continue. It holds its special tokens: encode it with add_special_tokens=False.
 
     `messages` are as templates take them; `given` are the options that the caller names. Where it `continues`, the prompt ends
@@ -32,12 +33,12 @@ def prompt_of(
     options = options_of(template, given, effort)
     tools = list(calling.shown) or None
     if not continues:
-        return template.render(messages, tools, **options)
-    text = template.render([*messages[:-1], _open(messages[-1])], tools, **options | {"add_generation_prompt": False})
-    prompt, found, _ = text.rpartition(END)
-    if not found:
+        return template.write(messages, tools, **options)
+    written = template.write([*messages[:-1], _open(messages[-1])], tools, **options | {"add_generation_prompt": False})
+    end = written.text.rfind(END)
+    if end < 0:
         raise NotSupported("messages: the chat template does not write the last message's text, so no answer can go on in it")
-    return prompt
+    return ChatText(written.text[:end], tuple((first, min(last, end)) for first, last in written.literals if first <= end))
 
 
 def _open(message: dict[str, Any]) -> dict[str, Any]:

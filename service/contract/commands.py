@@ -18,6 +18,7 @@ from attend.model.params import (
     integer,
 )
 from attend.model.text.chat import ChatTemplate
+from attend.model.text.marks import ChatText
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import known_effort, prompt_of, thinking_of, without_oldest
 from attend.service.chat.tools import Calling
@@ -148,7 +149,7 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, rema
     if body.add_generation_prompt is False:
         given["add_generation_prompt"] = False
 
-    def write() -> str:
+    def write() -> ChatText:
         messages = messages_of(body.documents(), remarks)
         return prompt_of(template, messages, calling, given, body.reasoning_effort, continues=continues)
 
@@ -167,7 +168,7 @@ def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFor
     effort = None if body.reasoning is None else body.reasoning.effort
     effort = known_effort(template, effort, "reasoning", remarks)
 
-    def write(dropped: int = 0) -> str:
+    def write(dropped: int = 0) -> ChatText:
         messages = without_oldest(messages_of_input(body.instructions, body.input, remarks), dropped)
         return prompt_of(template, messages, calling, body.chat_template_kwargs or {}, effort)
 
@@ -194,7 +195,7 @@ def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerF
     effort = known_effort(template, None if output is None else output.effort, "output_config.effort", remarks)
     given = thinking_of(template, None if thinking is None else thinking.type, remarks) | (body.chat_template_kwargs or {})
 
-    def write() -> str:
+    def write() -> ChatText:
         messages = messages_of_anthropic(body.system, body.messages, remarks)
         return prompt_of(template, messages, calling, given, effort, continues=messages[-1]["role"] == "assistant")
 
@@ -210,7 +211,7 @@ def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerF
 
 
 def _conversation(
-    write: Callable[..., str], form: AnswerFormat, calling: Calling, budget: int | None, most_dropped: int = 0
+    write: Callable[..., ChatText], form: AnswerFormat, calling: Calling, budget: int | None, most_dropped: int = 0
 ) -> dict[str, Any]:
     rules = ChatRules(form, calling, None if budget is None else integer("thinking_token_budget", budget, 0, MAX_INT32))
     return {"prompts": (ChatPrompt(write, most_dropped),), "chat": rules}

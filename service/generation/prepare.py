@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -10,14 +10,16 @@ from attend.model.engine.request import EngineInfo, Request, check_fits
 from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
 from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.marks import ChatText, Span
 from attend.model.text.mask import CompiledGrammar, Grammar
-from attend.model.text.reasoning import ReasoningBudget, ReasoningLimit
+from attend.model.text.reasoning import ReasoningBudget
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
 from attend.service.chat.grammars import enforced
 from attend.service.chat.parser import AnswerParser
 from attend.service.generation.answer import Answer
 from attend.service.generation.aside import TurnPool, alone, aside
+from attend.service.generation.fitting import clamp, reasoning_limit, shortened
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
 from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, ChatRules, Command, FramedText, Prompt
@@ -51,6 +53,8 @@ class _Text(NamedTuple):
     """False for a chat: its template writes them."""
     frame: FramedText | None = None
     """What stands around it, and how much of it is kept."""
+    literals: tuple[Span, ...] = ()
+    """Parts of a chat in which no control token is looked for."""
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Preparation:
         """
         if command.embedding is None:
             self.check_text()
-        command = await self._shortened(command)
+        command = await shortened(command, self.info.max_model_len, self._num_tokens)
         prompts = [await self._written(prompt, command, place) for place, prompt in enumerate(command.prompts)]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
@@ -91,24 +95,10 @@ class Preparation:
             read.ends_in_reasoning = read.may_reason = False  # the form begins with the answer, and all of it is content
         return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
 
-    async def _shortened(self, command: Command) -> Command:
-        """The command with a conversation that fits, where it may lose its oldest messages: as few as possible."""
-        prompt = command.prompts[0]
-        if not isinstance(prompt, ChatPrompt) or not prompt.most_dropped:
-            return command
-        room = self.info.max_model_len - max(1, min(command.stops.max_tokens or 1, self.info.max_model_len // 2))
-
-        def fits(dropped: int) -> bool:
-            text = prompt.write(dropped)
-            return len(text) <= self._most_characters and len(self._tokens(_Text(text, False), command.field)) <= room
-
-        low, high = 0, prompt.most_dropped  # fewest and most that may have to go
-        while low < high:
-            middle = 0 if not low and high == prompt.most_dropped else (low + high) // 2  # mostly all of it fits
-            low, high = (low, middle) if await alone(partial(fits, middle), command.owner) else (middle + 1, high)
-        if low:
-            command.remarks.ignore("input")
-        return replace(command, prompts=(ChatPrompt(partial(prompt.write, low)),))
+    def _num_tokens(self, written: ChatText) -> int:
+        """How many tokens a chat's prompt has; of one that cannot fit, more than fit."""
+        text = _of_chat(written)
+        return len(self._tokens(text, "messages")) if len(text.text) <= self._most_characters else self.info.max_model_len + 1
 
     async def tokens_of(self, prompt: Prompt, owner: str | None) -> list[int]:
         """The tokens of a prompt, made beside the event loop. Raises InvalidRequest."""
@@ -118,7 +108,7 @@ class Preparation:
             text = _Text(prompt, add_special_tokens=True)
         else:
             assert isinstance(prompt, ChatPrompt)
-            text = _Text(await alone(prompt.write, owner), add_special_tokens=False)
+            text = _of_chat(await alone(prompt.write, owner))
         return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=owner)
 
     def check_text(self) -> None:
@@ -150,7 +140,7 @@ class Preparation:
                 raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
             return prompt
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
-            text = _Text(await alone(prompt.write, command.owner), add_special_tokens=False)
+            text = _of_chat(await alone(prompt.write, command.owner))
         elif isinstance(prompt, FramedText):
             text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
         else:
@@ -179,14 +169,13 @@ class Preparation:
         seed = secrets.randbits(SEED_BITS) if given is None else given
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
         ends, shown = self._ends(command), self._shown(command)
-        limit = self._limit_of(command) if read.may_reason else None
+        limit = reasoning_limit(command, self.tokenizer, self.info.vocab_size) if read.may_reason else None
         answers = {}
         for index in range(command.num_answers):
             place = index // command.n
             request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
             request.stop_token_ids, request.bad_words = ends, read.bad_words
-            if command.remarks.clamps:
-                self._clamp(request, command)
+            clamp(request, command, self.info.max_model_len)
             check_fits(request, self.info.max_model_len)
             request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
             if limit is not None:
@@ -230,7 +219,14 @@ class Preparation:
             raise ContextTooLong(f"{command.name_of(place)}: {limit}", command.field_of(place))
         check_total(command.field, sum(map(len, texts)))
 
-    def tokens(self, prompt: str | Sequence[int], name: str = "prompt", *, add_special_tokens: bool = True) -> list[int]:
+    def tokens(
+        self,
+        prompt: str | Sequence[int],
+        name: str = "prompt",
+        *,
+        add_special_tokens: bool = True,
+        literals: tuple[Span, ...] = (),
+    ) -> list[int]:
         """A text, or ids, as tokens of the model; an empty text is the start-of-text token. May run in any thread.
 
         Raises InvalidRequest about the field `name`.
@@ -239,7 +235,7 @@ class Preparation:
             if not prompt:
                 raise InvalidRequest(f"{name} must hold at least one token id; got an empty list", name)
             return list(token_ids(name, prompt, self.info.vocab_size))
-        tokens = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, literals=literals)
         if tokens and max(tokens) >= self.info.vocab_size:  # a tokenizer may know more than the model does
             field = name.partition("[")[0]
             raise InvalidRequest(f"{name} has the token {max(tokens)}, which this model does not know", field)
@@ -248,7 +244,8 @@ class Preparation:
     def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
         if not isinstance(prompt, _Text):
             return self.tokens(prompt, name)
-        tokens = self.tokens(self._framed(prompt), name, add_special_tokens=prompt.add_special_tokens)
+        adds, literals = prompt.add_special_tokens, prompt.literals
+        tokens = self.tokens(self._framed(prompt), name, add_special_tokens=adds, literals=literals)
         start = self.tokenizer.chat_start_id
         if start is None or prompt.add_special_tokens:
             return tokens
@@ -318,29 +315,6 @@ class Preparation:
             output=list(command.resume_token_ids),
         )
 
-    def _limit_of(self, command: Command) -> ReasoningLimit | None:
-        """The limit on reasoning that a call asks for, of a model that writes any."""
-        chat = command.chat
-        if chat is None or chat.thinking_token_budget is None or chat.form.reasoning is None:
-            return None
-        markers = chat.form.reasoning
-        return ReasoningLimit(
-            self.tokenizer,
-            self.info.vocab_size,
-            markers.begin,
-            markers.end,
-            anywhere=chat.form.has_channels,
-            budget=chat.thinking_token_budget,
-        )
-
-    def _clamp(self, request: Request, command: Command) -> None:
-        """Lower a limit beyond the context to what the prompt leaves of it, and say so."""
-        left = self.info.max_model_len - len(request.prompt)
-        if 0 < left < request.max_tokens:
-            request.max_tokens = left
-            request.min_tokens = min(request.min_tokens, left)
-            command.remarks.clamped = True
-
     def _bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each word as it stands, and as it stands after a space: tokenizers join a word with the space before it."""
         spellings = (spelling for word in words for spelling in (word, " " + word))
@@ -355,6 +329,10 @@ def check_total(name: str, tokens: int) -> None:
     """Refuse texts that have too many tokens together."""
     if tokens > MOST_INPUT_TOKENS:
         raise InvalidRequest(f"{name} may have at most {MOST_INPUT_TOKENS} tokens in all; got {tokens}", name)
+
+
+def _of_chat(written: ChatText) -> _Text:
+    return _Text(written.text, add_special_tokens=False, literals=written.literals)
 
 
 def _text_of(prompt: _Text | tuple[int, ...]) -> str:

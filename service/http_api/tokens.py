@@ -35,7 +35,7 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         body = await read_json(request, read, site.most_bytes, name_of(key))
         service.check_model(body.model or "")
         if body.messages is not None:
-            tokens = await service.tokens_of(conversation(body, remarks), key)
+            tokens = await service.tokens_of(conversation(site, body, remarks), key)
         else:
             tokens = await service.tokenize(text_of(body), add_special_tokens=body.add_special_tokens is not False, key=key)
         limit = service.engine.info.max_model_len
@@ -43,24 +43,6 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         if body.return_token_strs:
             found["token_strs"] = map(service.tokenizer.raw.id_to_token, tokens)
         return site.said(json_response(found), remarks, request)
-
-    def text_of(body: TokenizeRequest) -> str:
-        """The text that is to be tokenized."""
-        if body.prompt is None:
-            raise InvalidRequest("prompt is required, or messages", "prompt")
-        if body.tools is not None:
-            raise InvalidRequest("tools needs messages", "tools")
-        return body.prompt
-
-    def conversation(body: TokenizeRequest, remarks: Remarks) -> Prompt:
-        """The prompt of a chat."""
-        if body.prompt is not None:
-            raise InvalidRequest("prompt and messages cannot both be given", "prompt")
-        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-        given = {name: value for name in names if (value := getattr(body, name)) is not None}
-        chat = read_chat(given, remarks)
-        (prompt,) = conversation_of(chat, template_of(site), site.form, remarks)["prompts"]
-        return prompt  # type: ignore[no-any-return]
 
     @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:
@@ -85,3 +67,23 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         }
         written = {} if template is None else {"chat_template": template.source}
         return json_response({**known, **facts, **written})
+
+
+def text_of(body: TokenizeRequest) -> str:
+    """The text that is to be tokenized."""
+    if body.prompt is None:
+        raise InvalidRequest("prompt is required, or messages", "prompt")
+    if body.tools is not None:
+        raise InvalidRequest("tools needs messages", "tools")
+    return body.prompt
+
+
+def conversation(site: Site, body: TokenizeRequest, remarks: Remarks) -> Prompt:
+    """The prompt of a chat."""
+    if body.prompt is not None:
+        raise InvalidRequest("prompt and messages cannot both be given", "prompt")
+    names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    chat = read_chat(given, remarks)
+    (prompt,) = conversation_of(chat, template_of(site), site.form, remarks)["prompts"]
+    return prompt  # type: ignore[no-any-return]

@@ -26,6 +26,7 @@ from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
 from attend.model.text.chat import ChatTemplate
+from attend.model.text.control_tokens import ControlTokens
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.generation.adapters import Shelf
@@ -86,6 +87,8 @@ class Replica(GrpcMethods):
         )
         self.template = ChatTemplate.load(settings.folder)
         sources = "" if self.template is None else self.template.sources
+        if self.template is not None and not settings.special_tokens_in_content:
+            self.template.control = ControlTokens(tokenizer.raw, sources)
         self.beyond_context = settings.max_tokens_beyond_context
         self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
         self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)

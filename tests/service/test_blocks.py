@@ -41,7 +41,7 @@ def prompt_of(read: Any, document: dict[str, Any], remarks: Remarks | None = Non
     """The prompt that a body becomes."""
     remarks = Remarks() if remarks is None else remarks
     (prompt,) = conversation_of(read(document, remarks), TEMPLATE, FORM, remarks)["prompts"]
-    return prompt.write()
+    return prompt.write().text
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -444,7 +444,7 @@ def test_reasoning_is_switched_where_the_template_can_and_else_said():
         (read_response, {"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
     ):
         remarks = Remarks()
-        assert conversation_of(read(document, remarks), plain, FORM, remarks)["prompts"][0].write() == "a"
+        assert conversation_of(read(document, remarks), plain, FORM, remarks)["prompts"][0].write().text == "a"
         assert remarks.names == [name]
 
 

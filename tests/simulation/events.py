@@ -9,6 +9,7 @@ from attend.model.engine.config import EngineConfig
 from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
+from attend.model.text.marks import ChatText
 from attend.service.access.quota import Limits
 from attend.service.chat.tools import Calling
 from attend.service.contract.conversation import calling_of
@@ -69,7 +70,9 @@ class Call:
     def __str__(self) -> str:
         asked = _changed(self.command, PLAIN) | _changed(self.command.stops, PLAIN.stops)
         asked["seed"] = self.command.sampling.seed
-        asked["prompts"] = [prompt.write() if isinstance(prompt, ChatPrompt) else prompt for prompt in self.command.prompts]
+        asked["prompts"] = [
+            prompt.write().text if isinstance(prompt, ChatPrompt) else prompt for prompt in self.command.prompts
+        ]
         if self.command.chat is not None:
             asked["chat"] = self.command.chat.calling.choice
         given = _changed(self, Call(self.at, self.number, ("", ""), self.command, False))
@@ -272,7 +275,7 @@ def _chat(dice: random.Random, number: int, setting: Setting, stems: list[str]) 
     stops = _stops(dice, setting, formed=formed or grammar is not None)
     text = _prompt(dice, setting, stems) + dice.choice(["", "", SPECIAL[0]])
     return Command(
-        prompts=(ChatPrompt(partial(str, text or "a")),),
+        prompts=(ChatPrompt(partial(ChatText, text or "a")),),
         stops=replace(stops, max_tokens=None) if formed else stops,
         n=dice.choice([1, 1, 2]),
         chat=chat,

@@ -48,7 +48,7 @@ def tokens_of(command: Command, place: int) -> list[int]:
     if isinstance(prompt, tuple):
         tokens = list(prompt)
     else:
-        tokens = list(encoded(prompt.write() if isinstance(prompt, ChatPrompt) else prompt)) or [END]
+        tokens = list(encoded(prompt.write().text if isinstance(prompt, ChatPrompt) else prompt)) or [END]
     return tokens[-command.truncate_prompt_tokens :] if command.truncate_prompt_tokens else tokens
 
 

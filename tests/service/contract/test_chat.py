@@ -41,7 +41,7 @@ def command(**body) -> Command:
 
 def prompt(body: ChatRequest, template: ChatTemplate = SHIPPED) -> str:
     """What the template makes of a body."""
-    return to_command(body, "id", template=template).prompts[0].write()
+    return to_command(body, "id", template=template).prompts[0].write().text
 
 
 def messages(*given) -> list[dict]:
@@ -303,7 +303,7 @@ def test_a_bad_body_is_refused_with_the_place_named(body, words):
 def asked(body: bytes) -> Command:
     command = to_command(read_chat(parse(body)), "id", template=SHIPPED)
     (prompt,) = command.prompts
-    return replace(command, prompts=(prompt.write(),))
+    return replace(command, prompts=(prompt.write().text,))
 
 
 # --- answers

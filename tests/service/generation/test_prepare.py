@@ -14,6 +14,7 @@ from attend.model.errors import ContextTooLong, InvalidRequest, NotSupported
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec
+from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.answer import Answer
 from attend.service.generation.prepare import INLINE_CHARACTERS, Preparation
@@ -102,7 +103,7 @@ HOSTILE = {
     "biases": command(*["a"] * 16, n=8, decoding=DecodingParams(logit_bias=dict.fromkeys(range(257), 1.0))),
     "tokens received": command(resume_token_ids=(97,) * 20_000, rules={"max_tokens": 30_000, "stop": ("ab" * 127,)}),
     "answers": command(*["a"] * 128),
-    "a conversation": command(ChatPrompt(lambda: "a" * 40_000)),
+    "a conversation": command(ChatPrompt(lambda: ChatText("a" * 40_000))),
 }
 
 
@@ -150,7 +151,7 @@ def test_a_grammar_follows_received_tokens_beside_the_event_loop(watch):
     ("asked", "error", "field"),
     [
         (command("a" * 100_000), ContextTooLong, "prompt"),
-        (command(ChatPrompt(lambda: "a" * 100_000)), ContextTooLong, "prompt"),
+        (command(ChatPrompt(lambda: ChatText("a" * 100_000))), ContextTooLong, "prompt"),
         (command((97,) * 101), ContextTooLong, "prompt"),
         (command(resume_token_ids=(97,) * 101, rules={"max_tokens": 200}), InvalidRequest, "resume_token_ids"),
         (command(decoding=DecodingParams(allowed_token_ids=(97,) * 258)), InvalidRequest, "allowed_token_ids"),
@@ -179,7 +180,7 @@ def test_a_chat_of_a_gguf_file_has_the_start_token_once_where_file_or_template_a
     asks = kind == "llama2" if asks is None else asks  # what files that do not say mean
     prepared = Preparation(info(vocab_size=tokenizer.size), tokenizer)
     answers = asyncio.run(
-        prepared.answers(command(ChatPrompt(lambda: template.render([{"role": "user", "content": "the cat"}]))))
+        prepared.answers(command(ChatPrompt(lambda: template.write([{"role": "user", "content": "the cat"}]))))
     )
     [chat] = [answer.request.prompt for answer in answers.values()]
     begins = "<s>" if asks and not writes else ""
@@ -196,7 +197,7 @@ def test_a_chat_of_a_folder_has_what_its_template_writes(tmp_path):
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("the")[0] == tokenizer.bos_token_id
     prepared = Preparation(info(vocab_size=tokenizer.size), tokenizer)
-    [answer] = asyncio.run(prepared.answers(command(ChatPrompt(lambda: "the cat")))).values()
+    [answer] = asyncio.run(prepared.answers(command(ChatPrompt(lambda: ChatText("the cat"))))).values()
     assert answer.request.prompt == tokenizer.encode("the cat", add_special_tokens=False)
 
 

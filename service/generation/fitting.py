@@ -1,0 +1,52 @@
+"""Calls that ask for more than there is: conversations that lose their oldest messages, clamped limits, limits on reasoning."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from attend.model.engine.request import Request
+from attend.model.text.marks import ChatText
+from attend.model.text.reasoning import ReasoningLimit
+from attend.model.text.tokenizer import Tokenizer
+from attend.service.generation.aside import alone
+from attend.service.records import ChatPrompt, Command
+
+
+async def shortened(command: Command, most: int, num_tokens: Callable[[ChatText], int]) -> Command:
+    """The command with a conversation that fits in `most` tokens, where it may lose its oldest messages: as few as possible.
+
+    `num_tokens` counts those of a prompt; it and the template run beside the event loop.
+    """
+    prompt = command.prompts[0]
+    if not isinstance(prompt, ChatPrompt) or not prompt.most_dropped:
+        return command
+    room = most - max(1, min(command.stops.max_tokens or 1, most // 2))
+
+    def fits(dropped: int) -> bool:
+        return num_tokens(prompt.write(dropped)) <= room
+
+    low, high = 0, prompt.most_dropped  # fewest and most that may have to go
+    while low < high:
+        middle = 0 if not low and high == prompt.most_dropped else (low + high) // 2  # mostly all of it fits
+        low, high = (low, middle) if await alone(partial(fits, middle), command.owner) else (middle + 1, high)
+    if low:
+        command.remarks.ignore("input")
+    return replace(command, prompts=(ChatPrompt(partial(prompt.write, low)),))
+
+
+def clamp(request: Request, command: Command, most: int) -> None:
+    """Lower a limit beyond the context to what the prompt leaves of it, where that is asked for, and say so."""
+    left = most - len(request.prompt)
+    if command.remarks.clamps and 0 < left < request.max_tokens:
+        request.max_tokens = left
+        request.min_tokens = min(request.min_tokens, left)
+        command.remarks.clamped = True
+
+
+def reasoning_limit(command: Command, tokenizer: Tokenizer, vocab_size: int) -> ReasoningLimit | None:
+    """The limit on reasoning that a call asks for, of a model that writes any."""
+    chat = command.chat
+    if chat is None or chat.thinking_token_budget is None or chat.form.reasoning is None:
+        return None
+    begin, end = chat.form.reasoning.begin, chat.form.reasoning.end
+    return ReasoningLimit(tokenizer, vocab_size, begin, end, chat.form.has_channels, chat.thinking_token_budget)
