@@ -37,7 +37,7 @@ ALIKE = 0.75
 SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 Port = Annotated[int, Field(ge=1, le=65535)]
-PATHS = ("adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
+PATHS = ("chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source", "max_errors_per_second")
 """Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
@@ -102,6 +102,10 @@ class Settings(BaseModel):
     )
     generation_config: Literal["none", "model"] = Field(
         "none", description="model takes the default sampling parameters from the checkpoint's generation_config.json"
+    )
+    chat_template: str = Field(
+        "",
+        description="Jinja file of the chat template, in place of the checkpoint's or where it has none; empty: the checkpoint's",
     )
     tool_parser: ToolParser = Field(
         "auto", description="format of the model's tool calls; auto detects it in the chat template; none: they stay text"

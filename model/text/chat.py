@@ -70,24 +70,40 @@ class ChatTemplate:
 
     @classmethod
     def load(
-        cls, folder: Path, clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = datetime.now
+        cls,
+        folder: Path,
+        file: Path | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = datetime.now,
     ) -> "ChatTemplate | None":
-        """The templates of a folder, None where there is none. Raises CheckpointError.
+        """The templates of a folder, or that of a file beside it; None where there is none. Raises CheckpointError.
 
         They stand in `chat_template.jinja` and `additional_chat_templates/`, else in `tokenizer_config.json`, else in
         `chat_template.json`.
         """
         facts = read_facts(folder)
+        if file is not None:
+            return cls._of(file, {DEFAULT: _text_of(file)}, named_tokens(facts), clock, now)
         sources = _in_files(folder) or _named(facts.get("chat_template"), folder / "tokenizer_config.json")
         if not sources:
             path = folder / "chat_template.json"
             sources = _named(read_object(path).get("chat_template"), path)
-        if not sources.get(DEFAULT):
-            return None
+        return cls._of(folder, sources, named_tokens(facts), clock, now) if sources.get(DEFAULT) else None
+
+    @classmethod
+    def _of(
+        cls,
+        place: Path,
+        sources: dict[str, str],
+        tokens: dict[str, str],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> "ChatTemplate":
         try:
-            return cls(sources[DEFAULT], for_tools=sources.get(FOR_TOOLS), clock=clock, now=now, **named_tokens(facts))
+            return cls(sources[DEFAULT], for_tools=sources.get(FOR_TOOLS), clock=clock, now=now, **tokens)
         except CheckpointError as error:
-            raise CheckpointError(f"{folder}: {error}") from error.__cause__
+            raise CheckpointError(f"{place}: {error}") from error.__cause__
 
     def render(
         self,
@@ -177,13 +193,14 @@ def _in_files(folder: Path) -> dict[str, str]:
     paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     default = folder / "chat_template.jinja"
     paths = ({DEFAULT: default} if default.is_file() else {}) | paths
-    sources = {}
-    for name, path in paths.items():
-        try:
-            sources[name] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return sources
+    return {name: _text_of(path) for name, path in paths.items()}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _named(templates: Any, path: Path) -> dict[str, str]:

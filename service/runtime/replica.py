@@ -85,7 +85,7 @@ class Replica(GrpcMethods):
             scoring=score_rules(settings.folder, settings.name, settings.score, embedding, tokenizer),
             shelf=self.shelf,
         )
-        self.template = ChatTemplate.load(settings.folder)
+        self.template = ChatTemplate.load(settings.folder, Path(settings.chat_template) if settings.chat_template else None)
         sources = "" if self.template is None else self.template.sources
         if self.template is not None and not settings.special_tokens_in_content:
             self.template.control = ControlTokens(tokenizer.raw, sources)

@@ -368,3 +368,15 @@ def test_a_damaged_file_stops_the_load(tmp_path, damage):
 def test_templates_need_no_torch():
     source = Path(sys.modules["attend.model.text.chat"].__file__ or "").read_text(encoding="utf-8")
     assert "torch" not in source
+
+
+def test_a_file_takes_the_place_of_the_folders_template(tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("mine{{ bos_token }}", encoding="utf-8")
+    where = folder(tmp_path, "theirs", bos_token="<s>")
+    assert ChatTemplate.load(where, file).render([]) == "mine<s>"
+    file.write_text("{% for %}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"mine\.jinja: the chat template cannot be compiled"):
+        ChatTemplate.load(where, file)
+    with pytest.raises(CheckpointError, match=r"absent\.jinja cannot be read"):
+        ChatTemplate.load(where, tmp_path / "absent.jinja")
