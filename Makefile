@@ -53,12 +53,14 @@ test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained,
 
 # Warnings of the clients' own code are not ours: `-W default` shows them and fails nothing.
 test-clients: setup $(CLIENTS)/.ready  ## clients that nobody here wrote, against real servers
-	ATTEND_TEST_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest -W default tests/clients $(ARGS)
+	ATTEND_TEST_PYTHON=$(abspath $(BIN)/python) ATTEND_TEST_NODE_MODULES=$(abspath $(CLIENTS))/js/node_modules $(CLIENTS)/bin/python -m pytest -W default tests/clients $(ARGS)
 
-$(CLIENTS)/.ready: pyproject.toml tests/clients/constraints.txt | setup
+$(CLIENTS)/.ready: pyproject.toml tests/clients/constraints.txt tests/clients/js/package.json | setup
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --upgrade "pip>=25.1" -c tests/clients/constraints.txt
 	$(CLIENTS)/bin/pip install --quiet --no-compile -c tests/clients/constraints.txt --group clients
+	mkdir -p $(CLIENTS)/js && cp tests/clients/js/package.json $(CLIENTS)/js
+	! command -v npm >/dev/null || npm install --prefix $(CLIENTS)/js --silent --no-fund --no-audit || echo "not brought: the packages of npm"
 	touch $@
 
 check: setup  ## format, lint, types, imports, the proto

@@ -105,7 +105,7 @@ class Settings(BaseModel):
     )
     chat_template: str = Field(
         "",
-        description="Jinja file of the chat template, in place of the checkpoint's or where it has none; empty: the checkpoint's",
+        description="Jinja file of the chat template, in place of the checkpoint's; empty: the checkpoint's",
     )
     tool_parser: ToolParser = Field(
         "auto", description="format of the model's tool calls; auto detects it in the chat template; none: they stay text"

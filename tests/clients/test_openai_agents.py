@@ -114,3 +114,31 @@ def test_an_agent_hands_over_to_another_which_answers_with_an_object(run, stream
     result, _ = run(streamed, tools=[], handoffs=[other])
     assert result.last_agent is other
     assert isinstance(result.final_output, Now)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_works_with_its_default_model_class_which_speaks_responses(server, seen, streamed):
+    """Nothing but the address is set: newer versions ask POST /v1/responses."""
+
+    @agents.function_tool
+    def now(zone: Zone) -> str:
+        """What time it is."""
+        seen.append(zone)
+        return "It is noon."
+
+    async def main() -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            agents.set_default_openai_client(client, use_for_tracing=False)
+            settings = agents.ModelSettings(temperature=0, max_tokens=40, tool_choice="required", parallel_tool_calls=False)
+            agent = agents.Agent("clock", "Say the time.", tools=[now], model=MODEL, model_settings=settings)
+            if not streamed:
+                return await agents.Runner.run(agent, "Time?", max_turns=4)
+            result = agents.Runner.run_streamed(agent, "Time?", max_turns=4)
+            async for _ in result.stream_events():
+                pass
+            return result
+
+    result = asyncio.run(main())
+    assert len(seen) == 1
+    assert isinstance(result.final_output, str)
+    assert all(response.response_id.startswith("resp_") for response in result.raw_responses)
