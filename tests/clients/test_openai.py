@@ -108,7 +108,7 @@ def test_several_answers_stream_side_by_side_and_each_ends_once(client, route):
     ("fields", "kind", "code", "param"),
     [
         ({"max_tokens": -1}, "BadRequestError", "invalid_value", "max_tokens"),
-        ({"extra_body": {"colour": "red"}}, "BadRequestError", "invalid_value", "colour"),
+        ({"extra_body": {"temprature": 1}}, "BadRequestError", "invalid_value", "temprature"),
         ({"prompt": "x " * 2000}, "BadRequestError", "context_length_exceeded", "prompt"),
         ({"model": "nobody"}, "NotFoundError", "model_not_found", "model"),
         ({"suffix": "pass"}, "BadRequestError", "unsupported_value", "suffix"),

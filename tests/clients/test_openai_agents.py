@@ -129,7 +129,8 @@ def test_an_agent_works_with_its_default_model_class_which_speaks_responses(serv
     async def main() -> Any:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             agents.set_default_openai_client(client, use_for_tracing=False)
-            settings = agents.ModelSettings(temperature=0, max_tokens=40, tool_choice="required", parallel_tool_calls=False)
+            # A stream that max_tokens cuts is an error to it, as OpenAI's API has it.
+            settings = agents.ModelSettings(temperature=0, max_tokens=400, tool_choice="required", parallel_tool_calls=False)
             agent = agents.Agent("clock", "Say the time.", tools=[now], model=MODEL, model_settings=settings)
             if not streamed:
                 return await agents.Runner.run(agent, "Time?", max_turns=4)

@@ -47,10 +47,10 @@ def test_a_response_has_the_text_of_the_same_chat(client):
 def test_a_stream_ends_with_the_whole_response(client):
     made = ask(client)
     with client.responses.stream(model=MODEL, input="def f(", max_output_tokens=12, temperature=0) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_response()
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] in ("response.completed", "response.incomplete")
+        events = [*stream]
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    final = events[-1].response
+    assert events[-1].type == f"response.{made.status}"
     assert (final.output_text, final.status) == (made.output_text, made.status)
 
 
