@@ -98,6 +98,10 @@ class Settings(BaseModel):
     reasoning_parser: ReasoningParser = Field(
         "auto", description="format of the model's reasoning; auto detects it in the chat template; none: it stays text"
     )
+    json_whitespace: Literal["compact", "flexible"] = Field(
+        "compact",
+        description="white space in JSON that a schema enforces; compact: none; flexible: at most 16 characters in one place",
+    )
     adapter: str = Field(
         "", description="LoRA adapter, NAME=FOLDER; repeat the flag for several; the variable is comma-separated"
     )

@@ -12,19 +12,19 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import llguidance
 
-JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
-    "lenient": False,  # a keyword that is not carried out is refused by name
-    "coerce_one_of": False,
-    "json_allow_general_unicode_escapes": True,
-}
-"""How JSON may be written."""
+Whitespace = Literal["compact", "flexible"]
+"""Between the parts of JSON: none, or one space, or a line end with blanks after it.
+
+Compact is `{"a":1,"b":[2]}`. Each separator is then the only text that fits: a small model has no place to write blanks without
+end, and an answer takes the fewest tokens. Minified JSON is in every model's training data.
+"""
+MAX_WHITESPACE = 16
+"""Characters of flexible white space in one place: a line end and fifteen blanks."""
 FORMATS = frozenset(
     (
         *("date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri"),
@@ -50,9 +50,22 @@ Fault = Callable[[Any], str]
 """What is wrong with a schema, "" for nothing."""
 
 
-def source_of(schema: Any) -> str:
+def json_options(whitespace: Whitespace) -> "llguidance._lib.JsonCompileOptions":
+    """How JSON may be written."""
+    options: llguidance._lib.JsonCompileOptions = {
+        "whitespace_flexible": whitespace == "flexible",
+        "lenient": False,  # a keyword that is not carried out is refused by name
+        "coerce_one_of": False,
+        "json_allow_general_unicode_escapes": True,
+    }
+    if whitespace == "flexible":
+        options["whitespace_pattern"] = rf"\x20|\x0A[\x20\x09]{{0,{MAX_WHITESPACE - 1}}}"
+    return options
+
+
+def source_of(schema: Any, whitespace: Whitespace = "compact") -> str:
     """A schema in the library's own notation."""
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(whitespace))
 
 
 def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
@@ -68,12 +81,13 @@ def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
     return schema
 
 
-def rewritten_rules(grammar: str, compiled: Compile) -> str:
+def rewritten_rules(grammar: str, compiled: Compile, whitespace: Whitespace = "compact") -> str:
     """A grammar in Lark that the server wrote, its schemas rewritten. Each is a rule of its own, on a line of its own."""
     pieces: list[str] = []
     end = 0
     for schema, start, after, _ in _rules(grammar):
-        pieces += grammar[end:start], json.dumps(rewritten(schema, compiled))
+        written = rewritten(schema, compiled) | {"x-guidance": json_options(whitespace)}
+        pieces += grammar[end:start], json.dumps(written)
         end = after
     return "".join(pieces) + grammar[end:]
 

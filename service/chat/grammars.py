@@ -12,7 +12,6 @@ from typing import Any
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.grammar import GrammarSpec, choices, read_schema
-from attend.model.text.schema import JSON_OPTIONS
 from attend.service.chat.calls import KEY, MAX_KEY
 from attend.service.chat.forms import HARMONY, AnswerFormat, CallForm
 from attend.service.chat.parts import Tool
@@ -227,7 +226,7 @@ class CallGrammar:
 
     def _json(self, name: str, schema: Any, where: str) -> str:
         """A rule of a schema, with a comment that says where it stands in the request: see `model/text/schema.py`."""
-        written = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema
+        written = {} if schema is True else schema
         self._rules[name] = f"%json {json.dumps(written)} // {json.dumps(where)}"
         return name
 

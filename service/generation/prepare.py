@@ -12,6 +12,7 @@ from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.mask import CompiledGrammar, Grammar
+from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
 from attend.service.chat.grammars import enforced
@@ -65,10 +66,10 @@ class _Read:
 class Preparation:
     """Knows the model's vocabulary and limits, and its tokenizer."""
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, json_whitespace: Whitespace = "compact") -> None:
         self.info = info
         self.tokenizer = tokenizer
-        self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids, whitespace=json_whitespace)
         self._most_characters = SLACK * info.max_model_len * tokenizer.longest
 
     async def answers(self, command: Command) -> dict[str, Answer]:

@@ -78,6 +78,7 @@ class Replica(GrpcMethods):
             defaults=read_defaults(settings.folder, settings.generation_config),
             embedding=read_rules(settings.folder),
             shelf=self.shelf,
+            json_whitespace=settings.json_whitespace,
         )
         self.template = ChatTemplate.load(settings.folder)
         sources = "" if self.template is None else self.template.sources

@@ -241,6 +241,25 @@ def test_a_schema_that_names_no_type_is_one_of_objects():
     assert accepted(spec, head + "[") == head and accepted(spec, head + "{") == head + "{"
 
 
+FLEXIBLE = {"x-guidance": {"whitespace_flexible": True}}
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x":{"a":[1,2]}}}',
+    "qwen3_coder": '<tool_call>\n<function=f>\n<parameter=x>\n{"a":[1,2]}\n',
+    "pythonic": '[f(x={"a":[1,2]})',
+}
+
+
+@pytest.mark.parametrize(("name", "text"), WRITTEN.items())
+@pytest.mark.parametrize("schema", [True, {}, {"type": "object"} | FLEXIBLE])
+def test_arguments_are_compact_whatever_their_schema_says(name, text, schema):
+    about = FLEXIBLE if name == "hermes" else {}
+    spec = grammar(AnswerFormat(CALLS[name]), [Tool("f", {"properties": {"x": schema}, **about})]).required(parallel=False)
+    assert accepted(spec, text) == text
+    for mark in ('"a"', ":[", "[1", ",2", "2]"):
+        other = text.replace(mark, f"{mark[0]} {mark[1:]}" if mark[0] in "[2" else f" {mark}")
+        assert accepted(spec, other) != other, other
+
+
 CONTENTS = [
     GrammarSpec("json_schema", json.dumps(SCHEMA)),
     GrammarSpec("json_object", ""),
