@@ -32,7 +32,16 @@ from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Over
 from attend.model.params import describe
 from attend.model.text.grammar_tokens import for_grammars
 from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
-from attend.model.text.schema import Whitespace, place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
+from attend.model.text.schema import (
+    OR_SHOWN,
+    Whitespace,
+    faulty_rule,
+    place_of,
+    reworded,
+    rewritten,
+    rewritten_rules,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from attend.model.text.tokenizer import Tokenizer
@@ -290,12 +299,15 @@ def _fault(schema: Any) -> str:
 
 def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
     """What is wrong with a grammar, and in which schema of it."""
-    place = ""
+    where, schema = "", dict[str, Any]()
     if kind == "json_schema":
-        place = place_of(rewritten(read_schema(text), _compiled), _fault)
+        schema = rewritten(read_schema(text), _compiled)
     elif kind == "tools":
-        place = place_in_rules(rewritten_rules(text, _compiled), _fault)
-    return f"{place}: {reworded(reason(matcher))}" if place else reworded(reason(matcher))
+        where, schema = faulty_rule(rewritten_rules(text, _compiled), _fault)
+    place = ".".join(filter(None, (where, place_of(schema, _fault))))
+    words = reworded(_fault(schema) or reason(matcher))
+    told = f"{place}: {words}" if place else words
+    return f"{told}; {OR_SHOWN}" if where.startswith("tools[") else told
 
 
 def _escape(text: str) -> str:

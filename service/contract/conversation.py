@@ -157,7 +157,7 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     description: NotRequired[Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)] | None]
     """What it does."""
     parameters: NotRequired[Annotated[dict[StrictStr, Any], AfterValidator(_of_object), Or(_OF_OBJECT)] | None]
-    """A JSON schema (draft 2020-12) of its arguments, which are an object."""
+    """A JSON schema of its arguments, which are an object: of draft 2020-12, 7 or 4 where calls are enforced."""
     strict: NotRequired[StrictBool | None]
     """Arguments always obey the schema. Default: false."""
     response: NotRequired[Result]
@@ -245,16 +245,17 @@ def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForma
     if isinstance(tools, list):
         at_most("tools", tools, MAX_TOOLS, "tools")
     read = validated(_Toolbox, {"tools": tools, "tool_choice": choice}, exact=True, unknown=NotSupported)
-    called = [_tool(tool["function"]) for tool in read.tools or ()]
+    called = [_tool(tool["function"], index) for index, tool in enumerate(read.tools or ())]
     named = read.tool_choice
     if isinstance(named, NamedTool):
         return calling(called, tools or [], "required", named.function.name, parallel is not False, form)
     return calling(called, tools or [], named or "auto", None, parallel is not False, form)
 
 
-def _tool(function: DeclaredFunction) -> Tool:
+def _tool(function: DeclaredFunction, index: int) -> Tool:
     parameters = function.get("parameters")
-    return Tool(function["name"], _NO_PARAMETERS if parameters is None else parameters, bool(function.get("strict")))
+    schema = _NO_PARAMETERS if parameters is None else parameters
+    return Tool(function["name"], schema, bool(function.get("strict")), index)
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}

@@ -312,9 +312,24 @@ def test_a_name_or_a_text_that_a_form_cannot_write_is_refused(name, key, text):
             grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_a_format_that_is_an_annotation_is_taken_in_every_form(name):
+    tool = Tool("f", {"properties": {"x": {"type": "string", "format": "date-span", "maxLength": 3}}, "required": ["x"]})
+    texts = [walk(grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=False), seed=seed) for seed in range(5)]
+    assert any(complete and obeys(parsed(AnswerFormat(CALLS[name]), text, [tool]), [tool]) for text, complete in texts)
+
+
+def test_the_place_of_a_named_tool_is_that_in_the_request():
+    tool = Tool("f", {"type": "object", "oneOf": [{}]}, index=3)
+    with pytest.raises(NotSupported, match=r"^tools\[3\]\.function\.parameters\.oneOf cannot be enforced"):
+        grammar(AnswerFormat(CALLS["pythonic"]), [tool]).required(parallel=True)
+
+
 def test_what_a_form_cannot_enforce_is_refused_by_name():
     pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "a+"}}}
-    with pytest.raises(NotSupported, match=r"tools\[0\]\.function\.parameters\.properties\.x: pattern cannot be enforced"):
+    with pytest.raises(
+        NotSupported, match=r"tools\[0\]\.function\.parameters\.properties\.x\.pattern cannot be enforced.*; or enforce"
+    ):
         grammar(AnswerFormat(CALLS["glm"]), [Tool("f", pattern)]).required(parallel=True)
     for missing in ({"required": ["y"]}, {"properties": {"x": {}}, "required": ["x", "y"]}):
         with pytest.raises(NotSupported, match="y is required, and not one of its properties"):
