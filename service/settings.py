@@ -118,6 +118,10 @@ class Settings(BaseModel):
         description="control tokens in a chat's messages and tools are control tokens, as the caller writes them; "
         "without it they are plain text",
     )
+    json_whitespace: Literal["compact", "flexible"] = Field(
+        "compact",
+        description="white space in JSON that a schema enforces; compact: none; flexible: at most 16 characters in one place",
+    )
     adapter: str = Field(
         "", description="LoRA adapter, NAME=FOLDER; repeat the flag for several; the variable is comma-separated"
     )

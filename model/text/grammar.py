@@ -32,7 +32,16 @@ from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Over
 from attend.model.params import describe
 from attend.model.text.grammar_tokens import for_grammars
 from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
-from attend.model.text.schema import place_in_rules, place_of, reworded, rewritten, rewritten_rules, source_of
+from attend.model.text.schema import (
+    OR_SHOWN,
+    Whitespace,
+    faulty_rule,
+    place_of,
+    reworded,
+    rewritten,
+    rewritten_rules,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from attend.model.text.tokenizer import Tokenizer
@@ -159,7 +168,7 @@ class GrammarCompiler:
     """Compiles specs for one tokenizer. Safe to call from several threads; never from the step thread:
     a new spec takes 0.1 to 0.3 s.
 
-    `vocab_size` is the number of scores that the model gives; it may exceed the tokenizer's size.
+    `vocab_size` is the number of scores that the model gives; it may exceed the tokenizer's size. `whitespace` is that of JSON.
     """
 
     def __init__(
@@ -168,12 +177,14 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         *,
+        whitespace: Whitespace = "compact",
         max_entries: int = MAX_CACHED_GRAMMARS,
         max_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self._source = tokenizer
         self._size = min(tokenizer.size, vocab_size)
         self._vocab_size = vocab_size
+        self._whitespace = whitespace
         self._ends = tuple(token for token in eos_token_ids if 0 <= token < self._size)
         self._compiled = _Recent[CompiledGrammar](max_entries, max_bytes)
         self._refused = _Recent[str](MAX_REFUSED_GRAMMARS, MAX_REFUSED_BYTES)
@@ -211,7 +222,7 @@ class GrammarCompiler:
         with self._lock:
             self.misses += 1
         try:
-            made = self._compile(spec.kind, vocabulary, _probed(spec))
+            made = self._compile(spec.kind, vocabulary, _probed(spec, self._whitespace))
         except InvalidRequest as error:
             with self._lock:
                 self._refused.keep(spec, str(error), len(spec.text.encode()) + 4 * SHOWN)
@@ -261,18 +272,18 @@ def _limits() -> llguidance.LLParserLimits:
     )
 
 
-def _source(kind: Kind, text: str) -> str:
+def _source(kind: Kind, text: str, whitespace: Whitespace = "compact") -> str:
     """The spec in the library's own notation. ValueError says what is wrong, and where."""
     if kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(text)
     if kind == "grammar":
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
     if kind == "tools":
-        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compiled))
+        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compiled, whitespace))
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
     schema = rewritten(read_schema(text), _compiled) if kind == "json_schema" else {"type": "object"}
-    return source_of(schema)
+    return source_of(schema, whitespace)
 
 
 def _compiled(schema: Any) -> llguidance.LLMatcher:
@@ -288,12 +299,15 @@ def _fault(schema: Any) -> str:
 
 def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
     """What is wrong with a grammar, and in which schema of it."""
-    place = ""
+    where, schema = "", dict[str, Any]()
     if kind == "json_schema":
-        place = place_of(rewritten(read_schema(text), _compiled), _fault)
+        schema = rewritten(read_schema(text), _compiled)
     elif kind == "tools":
-        place = place_in_rules(rewritten_rules(text, _compiled), _fault)
-    return f"{place}: {reworded(reason(matcher))}" if place else reworded(reason(matcher))
+        where, schema = faulty_rule(rewritten_rules(text, _compiled), _fault)
+    place = ".".join(filter(None, (where, place_of(schema, _fault))))
+    words = reworded(_fault(schema) or reason(matcher))
+    told = f"{place}: {words}" if place else words
+    return f"{told}; {OR_SHOWN}" if where.startswith("tools[") else told
 
 
 def _escape(text: str) -> str:
@@ -301,11 +315,11 @@ def _escape(text: str) -> str:
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
 
 
-def _probed(spec: GrammarSpec) -> str:
+def _probed(spec: GrammarSpec, whitespace: Whitespace) -> str:
     """`_source` of a spec that a child process compiled and walked within its limits; InvalidRequest or Overloaded if not."""
     # -P: the folder that the server was started in is no place to import from.
     command = [sys.executable, "-P", "-c", _PROBE_CODE, str(Path(__file__).parents[3])]
-    asked = json.dumps([spec.kind, spec.text]).encode()
+    asked = json.dumps([spec.kind, spec.text, whitespace]).encode()
     try:
         child = subprocess.run(command, input=asked, capture_output=True, timeout=_PROBE_WALL_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
@@ -324,24 +338,24 @@ def _probed(spec: GrammarSpec) -> str:
 
 
 def probe() -> None:
-    """The child process: read [kind, text], write [what is wrong or "", source]. A signal ends it if a limit does."""
+    """The child process: read [kind, text, white space], write [fault or "", source]. A signal ends it if a limit does."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (_PROBE_CPU_SECONDS, _PROBE_CPU_SECONDS + 1))
     if sys.platform == "linux":  # macOS knows the name but not the limit
         resource.setrlimit(resource.RLIMIT_AS, (_PROBE_MEMORY, _PROBE_MEMORY))
-    kind, text = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
     answer: list[str] = []
     threading.stack_size(_PROBE_STACK)
-    worker = threading.Thread(target=lambda: answer.extend(_try(kind, text)))
+    worker = threading.Thread(target=lambda: answer.extend(_try(*asked)))
     worker.start()
     worker.join()
     json.dump(answer, sys.stdout)
 
 
-def _try(kind: Kind, text: str) -> tuple[str, str]:
+def _try(kind: Kind, text: str, whitespace: Whitespace = "compact") -> tuple[str, str]:
     """[what is wrong or "", source]. What would stop an answer soon after its start is found here."""
     try:
-        source = _source(kind, text)
+        source = _source(kind, text, whitespace)
     except RecursionError:
         return "nested too deeply", ""
     except MemoryError:

@@ -5,33 +5,30 @@ written in other words. Every text of the new schema is one of the old.
   fit, and `anyOf` says the same.
 - A pattern of `patternProperties` that matches declared properties alone: its schema goes to them. llguidance lets a comma
   follow the last property, and then finds no key (its issue 265).
-- A `format` that JSON Schema does not define, such as `path`: it says nothing of the text.
+- A `format` that llguidance does not know, such as `path` or `iri`: it is an annotation, as JSON Schema says, and left out.
 """
 
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import llguidance
 
-JSON_OPTIONS: "llguidance._lib.JsonCompileOptions" = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,32}",  # a lost model writes no end of blanks
-    "lenient": False,  # a keyword that is not carried out is refused by name
-    "coerce_one_of": False,
-    "json_allow_general_unicode_escapes": True,
-}
-"""How JSON may be written."""
-FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri"),
-        *("uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex"),
-    )
-)
-"""Those of JSON Schema 2020-12, section 7.3 of its validation."""
+Whitespace = Literal["compact", "flexible"]
+"""Between the parts of JSON: none, or one space, or a line end with blanks after it.
+
+Compact is `{"a":1,"b":[2]}`. Each separator is then the only text that fits: a small model has no place to write blanks without
+end, and an answer takes the fewest tokens. Minified JSON is in every model's training data.
+"""
+MAX_WHITESPACE = 16
+"""Characters of flexible white space in one place: a line end and fifteen blanks."""
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+"""Those that are enforced."""
+OR_SHOWN = "or enforce no calls: tool_choice auto, no strict tool, no structured output"
+"""What a caller can do about a tool's schema that cannot be enforced: it is then shown to the model as it is."""
 MAX_HOPS = 8
 """From one `$ref` straight to the next."""
 PLACE_SECONDS = 0.3
@@ -41,7 +38,14 @@ _OVERLAP = (
     "oneOf needs branches of different types, or a property with a const or an enum of its own in each of them; "
     "anyOf needs neither"
 )
+_ACTIONS = {
+    "look-around": "use a pattern without it",
+    "lookaround": "use a pattern without it",
+    "Unimplemented": "leave it out",
+}
+"""What a caller can do, by a word of the library's."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _RULE = re.compile(r"^\w+: %json ", re.MULTILINE)
 _DECODER = json.JSONDecoder()
@@ -50,17 +54,34 @@ Fault = Callable[[Any], str]
 """What is wrong with a schema, "" for nothing."""
 
 
-def source_of(schema: Any) -> str:
+def json_options(whitespace: Whitespace) -> "llguidance._lib.JsonCompileOptions":
+    """How JSON may be written."""
+    options: llguidance._lib.JsonCompileOptions = {
+        "whitespace_flexible": whitespace == "flexible",
+        "lenient": False,  # a keyword that is not carried out is refused by name
+        "coerce_one_of": False,
+        "json_allow_general_unicode_escapes": True,
+    }
+    if whitespace == "flexible":
+        options["whitespace_pattern"] = rf"\x20|\x0A[\x20\x09]{{0,{MAX_WHITESPACE - 1}}}"
+    return options
+
+
+def source_of(schema: Any, whitespace: Whitespace = "compact") -> str:
     """A schema in the library's own notation."""
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(whitespace))
 
 
 def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
     """The same schema, changed as the module says. `compiled` takes schemas to try; an error of theirs is no error here."""
     waiting: list[Any] = [schema]
+    seen: dict[int, Any] = {}
     while waiting:
         each = waiting.pop()
-        waiting += [child for _, child in _subschemas(each)]
+        if not isinstance(each, dict) or id(each) in seen:
+            continue
+        seen[id(each)] = each
+        waiting += [pointed_at(schema, each.get("$ref")), *(child for _, child in _subschemas(each))]
         if isinstance(each.get("format"), str) and each["format"] not in FORMATS:
             del each["format"]
         _exclude(each, schema)
@@ -68,43 +89,41 @@ def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
     return schema
 
 
-def rewritten_rules(grammar: str, compiled: Compile) -> str:
+def rewritten_rules(grammar: str, compiled: Compile, whitespace: Whitespace = "compact") -> str:
     """A grammar in Lark that the server wrote, its schemas rewritten. Each is a rule of its own, on a line of its own."""
     pieces: list[str] = []
     end = 0
     for schema, start, after, _ in _rules(grammar):
-        pieces += grammar[end:start], json.dumps(rewritten(schema, compiled))
+        written = rewritten(schema, compiled) | {"x-guidance": json_options(whitespace)}
+        pieces += grammar[end:start], json.dumps(written)
         end = after
     return "".join(pieces) + grammar[end:]
 
 
 def place_of(schema: dict[str, Any], fault: Fault) -> str:
-    """The path of the innermost schema that has the same fault by itself, such as `properties.email`; "" for the whole."""
+    """The path of the innermost schema or keyword that has the same fault by itself, as `properties.email.pattern`."""
     words, shared = fault(schema), {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    place, current, limit = "", schema, time.process_time() + PLACE_SECONDS
-    found = True
-    while found:
-        found = False
-        for step, child in _subschemas(current):
-            if time.process_time() > limit:
-                return place
-            if fault({**shared, **child}) == words:
-                place, current, found = f"{place}.{step}" if place else step, child, True
-                break
-    return place
+    steps, current, limit = list[str](), schema, time.process_time() + PLACE_SECONDS
+
+    def has_it(part: dict[str, Any]) -> bool:
+        return time.process_time() < limit and fault({**shared, **part}) == words
+
+    while inner := next(((step, child) for step, child in _subschemas(current) if has_it(child)), None):
+        steps.append(inner[0])
+        current = inner[1]
+    steps += next(([word] for word, value in current.items() if has_it({word: value})), [])
+    return ".".join(steps)
 
 
-def place_in_rules(grammar: str, fault: Fault) -> str:
-    """The same in a grammar in Lark: the comment beside the schema says where that stands."""
-    for schema, _, _, where in _rules(grammar):
-        if fault(schema):
-            return ".".join(filter(None, (where, place_of(schema, fault))))
-    return ""
+def faulty_rule(grammar: str, fault: Fault) -> tuple[str, dict[str, Any]]:
+    """The first schema with a fault in a grammar in Lark, and where it stands, as the comment beside it says."""
+    return next(((where, schema) for schema, _, _, where in _rules(grammar) if fault(schema)), ("", {}))
 
 
 def reworded(words: str) -> str:
-    """What llguidance says of a schema, without options that a caller does not have."""
-    return _OVERLAP if _ONE_OF in words else words
+    """What llguidance says of a schema, without options that a caller does not have, and what the caller can do."""
+    action = next((f"; {action}" for word, action in _ACTIONS.items() if word in words), "")
+    return _OVERLAP if _ONE_OF in words else words + action
 
 
 def pointed_at(root: Any, reference: Any) -> Any:
@@ -140,9 +159,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         elif word in _LISTS and isinstance(value, list):
             steps = [(f"{word}[{index}]", child) for index, child in enumerate(value)]
         else:
-            steps = (
-                [(word, value)] if word in ("items", "additionalProperties", "not", "if", "then", "else", "contains") else []
-            )
+            steps = [(word, value)] if word in _SINGLE else []
         yield from ((step, child) for step, child in steps if isinstance(child, dict))
 
 

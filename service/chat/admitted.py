@@ -70,7 +70,7 @@ class Admitted:
         made = ANY
         if "type" in schema:
             types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            made = dict.fromkeys(kind for name in types for kind in _KINDS.get(name, (name,)))
+            made = dict.fromkeys(kind for name in types for kind in _kinds(name))
         for listed in (_list(schema, "enum"), [schema["const"]] if "const" in schema else []):
             if listed:
                 self._steps += len(listed)
@@ -107,6 +107,13 @@ def fits(values: Values, value: Any) -> bool:
     """Whether a JSON value is one of these."""
     allowed = values.get(kind_of(value), frozenset())
     return allowed is None or _comparable(value) in allowed
+
+
+def _kinds(name: Any) -> tuple[str, ...]:
+    """The kinds of a `type`; all of them for one that JSON Schema does not know, such as `any`."""
+    if not isinstance(name, str):
+        return tuple(ANY)
+    return _KINDS.get(name) or ((name,) if name in ANY else tuple(ANY))
 
 
 def kind_of(value: Any) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.grammar import GrammarSpec, choices, read_schema
-from attend.model.text.schema import JSON_OPTIONS
+from attend.model.text.schema import FORMATS, OR_SHOWN
 from attend.service.chat.calls import KEY, MAX_KEY
 from attend.service.chat.forms import HARMONY, AnswerFormat, CallForm
 from attend.service.chat.parts import Tool
-from attend.service.chat.tools import Calling
+from attend.service.chat.tools import Calling, check_schema
 from attend.service.chat.values import WORD
 
 MAX_KEYS = 64
@@ -170,18 +170,19 @@ class CallGrammar:
         return f"{self._text(layout.opening.removeprefix(lead))} call {more} {self._text(layout.closing)}"
 
     def _arguments(self, place: int, tool: Tool) -> str:
-        layout, schema, where = self._call_form.layout, tool.parameters, f"tools[{place}].function.parameters"
+        layout, schema, where = self._call_form.layout, tool.parameters, f"tools[{tool.index}].function.parameters"
+        check_schema(schema, where)
         if not layout.argument:
             return self._json(f"arguments_{place}", {"type": "object", **schema}, where)
         _only(schema, _OBJECT | _ABOUT, where)
         _check_references(schema, where)
         properties = schema.get("properties", {})
         if len(properties) > MAX_KEYS:
-            raise NotSupported(f"{where} may have at most {MAX_KEYS} properties with this model's form of calls", where)
+            raise _unfit(f"{where} may have at most {MAX_KEYS} properties with this model's form of calls", where)
         shared: dict[str, Any] = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
         for key in schema.get("required", ()):
             if key not in properties:
-                raise NotSupported(f"{where}: {key[:64]} is required, and not one of its properties", where)
+                raise _unfit(f"{where}: {key[:64]} is required, and not one of its properties", where)
         names = {key: f"argument_{place}_{at}" for at, key in enumerate(properties)}
         for key, name in names.items():
             self._rules[name] = self._argument(name, key, properties[key], shared, f"{where}.properties.{key[:64]}")
@@ -193,12 +194,12 @@ class CallGrammar:
         """A value with what stands around it: between tags or quotes, or after a key."""
         form = self._call_form
         if not _can_name(form, key):
-            raise NotSupported(f"{where}: this model's form of calls cannot write this name", where)
+            raise _unfit(f"{where}: this model's form of calls cannot write this name", where)
         head, _, tail = form.layout.argument.partition("%v")
         head = head.replace("%k", key)
         if form.syntax == "python" or not isinstance(schema, dict) or schema.get("type") != "string":
             if form.syntax == "braced" and (not isinstance(schema, dict) or schema.get("type") not in _PLAIN):
-                raise NotSupported(f"{where}: this model's form of calls takes texts, numbers and booleans", where)
+                raise _unfit(f"{where}: this model's form of calls takes texts, numbers and booleans", where)
             value = self._json(f"{name}_value", {**schema, **shared} if isinstance(schema, dict) else schema, where)
             return " ".join((self._text(head), value, self._text(tail)))
         end = form.mark if form.tags is None else form.tags.value_end
@@ -209,7 +210,7 @@ class CallGrammar:
 
     def _string(self, name: str, schema: dict[str, Any], end: str, where: str) -> str:
         """A string as it is, and what ends it."""
-        _only(schema, _TEXT | _ABOUT, where)
+        _only(schema, _TEXT | _ABOUT if schema.get("format") in FORMATS else _TEXT | _ABOUT | {"format"}, where)
         form = self._call_form
         stops = (form.mark, form.end) if form.tags is None else (form.tags.value_end,)
         is_trimmed = form.tags is not None and not end.startswith("\n")  # a line end next to a tag is not of the value
@@ -218,7 +219,7 @@ class CallGrammar:
             texts = [one for one in listed if isinstance(one, str)]
             for one in texts:
                 if any(stop in one for stop in stops) or (is_trimmed and one != one.strip("\n")):
-                    raise NotSupported(f"{where}: this model's form of calls cannot write {describe(one)}", where)
+                    raise _unfit(f"{where}: this model's form of calls cannot write {describe(one)}", where)
             return f"({' | '.join(map(self._text, texts))}) {self._text(end)}"
         value = self._up_to(name, end, *stops, least=schema.get("minLength", 0), most=schema.get("maxLength", ""))
         if is_trimmed:
@@ -227,7 +228,7 @@ class CallGrammar:
 
     def _json(self, name: str, schema: Any, where: str) -> str:
         """A rule of a schema, with a comment that says where it stands in the request: see `model/text/schema.py`."""
-        written = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema
+        written = {} if schema is True else schema
         self._rules[name] = f"%json {json.dumps(written)} // {json.dumps(where)}"
         return name
 
@@ -258,16 +259,21 @@ def _check_references(schema: Any, where: str) -> None:
         if isinstance(value, dict):
             target = value.get("$ref")
             if isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")):
-                raise NotSupported(f"{where}: $ref to {target[:64]} cannot be enforced in this model's form of calls", where)
+                raise _unfit(f"{where}: $ref to {target[:64]} cannot be enforced in this model's form of calls", where)
         if isinstance(value, (dict, list)):
             waiting += value.values() if isinstance(value, dict) else value
+
+
+def _unfit(words: str, where: str) -> NotSupported:
+    """The error of a schema that cannot be enforced."""
+    return NotSupported(f"{words}; {OR_SHOWN}", where)
 
 
 def _only(schema: Any, known: set[str], where: str) -> None:
     """Raise NotSupported for a keyword that nothing here carries out."""
     for key in schema:
         if key not in known:
-            raise NotSupported(f"{where}: {key[:64]} cannot be enforced in this model's form of calls", where)
+            raise _unfit(f"{where}.{key[:64]} cannot be enforced in this model's form of calls", where)
 
 
 def _none_of(markers: Sequence[str]) -> str:

@@ -48,6 +48,8 @@ class Tool:
     """A JSON schema of its arguments, which are an object."""
     strict: bool = False
     """Whether arguments must obey the schema."""
+    index: int = 0
+    """Its place among the request's tools."""
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:

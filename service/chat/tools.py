@@ -5,9 +5,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from jsonschema_rs import Draft202012Validator, ValidationError
+from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator, ValidationError
 
 from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.text.schema import OR_SHOWN
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import wrong
 from attend.service.chat.parts import Tool
@@ -20,7 +21,12 @@ RESULTS = ("return", "response")
 """Names under which a tool has a schema of what it gives back, for templates that write it: of transformers, and of BFCL."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
-"""Checks schemas as data: the library's own check of a schema would fetch what its `$schema` names."""
+_OLDER = (
+    Draft7Validator({"$ref": "http://json-schema.org/draft-07/schema#"}),
+    Draft4Validator({"$ref": "http://json-schema.org/draft-04/schema#"}),
+)
+"""They check schemas as data: the library's own check of a schema would fetch what its `$schema` names. llguidance carries out
+what older drafts write in another way: lists as `items`, and an `exclusiveMinimum` that is true."""
 Choice = Literal["auto", "none", "required"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 
@@ -60,7 +66,7 @@ def calling(
         if tool.name in named:
             raise wrong(f"tools[{index}].function.name", "must be that of no other tool", tool.name)
         named[tool.name] = tool
-    _check_schemas(documents)
+    _check_size(documents)
     for name in names or ():
         if name not in named:
             raise wrong("tool_choice.function.name", "must be the name of one of the tools", name)
@@ -75,8 +81,19 @@ def calling(
     return Calling(callable_, tuple(documents), choice, parallel)
 
 
-def _check_schemas(documents: list[dict[str, Any]]) -> None:
-    """Raise InvalidRequest for a schema that is none, and for more of them than is checked."""
+def check_schema(schema: dict[str, Any], place: str) -> None:
+    """Raise InvalidRequest for a schema that is none. Only those that are enforced need to be any."""
+    try:
+        _META.validate(schema)
+    except ValidationError as error:
+        if not any(older.is_valid(schema) for older in _OLDER):
+            where = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in error.instance_path)
+            said = f"{place}{where[:256]} is no JSON schema: {error.message[:256]}"
+            raise InvalidRequest(f"{said}; {OR_SHOWN}", place) from error
+
+
+def _check_size(documents: list[dict[str, Any]]) -> None:
+    """Raise InvalidRequest for longer schemas than are taken."""
     functions = [document["function"] for document in documents]
     written = [function[key] for function in functions for key in ("parameters", *RESULTS) if function.get(key) is not None]
     try:
@@ -85,10 +102,3 @@ def _check_schemas(documents: list[dict[str, Any]]) -> None:
         raise InvalidRequest("tools: a schema is nested too deeply", "tools") from error
     if size > MAX_SCHEMA_BYTES:
         raise InvalidRequest(f"tools may have schemas of at most {MAX_SCHEMA_BYTES} bytes in all; got {size}", "tools")
-    for index, function in enumerate(functions):
-        place = f"tools[{index}].function.parameters"
-        try:
-            _META.validate(function.get("parameters") or {})
-        except ValidationError as error:
-            where = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in error.instance_path)
-            raise InvalidRequest(f"{place}{where[:256]} is no JSON schema: {error.message[:256]}", place) from error

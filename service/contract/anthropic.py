@@ -48,7 +48,7 @@ class ToolParam(TypedDict):
     description: NotRequired[FunctionText]
     """What it does."""
     input_schema: FunctionSchema
-    """A JSON schema (draft 2020-12) of its arguments, which are an object."""
+    """A JSON schema of its arguments, which are an object."""
     type: NotRequired[Literal["custom"] | None]
     """What kind of tool it is."""
     strict: NotRequired[StrictBool | None]
@@ -182,9 +182,9 @@ def calling_of_anthropic(request: CountTokensRequest, form: AnswerFormat, remark
         at_most("tools", request.tools, MAX_TOOLS, "tools")
     given = {"tools": request.tools, "tool_choice": request.tool_choice}
     read = validated(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
-    functions: list[Any] = [tool for tool in read.tools or () if not _is_left_out(tool, remarks)]
-    callable_ = [declared(tool["name"], tool["input_schema"], tool.get("strict")) for tool in functions]
-    documents = [shown(tool["name"], tool.get("description"), tool["input_schema"]) for tool in functions]
+    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if not _is_left_out(tool, remarks)]
+    callable_ = [declared(tool["name"], tool["input_schema"], tool.get("strict"), at) for at, tool in functions]
+    documents = [shown(tool["name"], tool.get("description"), tool["input_schema"]) for _, tool in functions]
     choice = read.tool_choice or ToolChoice(type="auto")
     if choice.type == "tool" and choice.name is None:
         raise InvalidRequest("tool_choice.name is required where its type is 'tool'", "tool_choice.name")

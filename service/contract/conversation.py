@@ -189,7 +189,7 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     description: NotRequired[FunctionText]
     """What it does."""
     parameters: NotRequired[FunctionSchema]
-    """A JSON schema (draft 2020-12) of its arguments, which are an object."""
+    """A JSON schema of its arguments, which are an object: of draft 2020-12, 7 or 4 where calls are enforced."""
     strict: NotRequired[StrictBool | None]
     """Arguments always obey the schema. Default: false."""
     response: NotRequired[Result]
@@ -333,7 +333,7 @@ def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForma
     remarks = Remarks(strict=True) if remarks is None else remarks
     read = validated(_Toolbox, {"tools": tools, "tool_choice": choice}, remarks, exact=True, unknown=NotSupported)
     functions = {index: tool for index, tool in enumerate(read.tools or ()) if _is_function(tool, index, remarks)}
-    declared = [_tool(tool["function"]) for tool in functions.values()]
+    declared = [_tool(tool["function"], index) for index, tool in functions.items()]
     shown = [_known(tools[index]) for index in functions]
     parallel = parallel is not False
     match read.tool_choice:
@@ -365,13 +365,13 @@ _OF_FUNCTION = DeclaredFunction.__required_keys__ | DeclaredFunction.__optional_
 _OF_TOOL = FunctionTool.__required_keys__
 
 
-def _tool(function: DeclaredFunction) -> Tool:
-    return declared(function["name"], function.get("parameters"), function.get("strict"))
+def _tool(function: DeclaredFunction, index: int) -> Tool:
+    return declared(function["name"], function.get("parameters"), function.get("strict"), index)
 
 
-def declared(name: str, parameters: dict[str, Any] | None, strict: bool | None) -> Tool:
-    """A function that the model may call."""
-    return Tool(name, _NO_PARAMETERS if parameters is None else parameters, bool(strict))
+def declared(name: str, parameters: dict[str, Any] | None, strict: bool | None, index: int) -> Tool:
+    """A function that the model may call, by its place in the caller's list."""
+    return Tool(name, _NO_PARAMETERS if parameters is None else parameters, bool(strict), index)
 
 
 def shown(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class ResponseTool(TypedDict):
     description: NotRequired[FunctionText]
     """What it does."""
     parameters: NotRequired[FunctionSchema]
-    """A JSON schema (draft 2020-12) of its arguments, which are an object."""
+    """A JSON schema of its arguments, which are an object."""
     strict: NotRequired[StrictBool | None]
     """Arguments always obey the schema. Default: false."""
 
@@ -221,9 +221,9 @@ def calling_of_response(request: ResponsesRequest, form: AnswerFormat, remarks: 
         at_most("tools", request.tools, MAX_TOOLS, "tools")
     given = {"tools": request.tools, "tool_choice": request.tool_choice}
     read = validated(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
-    functions: list[Any] = [tool for tool in read.tools or () if not _is_left_out(tool, remarks)]
-    callable_ = [declared(tool["name"], tool.get("parameters"), tool.get("strict")) for tool in functions]
-    documents = [shown(tool["name"], tool.get("description"), tool.get("parameters")) for tool in functions]
+    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if not _is_left_out(tool, remarks)]
+    callable_ = [declared(tool["name"], tool.get("parameters"), tool.get("strict"), at) for at, tool in functions]
+    documents = [shown(tool["name"], tool.get("description"), tool.get("parameters")) for _, tool in functions]
     parallel = request.parallel_tool_calls is not False
     match read.tool_choice:
         case NamedTool(name=name):

@@ -16,6 +16,7 @@ from attend.model.params import MAX_PROMPT_SCORES, token_ids
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules
 from attend.model.scoring import NO_SCORES, ScoreRules
 from attend.model.text.mask import FAULT
+from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.quota import Key, Lease, name_of
 from attend.service.generation.adapters import Shelf
@@ -52,11 +53,12 @@ class GenerationService:
         embedding: EmbeddingRules = NO_EMBEDDINGS,
         scoring: ScoreRules = NO_SCORES,
         shelf: Shelf | None = None,
+        json_whitespace: Whitespace = "compact",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.preparation = Preparation(engine.info, tokenizer)
+        self.preparation = Preparation(engine.info, tokenizer, json_whitespace)
         self.model_name = model_name
         self.defaults = defaults
         self.embedding = embedding

@@ -13,6 +13,7 @@ from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.marks import ChatText, Span
 from attend.model.text.mask import CompiledGrammar, Grammar
 from attend.model.text.reasoning import ReasoningBudget
+from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
 from attend.service.chat.grammars import enforced
@@ -73,10 +74,10 @@ class _Read:
 class Preparation:
     """Knows the model's vocabulary and limits, and its tokenizer."""
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, json_whitespace: Whitespace = "compact") -> None:
         self.info = info
         self.tokenizer = tokenizer
-        self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids, whitespace=json_whitespace)
         self._most_characters = SLACK * info.max_model_len * tokenizer.longest
 
     async def answers(self, command: Command) -> dict[str, Answer]:

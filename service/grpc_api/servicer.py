@@ -322,9 +322,7 @@ class GrpcMethods:
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
         if isinstance(request, pb.ChatRequest) and self.template is None:
-            raise NoChatTemplate(
-                f"{self.service.model_name} has no chat template: use Generate, or give the server one with --chat-template"
-            )
+            raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate, or --chat-template")
         remarks = Remarks(clamps=clamps(self.beyond_context, by_default=isinstance(request, pb.ChatRequest)))
         body = messages.generation(request)
         return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)

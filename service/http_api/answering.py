@@ -30,9 +30,7 @@ B = TypeVar("B", bound=Steering)
 def template_of(site: Site) -> ChatTemplate:
     """The chat template, or NoChatTemplate."""
     if site.template is None:
-        raise NoChatTemplate(
-            f"{site.service.model_name} has no chat template: use /v1/completions, or give the server one with --chat-template"
-        )
+        raise NoChatTemplate(f"{site.service.model_name} has no chat template: use /v1/completions, or --chat-template")
     return site.template
 
 

@@ -84,6 +84,7 @@ class Replica(GrpcMethods):
             embedding=embedding,
             scoring=score_rules(settings.folder, settings.name, settings.score, embedding, tokenizer),
             shelf=self.shelf,
+            json_whitespace=settings.json_whitespace,
         )
         self.template = ChatTemplate.load(settings.folder, Path(settings.chat_template) if settings.chat_template else None)
         sources = "" if self.template is None else self.template.sources

@@ -43,9 +43,15 @@ TOOLS = [
     chat("tools: twice the same name", {"tools": [tool(), tool()]}, "tools[1].function.name", "no other tool"),
     chat(
         "tools: a schema that is none",
-        {"tools": [tool(parameters={"properties": {"a": {"type": "text"}}})]},
+        {"tools": [tool(parameters={"properties": {"a": {"type": "text"}}})], "tool_choice": "required"},
         SCHEMA,
         "no JSON schema",
+    ),
+    chat(
+        "tools: look-around in an enforced schema",
+        {"tools": [tool(parameters={"properties": {"a": {"pattern": "(?!x)"}}})], "tool_choice": "required"},
+        "tools",
+        f"{SCHEMA}.properties.a.pattern: ",
     ),
     chat("tools: a schema of a number", {"tools": [tool(parameters={"type": "number"})]}, SCHEMA, "a JSON schema of an object"),
     chat("tools: 500 of them", {"tools": [tool(f"f{number}") for number in range(500)]}, "tools", "at most 128"),

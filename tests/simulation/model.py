@@ -58,7 +58,7 @@ def compiler() -> GrammarCompiler:
 
 def compiled(spec: GrammarSpec) -> CompiledGrammar:
     """A grammar, without the child process that tries a stranger's first."""
-    with patch.object(grammar, "_probed", lambda spec: grammar._source(spec.kind, spec.text)):
+    with patch.object(grammar, "_probed", lambda spec, _: grammar._source(spec.kind, spec.text)):
         return compiler().compile(spec)
 
 

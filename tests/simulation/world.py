@@ -129,7 +129,7 @@ class Secrets:
 class Forms:
     """In place of a `GrammarCompiler`: nothing is compiled in a child process, or twice."""
 
-    def __init__(self, *facts: object) -> None:
+    def __init__(self, *facts: object, **more: object) -> None:
         self.compile = compiled
 
 

@@ -21,6 +21,7 @@ from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Over
 from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
 from attend.model.text.grammar import _probed as probed
 from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack
+from attend.model.text.schema import MAX_WHITESPACE, Whitespace
 from attend.model.text.tokenizer import Tokenizer
 
 DEFAULT = Path(__file__).parents[3] / "model" / "default"
@@ -71,6 +72,11 @@ def shipped() -> Tokenizer:
 def compiler() -> GrammarCompiler:
     tokenizer = shipped()
     return GrammarCompiler(tokenizer, tokenizer.size + PADDING, (END,))
+
+
+@cache
+def compiler_of(whitespace: Whitespace) -> GrammarCompiler:
+    return GrammarCompiler(shipped(), shipped().size, (END,), whitespace=whitespace)
 
 
 @cache
@@ -185,17 +191,71 @@ values = st.recursive(
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)), st.sampled_from([None, 1, 4]))
-def test_every_valid_document_is_accepted_in_its_own_tokens(pair, indent):
+@given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)))
+def test_every_valid_document_is_accepted_in_its_own_tokens(pair):
     schema, value = pair
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    assert accepts(compiled("json_schema", json.dumps(schema)).start(), text)
+    assert accepts(compiled("json_schema", json.dumps(schema)).start(), compact(value))
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.dictionaries(st.text(characters, max_size=4), values, max_size=3))
 def test_every_json_object_is_accepted_in_its_own_tokens(value):
-    assert accepts(compiled("json_object", "").start(), json.dumps(value, ensure_ascii=False))
+    assert accepts(compiled("json_object", "").start(), compact(value))
+
+
+def compact(value: object) -> str:
+    """As orjson writes it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+TOOL = f'start: "f(" value ")"\nvalue: %json {json.dumps(TREE)} // "tools[0]"\n'
+LEAF = {"v": True, "kids": [{"v": False, "kids": []}, {"v": True, "kids": []}]}
+FORMED: list[tuple[Kind, str, str]] = [
+    ("json_schema", json.dumps(TREE), "{}"),
+    ("json_object", "", "{}"),
+    ("tools", TOOL, "f({})"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "around"), FORMED, ids=[kind for kind, _, _ in FORMED])
+def test_json_is_compact_unless_the_server_is_set_otherwise(kind, text, around):
+    """A small model that may write white space writes nothing else, and its answer is cut."""
+    before, after = around.split("{}")
+    spec, own = GrammarSpec(kind, text), compact(LEAF)
+    assert accepts(compiler().compile(spec).start(), before + own + after)
+    marks = [place for place, sign in enumerate(own) if sign in "{}[]:,"]
+    spaced = [own[:place] + white + own[place:] for place in marks for white in (" ", "\n", "\t", "\r")]
+    spaced += [own.replace(":", ": "), own.replace(",", ", "), json.dumps(LEAF), json.dumps(LEAF, indent=1), own + " "]
+    for other in spaced:
+        assert not accepts(compiler().compile(spec).start(), before + other + after), other
+    for other in (own, json.dumps(LEAF), json.dumps(LEAF, indent=1), json.dumps(LEAF, indent=2)):
+        assert accepts(compiler_of("flexible").compile(spec).start(), before + other + after), other
+
+
+@pytest.mark.parametrize(("kind", "text", "around"), FORMED, ids=[kind for kind, _, _ in FORMED])
+def test_flexible_white_space_has_an_end(kind, text, around):
+    before, after = around.split("{}")
+    spec, own = GrammarSpec(kind, text), compact(LEAF)
+    for place in [place for place, sign in enumerate(own) if sign in "{}[]:,"][1:-1]:
+        longest = "\n" + " " * (MAX_WHITESPACE - 1)
+        for white, fits in ((longest, True), (longest + " ", False), ("  ", False), ("\n\n", False), ("\r", False)):
+            other = own[:place] + white + own[place:]
+            assert accepts(compiler_of("flexible").compile(spec).start(), before + other + after) == fits, other
+
+
+def test_white_space_in_strings_is_as_it_was():
+    value = {"a  b": ["  ", "x \u3000y"]}
+    assert accepts(compiled("json_object", "").start(), compact(value))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)), st.sampled_from([None, 1, 3]))
+def test_every_valid_document_is_accepted_with_flexible_white_space(pair, indent):
+    schema, value = pair
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    spec = GrammarSpec("json_schema", json.dumps(schema))
+    depth = max((len(line) - len(line.lstrip(" ")) for line in text.split("\n")), default=0)
+    assert accepts(compiler_of("flexible").compile(spec).start(), text) == (depth < MAX_WHITESPACE)
 
 
 @settings(deadline=None, max_examples=25)
@@ -506,7 +566,7 @@ def follow(grammar: Grammar, tokens: list[int]) -> None:
 
 def long_answer(length: int, seed: int) -> list[int]:
     draw = random.Random(seed)
-    return tokens_of(json.dumps({name: "".join(draw.choices("abcdefgh éß日", k=length)) for name in "abc"}, ensure_ascii=False))
+    return tokens_of(compact({name: "".join(draw.choices("abcdefgh éß日", k=length)) for name in "abc"}))
 
 
 def test_however_many_answers_follow_a_grammar_and_however_long_none_uses_up_what_the_next_one_needs():
@@ -613,7 +673,7 @@ def test_an_answer_whose_tokens_take_too_long_to_take_again_fails(monkeypatch):
 )
 def test_a_spec_that_was_refused_is_refused_again_without_another_child_process(spec, monkeypatch):
     maker, children = own_compiler(), []
-    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec: children.append(spec) or probed(spec))
+    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec, white: children.append(spec) or probed(spec, white))
     messages = []
     for _ in range(3):
         with pytest.raises(InvalidRequest) as caught:
@@ -626,10 +686,10 @@ def test_a_spec_that_was_refused_is_refused_again_without_another_child_process(
 def test_what_is_the_servers_fault_is_not_remembered_of_a_spec(monkeypatch):
     faults = [Overloaded("busy"), EngineFailed("no child")]
 
-    def fail(spec):
+    def fail(spec, white):
         if faults:
             raise faults.pop()
-        return probed(spec)
+        return probed(spec, white)
 
     monkeypatch.setattr("attend.model.text.grammar._probed", fail)
     maker = own_compiler()
@@ -654,7 +714,7 @@ def test_refused_specs_are_remembered_within_bounds(monkeypatch):
     monkeypatch.setattr("attend.model.text.grammar.MAX_REFUSED_GRAMMARS", 2)
     maker, children = own_compiler(), []
 
-    def fail(spec):
+    def fail(spec, _):
         children.append(spec.text)
         raise InvalidRequest("regex: no", "regex")
 
@@ -667,7 +727,7 @@ def test_refused_specs_are_remembered_within_bounds(monkeypatch):
 
 def test_callers_of_one_new_spec_share_one_child_process(monkeypatch):
     maker, children = own_compiler(), []
-    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec: children.append(spec) or probed(spec))
+    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec, white: children.append(spec) or probed(spec, white))
     maker._probes = threading.BoundedSemaphore(1)
     threads = [threading.Thread(target=maker.compile, args=(GrammarSpec("regex", "x+"),)) for _ in range(4)]
     for thread in threads:

@@ -241,6 +241,25 @@ def test_a_schema_that_names_no_type_is_one_of_objects():
     assert accepted(spec, head + "[") == head and accepted(spec, head + "{") == head + "{"
 
 
+FLEXIBLE = {"x-guidance": {"whitespace_flexible": True}}
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x":{"a":[1,2]}}}',
+    "qwen3_coder": '<tool_call>\n<function=f>\n<parameter=x>\n{"a":[1,2]}\n',
+    "pythonic": '[f(x={"a":[1,2]})',
+}
+
+
+@pytest.mark.parametrize(("name", "text"), WRITTEN.items())
+@pytest.mark.parametrize("schema", [True, {}, {"type": "object"} | FLEXIBLE])
+def test_arguments_are_compact_whatever_their_schema_says(name, text, schema):
+    about = FLEXIBLE if name == "hermes" else {}
+    spec = grammar(AnswerFormat(CALLS[name]), [Tool("f", {"properties": {"x": schema}, **about})]).required(parallel=False)
+    assert accepted(spec, text) == text
+    for mark in ('"a"', ":[", "[1", ",2", "2]"):
+        other = text.replace(mark, f"{mark[0]} {mark[1:]}" if mark[0] in "[2" else f" {mark}")
+        assert accepted(spec, other) != other, other
+
+
 CONTENTS = [
     GrammarSpec("json_schema", json.dumps(SCHEMA)),
     GrammarSpec("json_object", ""),
@@ -293,9 +312,24 @@ def test_a_name_or_a_text_that_a_form_cannot_write_is_refused(name, key, text):
             grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_a_format_that_is_an_annotation_is_taken_in_every_form(name):
+    tool = Tool("f", {"properties": {"x": {"type": "string", "format": "date-span", "maxLength": 3}}, "required": ["x"]})
+    texts = [walk(grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=False), seed=seed) for seed in range(5)]
+    assert any(complete and obeys(parsed(AnswerFormat(CALLS[name]), text, [tool]), [tool]) for text, complete in texts)
+
+
+def test_the_place_of_a_named_tool_is_that_in_the_request():
+    tool = Tool("f", {"type": "object", "oneOf": [{}]}, index=3)
+    with pytest.raises(NotSupported, match=r"^tools\[3\]\.function\.parameters\.oneOf cannot be enforced"):
+        grammar(AnswerFormat(CALLS["pythonic"]), [tool]).required(parallel=True)
+
+
 def test_what_a_form_cannot_enforce_is_refused_by_name():
     pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "a+"}}}
-    with pytest.raises(NotSupported, match=r"tools\[0\]\.function\.parameters\.properties\.x: pattern cannot be enforced"):
+    with pytest.raises(
+        NotSupported, match=r"tools\[0\]\.function\.parameters\.properties\.x\.pattern cannot be enforced.*; or enforce"
+    ):
         grammar(AnswerFormat(CALLS["glm"]), [Tool("f", pattern)]).required(parallel=True)
     for missing in ({"required": ["y"]}, {"properties": {"x": {}}, "required": ["x", "y"]}):
         with pytest.raises(NotSupported, match="y is required, and not one of its properties"):

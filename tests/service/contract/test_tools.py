@@ -5,8 +5,12 @@ import json
 import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.text.grammar import GrammarSpec
+from attend.service.chat.admitted import Admitted
 from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
-from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS
+from attend.service.chat.grammars import enforced
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
+from attend.service.chat.values import tagged_value
 from attend.service.contract.conversation import calling_of
 
 FORM = AnswerFormat(CALLS["hermes"])
@@ -67,8 +71,6 @@ WRONG = [
     ([tool() | {"x": 1}], None, "tools[0].x", "is not a field of this request"),
     ([tool(parameters="x")], None, P, "must be a JSON schema of an object"),
     ([tool(parameters={"type": "string"})], None, P, "must be a JSON schema of an object"),
-    ([tool(parameters={"properties": {"a": {"type": "text"}}})], None, P, ".properties.a.type is no JSON schema: "),
-    ([tool(parameters={"required": "a"})], None, P, ".required is no JSON schema: "),
     ([tool(str(number)) for number in range(500)], None, "tools", "may hold at most 128 tools; got 500"),
     ([tool(parameters={"title": "x" * (1 << 20)})], None, "tools", f"may have schemas of at most {MAX_SCHEMA_BYTES} bytes"),
     ([tool()], {"NamedTool": 1}, "tool_choice.type", "is required"),
@@ -88,10 +90,73 @@ def test_a_mistake_is_named_with_its_place(tools, choice, place, words):
     assert caught.value.field == place
 
 
-def test_a_schema_names_no_place_that_is_asked(monkeypatch):
+ZOD = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+\.[a-z]+$"}
+LIST = {"type": "array", "items": [{"type": "integer"}, {"type": "null"}], "additionalItems": False}
+OLD = {
+    "look-around": {"type": "object", "properties": {"email": ZOD}},
+    "draft 7": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": {"x": LIST}},
+    "draft 7 unnamed": {"properties": {"x": LIST}, "definitions": {"a": {"$id": "#a"}}, "dependencies": {"x": ["y"]}},
+    "draft 4": {"id": "http://x/y#", "type": "object", "properties": {"x": {"minimum": 1, "exclusiveMinimum": True}}},
+    "format": {"type": "object", "properties": {"x": {"type": "string", "format": "date-span"}}},
+}
+NONE = {
+    "type": {"properties": {"a": {"type": "text"}}},
+    "list as type": {"properties": {"a": {"type": [["string"]]}}},
+    "object as type": {"properties": {"a": {"type": {}}}},
+    "python": {"properties": {"a": {"type": "dict"}, "b": {"type": "float"}}},
+    "required": {"required": "a"},
+    "draft 3": {"properties": {"a": {"type": "string", "required": True}}},
+    "properties": {"properties": 3},
+    "other words": {"properties": {"a": {"allOf": 1, "anyOf": {}, "enum": "x", "$ref": [], "additionalProperties": "x"}}},
+    "elsewhere": {"$schema": "http://127.0.0.1:1/x", "$ref": "http://127.0.0.1:1/y"},
+}
+
+
+@pytest.mark.parametrize("schema", [*OLD.values(), *NONE.values()], ids=[*OLD, *NONE])
+def test_a_schema_that_nothing_enforces_is_shown_as_it_came(schema):
+    """It types tagged arguments, as far as it says of what type they are."""
+    given = [tool(parameters=schema)]
+    read = calling(given)
+    assert read.shown == tuple(given) and not read.is_enforced and read.tools[0].parameters == schema
+    assert enforced(FORM, read, None, {}, reasoning_open=False) is None
+    for key in ("a", "x", "email"):
+        for text in ("1", "y", '{"z": [1]}'):
+            tagged_value(Admitted(schema).argument(key), text)
+
+
+@pytest.mark.parametrize("schema", [each for name, each in OLD.items() if name.startswith("draft")])
+def test_a_schema_of_an_older_draft_is_taken_where_it_is_enforced(schema):
+    spec = enforced(FORM, calling([tool(parameters=schema)], "required"), None, {}, reasoning_open=False)
+    assert '"exclusiveMinimum": true' in spec.text or '"additionalItems": false' in spec.text
+
+
+ENFORCING = [
+    ({"choice": "required"}, None),
+    ({"choice": {"type": "function", "function": {"name": "f"}}}, None),
+    ({"strict": True}, None),
+    ({}, GrammarSpec("json_object", "")),
+]
+
+
+@pytest.mark.parametrize(("how", "content"), ENFORCING, ids=["required", "named", "strict", "beside a schema"])
+def test_what_is_no_schema_is_refused_where_it_is_enforced_with_place_and_action(how, content):
+    for schema, place, words in [
+        (NONE["type"], ".properties.a.type", '"text" is not valid'),
+        (NONE["required"], ".required", "array"),
+        (NONE["draft 3"], ".properties.a.required", "array"),
+    ]:
+        tools = [tool("g"), tool(parameters=schema, strict=how.get("strict", False))]
+        with pytest.raises(InvalidRequest) as caught:
+            enforced(FORM, calling(tools, how.get("choice")), content, {}, reasoning_open=False)
+        said = str(caught.value)
+        assert said.startswith(f"tools[1].function.parameters{place} is no JSON schema: ") and words in said
+        assert said.endswith("; or enforce no calls: tool_choice auto, no strict tool, no structured output")
+        assert caught.value.field == "tools[1].function.parameters"
+
+
+def test_a_schema_names_no_place_that_is_asked():
     """A schema that is fetched would let a caller reach what only the server can."""
-    read = calling([tool(parameters={"$schema": "http://127.0.0.1:1/x", "type": "object", "$ref": "http://127.0.0.1:1/y"})])
-    assert read.tools[0].parameters["$ref"]
+    check_schema(NONE["elsewhere"], "here")
 
 
 def test_deep_schemas_are_refused_and_end():

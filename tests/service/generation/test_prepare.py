@@ -206,3 +206,11 @@ def test_a_model_without_a_head_embeds_and_refuses_text():
     with pytest.raises(NotSupported, match="this model generates no text: its checkpoint has no head"):
         asyncio.run(prepared.answers(command("a")))
     assert asyncio.run(prepared.answers(command("a", embedding=LAST_TOKEN)))
+
+
+@pytest.mark.parametrize(("whitespace", "fits"), [("compact", False), ("flexible", True)])
+def test_white_space_in_json_is_what_the_server_is_set_to(whitespace, fits):
+    prepared = Preparation(info(), byte_tokenizer(), whitespace)
+    grammar = prepared.grammars.compile(GrammarSpec("json_object", "")).start()
+    grammar.advance(ord("{"))
+    assert (grammar.allows(ord(" ")), grammar.allows(ord("}"))) == (fits, True)
