@@ -24,8 +24,6 @@ from attend.model.generation_config import read_defaults
 from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import read_rules
-from attend.model.text.chat import ChatTemplate
-from attend.model.text.control_tokens import ControlTokens
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.generation.adapters import Shelf
@@ -39,7 +37,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.runtime.checkpoint import read_template, read_tokenizer
 from attend.service.settings import Settings
 
 SPARE_CALLS = 64
@@ -80,10 +78,9 @@ class Replica(GrpcMethods):
             embedding=read_rules(settings.folder),
             shelf=self.shelf,
         )
-        self.template = ChatTemplate.load(settings.folder)
+        callers_control = settings.special_tokens_in_content
+        self.template = read_template(settings.folder, tokenizer, special_tokens_in_content=callers_control)
         sources = "" if self.template is None else self.template.sources
-        if self.template is not None and not settings.special_tokens_in_content:
-            self.template.control = ControlTokens(tokenizer.raw, sources)
         self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
         self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)
         self.tracer = open_tracer(settings, name)
