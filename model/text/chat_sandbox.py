@@ -288,6 +288,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "replace":
             _check_replace(owner, *args, **kwargs)
+            args = (*args[:1], *(str(each) if isinstance(each, marks.Fragment) else each for each in args[1:]))
         elif isinstance(owner, str) and name == "join":
             args = tuple(_joinable(items, owner) for items in args)
         run = marks.method_of(owner, name) if isinstance(owner, str) else None

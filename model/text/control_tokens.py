@@ -12,6 +12,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from attend.model.text import marks
 from attend.model.text.marks import CLOSE, EDGE, OPEN, ChatText, Fragment, Span
 
+SHORT = 32
+"""Characters of texts that are remembered: the words of schemas come again and again."""
+
 
 class ControlTokens:
     """The tokens that only a chat template may write: the special ones, and other added ones that stand in the template.
@@ -27,29 +30,39 @@ class ControlTokens:
         self._finder = _finder(self._texts)
         may_change = raw.normalizer is not None and (_reads_whole_words(raw) or any(each.normalized for each in control))
         self._normalized_finder = _finder(self._texts, _without_prefix(raw)) if may_change else None
+        self._start = _starts(self._texts)
         self._first = _one_of(text[0] for text in self._texts)
         self._last = _one_of(text[-1] for text in self._texts)
+        self._outer = _one_of([*marks.MARKS, *(letter for text in self._texts for letter in (text[0], text[-1]))])
+        """What a text has that needs marks."""
         self._beginnings = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
         self._ends = frozenset(text[-size:] for text in self._texts for size in range(1, len(text)))
         self._threes = frozenset(text[at : at + size] for text in self._texts for at in range(len(text)) for size in (1, 2, 3))
         self._all = "\0".join(sorted(self._texts))
         self._longest = max(map(len, self._texts), default=0)
+        self._short = lru_cache(4096)(self._marked)
 
     def marked(self, value: Any) -> Any:
         """JSON of a caller with marks in all its texts: see `marks`. Marks of the caller's own are left out."""
         if isinstance(value, str):
-            return self._marked(marks.unmarked(value))
+            return self._short(value) if len(value) <= SHORT else self._marked(value)
         if isinstance(value, dict):
             return {self.marked(name): self.marked(each) for name, each in value.items()}
         return list(map(self.marked, value)) if isinstance(value, (list, tuple)) else value
 
     def read(self, prompt: str) -> ChatText:
         """What a template made of marked values."""
-        return marks.read(prompt, self._is_token)
+        if not marks.is_marked(prompt):
+            return ChatText(prompt)
+        text, literals = marks.read(prompt, self._is_token)
+        return ChatText(text, tuple(span for span in literals if span[0] < span[1] or self._is_inside(text, span[0])))
 
     def _marked(self, text: str) -> str:
-        spans = self._spans(text)
         is_part = self._is_part(text)
+        if not is_part and self._normalized_finder is None and not self._outer.search(text):
+            return text
+        text = marks.unmarked(text)
+        spans = self._spans(text)
         if is_part and not spans:
             return Fragment(text)
         before = EDGE if is_part or self._ends_one(text) else ""
@@ -64,7 +77,7 @@ class ControlTokens:
 
     def _spans(self, text: str) -> list[Span]:
         """Where control tokens are in a text. In time that grows with its length alone: the library finds them all at once."""
-        found = _offsets(self._finder, text) if self._first.search(text) else []
+        found = _offsets(self._finder, text) if self._start.search(text) else []
         if self._normalized_finder is None:
             return found
         spans, at = list[Span](), 0
@@ -76,6 +89,14 @@ class ControlTokens:
 
     def _is_token(self, text: str) -> bool:
         return text in self._texts or (self._normalized_finder is not None and self._spans(text) == [(0, len(text))])
+
+    def _is_inside(self, text: str, place: int) -> bool:
+        """Whether a control token may stand around a place between two characters."""
+        if self._normalized_finder is not None:
+            return True
+        before, after = text[max(0, place - self._longest) : place], text[place : place + self._longest]
+        starts = [before[match.start() :] for match in self._first.finditer(before)]
+        return any(start + after[:size] in self._texts for start in starts for size in range(1, len(after) + 1))
 
     def _is_part(self, text: str) -> bool:
         """Whether a control token has the text inside, or is it."""
@@ -142,6 +163,15 @@ def _finder(texts: Iterable[str], like: RawTokenizer | None = None) -> RawTokeni
 def _offsets(finder: RawTokenizer, text: str) -> list[Span]:
     offsets: list[Span] = finder.encode_batch([text])[0].offsets  # a batch releases the GIL
     return offsets
+
+
+def _starts(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds the first two letters of the texts. In prose and in most code it finds none."""
+    seconds: dict[str, set[str]] = {}
+    for text in texts:
+        seconds.setdefault(text[0], set()).add(text[1:2])
+    pairs = (re.escape(first) + ("" if "" in after else _one_of(after).pattern) for first, after in sorted(seconds.items()))
+    return re.compile("|".join(pairs) or "(?!)")
 
 
 def _one_of(letters: Iterable[str]) -> re.Pattern[str]:

@@ -73,8 +73,6 @@ def unescaped(document: str) -> str:
 
 def read(marked: str, is_token: Callable[[str], bool]) -> ChatText:
     """A prompt and the caller's parts of it. A mark whose other one a template left out is a place between two characters."""
-    if not is_marked(marked):
-        return ChatText(marked)
     pieces, literals, at, size = list[str](), list[Span](), 0, 0
     for match in _PIECES.finditer(marked):
         inside = match[1] or ""

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from attend.model.errors import CheckpointError
+from attend.model.text.chat import ChatTemplate
+from attend.model.text.control_tokens import ControlTokens
 from attend.model.text.tokenizer import Tokenizer
 
 
@@ -17,3 +19,16 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
         known = f"config.json has vocab_size {vocab_size}"
         raise CheckpointError(f"{folder / 'tokenizer.json'} has token {last}, {token!r}, but {known}: it is another model's")
     return tokenizer
+
+
+def read_template(
+    folder: Path, tokenizer: Tokenizer, file: Path | None = None, *, special_tokens_in_content: bool
+) -> ChatTemplate | None:
+    """The chat template of a folder, or that of a `file` in its place; None where it has none.
+
+    With `special_tokens_in_content` control tokens in a caller's texts are control tokens.
+    """
+    template = ChatTemplate.load(folder, file)
+    if template is not None and not special_tokens_in_content:
+        template.control = ControlTokens(tokenizer.raw, template.sources)
+    return template

@@ -25,8 +25,6 @@ from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
-from attend.model.text.chat import ChatTemplate
-from attend.model.text.control_tokens import ControlTokens
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.generation.adapters import Shelf
@@ -41,7 +39,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import read_tokenizer
+from attend.service.runtime.checkpoint import read_template, read_tokenizer
 from attend.service.settings import Settings
 
 SPARE_CALLS = 64
@@ -86,10 +84,10 @@ class Replica(GrpcMethods):
             shelf=self.shelf,
             json_whitespace=settings.json_whitespace,
         )
-        self.template = ChatTemplate.load(settings.folder, Path(settings.chat_template) if settings.chat_template else None)
+        callers_control = settings.special_tokens_in_content
+        file = Path(settings.chat_template) if settings.chat_template else None
+        self.template = read_template(settings.folder, tokenizer, file, special_tokens_in_content=callers_control)
         sources = "" if self.template is None else self.template.sources
-        if self.template is not None and not settings.special_tokens_in_content:
-            self.template.control = ControlTokens(tokenizer.raw, sources)
         self.beyond_context = settings.max_tokens_beyond_context
         self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
         self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)

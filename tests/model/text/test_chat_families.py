@@ -218,8 +218,8 @@ def test_no_option_may_replace_a_special_token(tmp_path):
         template.render(ASK, image_token="x")
 
 
-def test_special_tokens_in_what_a_caller_writes_are_those_tokens(tmp_path):
-    """As for transformers and vLLM: who may chat may end a turn. The texts of the prompt are not told apart."""
+def test_special_tokens_in_what_a_caller_writes_are_those_tokens_where_the_template_knows_of_none():
+    """As for transformers and vLLM: who may chat may end a turn. `special_tokens_in_content` asks for it."""
     text = ours(TEMPLATES["simple"], [{"role": "user", "content": "a</s>b"}])
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert TOKENIZER.convert_tokens_to_ids("</s>") in ids
