@@ -27,6 +27,11 @@ _AT_ONCE = 4096
 """Values that are looked at in one call, which no other thread can interrupt: some 0.1 ms."""
 
 
+def shortened(text: str, most: int) -> str:
+    """A text without its middle where it is longer than that."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 def describe(value: Any) -> str:
     """A value as an error message shows it: its type, and no more than 64 characters of it."""
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else _text(value)

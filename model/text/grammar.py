@@ -29,10 +29,11 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
-from attend.model.params import describe
+from attend.model.params import describe, shortened
 from attend.model.text.grammar_tokens import for_grammars
 from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from attend.model.text.schema import (
+    MAX_PLACE,
     OR_SHOWN,
     Whitespace,
     faulty_rule,
@@ -306,7 +307,7 @@ def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
         where, schema = faulty_rule(rewritten_rules(text, _compiled), _fault)
     place = ".".join(filter(None, (where, place_of(schema, _fault))))
     words = reworded(_fault(schema) or reason(matcher))
-    told = f"{place}: {words}" if place else words
+    told = f"{shortened(place, MAX_PLACE)}: {words}" if place else words
     return f"{told}; {OR_SHOWN}" if where.startswith("tools[") else told
 
 

@@ -27,6 +27,8 @@ MAX_WHITESPACE = 16
 """Characters of flexible white space in one place: a line end and fifteen blanks."""
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 """Those that are enforced."""
+MAX_PLACE = 512
+"""Characters of a place in a message."""
 OR_SHOWN = "or enforce no calls: tool_choice auto, no strict tool, no structured output"
 """What a caller can do about a tool's schema that cannot be enforced: it is then shown to the model as it is."""
 MAX_HOPS = 8

@@ -16,7 +16,7 @@ MAX_NAME = 64
 KEY = re.compile(r"[\w.$-]")
 """Of an argument's name in a Python call."""
 MAX_KEY = 256
-MAX_DEPTH = 32
+MAX_DEPTH = 64
 """Brackets inside each other in a Python call."""
 ARGUMENTS = ("arguments", "parameters")
 _OTHERS = ("type", "id")

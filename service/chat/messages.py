@@ -11,6 +11,9 @@ MAX_MESSAGES = 2048
 MAX_CALLS = 128
 """Calls in one message."""
 MAX_NAME = 256
+MAX_DEPTH = 128
+"""Levels of JSON inside each other, in a body or in a text. A schema has three for a list of objects, five if it may be null.
+What walks JSON by recursion, here and in libraries, has room for more: see `tests/service/test_deep_schemas.py`."""
 INVALID_JSON = "INVALID_JSON"
 """The key under which templates get arguments that are no JSON object, as Anthropic's documents and pydantic-ai name it."""
 
@@ -38,7 +41,18 @@ def json_object(text: str, place: str) -> dict[str, Any]:
         raise wrong(place, wanted, text) from error
     if not isinstance(value, dict) or ("\\u" in text and not _is_unicode(value)):
         raise wrong(place, wanted, text)
+    if _is_deep(value):
+        raise wrong(place, f"may be nested at most {MAX_DEPTH} levels deep", text)
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value has more levels than are taken."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for each in inside for one in each if isinstance(one, dict | list)]
+    return bool(level)
 
 
 def _is_unicode(value: dict[str, Any]) -> bool:

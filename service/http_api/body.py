@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from attend.model.errors import InvalidRequest
+from attend.service.chat.messages import MAX_DEPTH
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 from attend.service.generation.aside import alone
 from attend.service.records import MOST_INPUT_TOKENS, bytes_for
@@ -25,7 +26,6 @@ INLINE_BYTES = 4 << 10
 """Longer bodies are read in a thread: reading these takes up to a millisecond."""
 BODY_SECONDS = 30.0
 """Seconds in which a caller must send all of a body: nothing in front of the application limits it."""
-MAX_DEPTH = 32
 MAX_PARTS = 1 << 16
 """Strings and brackets in a body. Each costs the interpreter a microsecond, half a million of them cost every stream a second.
 Two thousand messages have a third of these; token ids are none of them."""

@@ -14,10 +14,11 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from attend.service.chat.messages import MAX_DEPTH
 from attend.service.contract.answers import Error
 from attend.service.contract.routes import MESSAGES, TAGS
 from attend.service.contract.shapes import Schema
-from attend.service.http_api.body import MAX_BYTES, MAX_DEPTH
+from attend.service.http_api.body import MAX_BYTES
 from attend.service.http_api.operations import OPERATIONS, Operation, Stream
 from attend.service.http_api.problems import error_response
 from attend.service.records import BYTES_A_TOKEN, MOST_INPUT_TOKENS

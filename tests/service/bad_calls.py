@@ -53,7 +53,7 @@ class Answer:
         return error
 
 
-def whole_server(engine: FakeEngine | None = None, keys: KeyRing | None = None) -> Server:
+def whole_server(engine: FakeEngine | None = None, keys: KeyRing | None = None, template: str = TEMPLATE) -> Server:
     """A replica without Ray that has a chat template, and API keys where a ring is given."""
     server = build_server(engine)
 
@@ -61,10 +61,10 @@ def whole_server(engine: FakeEngine | None = None, keys: KeyRing | None = None) 
         return server.metrics.text()
 
     facts = (server.service, server.metrics, "1.2.3", scrape, lambda: False)
-    template, form = ChatTemplate(TEMPLATE), form_of("", "hermes", "think")
-    site = Site(*facts, template, form, keys, explaining=server.explaining)
+    chat, form = ChatTemplate(template), form_of("", "hermes", "think")
+    site = Site(*facts, chat, form, keys, explaining=server.explaining)
     server.app, server.methods.keys = build_app(site), keys
-    server.methods.template, server.methods.form = template, form
+    server.methods.template, server.methods.form = chat, form
     return server
 
 

@@ -57,9 +57,9 @@ STRUCTURE = [
         "logit_bias",
         "duplicate key '1'",
     ),
-    http("json: 33 levels", b'{"prompt": ' + b"[" * 32 + b"]" * 32 + b"}", "prompt", "32 levels, at prompt[0][0]"),
-    http("json: half a million brackets", b"[" * 500_000, None, "deeper than 32"),
-    http("json: objects without end", b'{"a":' * 100_000, "a", "deeper than 32"),
+    http("json: 129 levels", b'{"prompt": ' + b"[" * 128 + b"]" * 128 + b"}", "prompt", "128 levels, at prompt[0][0]"),
+    http("json: half a million brackets", b"[" * 500_000, None, "deeper than 128"),
+    http("json: objects without end", b'{"a":' * 100_000, "a", "deeper than 128"),
     http("json: fifty thousand fields", {f"f{i}": 0 for i in range(50_000)}, "f64", "f64 is not a field"),
 ]
 TYPES = [

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import InvalidRequest
+from attend.service.chat.messages import MAX_DEPTH
 from attend.service.grpc_api import server as grpc_server
 from attend.service.http_api import body, routes
-from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
+from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_PARTS, parse
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import FakeEngine, build_server, info
 
@@ -115,28 +116,28 @@ def nested(depth: int, opening: bytes, closing: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"k":', b"}")])
-def test_thirty_two_levels_are_read_and_thirty_three_are_not(opening, closing):
+def test_so_many_levels_are_read_and_one_more_is_not(opening, closing):
     assert "a" in parse(nested(MAX_DEPTH, opening, closing))
-    with pytest.raises(InvalidRequest, match="deeper than 32"):
+    with pytest.raises(InvalidRequest, match=f"deeper than {MAX_DEPTH}"):
         parse(nested(MAX_DEPTH + 1, opening, closing))
 
 
 def test_a_body_that_is_too_deep_is_refused_with_the_place():
     deep: object = {}
-    for _ in range(10):
+    for _ in range(50):
         deep = {"type": "array", "items": {"type": "object", "properties": {"a,b[": deep}}}
     tools = [{"type": "x", "n": [1, 2]}, {"function": {"parameters": deep}}]
     with pytest.raises(InvalidRequest) as caught:
         parse(json.dumps({"prompt": [1, 2, [3]], "tools": tools}).encode())
     assert caught.value.field == "tools"
-    assert "32 levels, at tools[1].function.parameters.items.properties.a,b[.items.properties.a,b[." in str(caught.value)
+    assert "128 levels, at tools[1].function.parameters.items.properties.a,b[.items.properties.a,b[." in str(caught.value)
     with pytest.raises(InvalidRequest, match=r"at a\[0\]\[1\]\[0\]\[0\]"):
-        parse(b'{"a": [[[5, ","], [' + b"[" * 99)
+        parse(b'{"a": [[[5, ","], [' + b"[" * 199)
 
 
 @pytest.mark.parametrize("body", [nested(100_000, b"[", b"]"), b"[" * MAX_BYTES, b'{"a":' * 200_000, b'{"":[' * 200_000])
 def test_depth_is_refused_before_anything_recurses(body):
-    with pytest.raises(InvalidRequest, match="deeper than 32"):
+    with pytest.raises(InvalidRequest, match=f"deeper than {MAX_DEPTH}"):
         parse(body)
 
 

@@ -226,7 +226,7 @@ BAD = [
     (b'{"prompt":"a","temperature":NaN}', 400, "NaN"),
     (b'\xef\xbb\xbf{"prompt":"a"}', 400, "byte order mark"),
     (b'{"prompt":"\\ud800"}', 400, "surrogate"),
-    (b"[" * 100, 400, "deeper than 32"),
+    (b"[" * 200, 400, "deeper than 128"),
     ({}, 400, "prompt is required"),
     ({"prompt": None}, 400, "prompt is required"),
     ({"prompt": []}, 400, "prompt"),
