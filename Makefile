@@ -13,7 +13,7 @@ MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --excl
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos docs train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos docs train clean
 
 # --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
@@ -50,6 +50,11 @@ test-tools: setup  ## the tests of what tests and measures: load, benchmarks, th
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
 	$(BIN)/python -m pytest -m cluster $(ARGS)
+
+test-agents: setup  ## coding agents of npm, each in one session with a scripted model
+	mkdir -p $(CLIENTS)/agents && cp tests/clients/agents/package.json $(CLIENTS)/agents
+	npm install --prefix $(CLIENTS)/agents --silent --no-fund --no-audit
+	ATTEND_TEST_AGENTS=$(abspath $(CLIENTS))/agents/node_modules $(BIN)/python -m pytest tests/clients/agents $(ARGS)
 
 # Warnings of the clients' own code are not ours: `-W default` shows them and fails nothing.
 test-clients: setup $(CLIENTS)/.ready  ## clients that nobody here wrote, against real servers

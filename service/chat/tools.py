@@ -17,7 +17,7 @@ from attend.service.chat.parts import Tool
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 256 << 10
 """Of all tools together, as JSON."""
-MAX_DESCRIPTION = 16 << 10
+MAX_DESCRIPTION = 1 << 16
 RESULTS = ("return", "response")
 """Names under which a tool has a schema of what it gives back, for templates that write it: of transformers, and of BFCL."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
