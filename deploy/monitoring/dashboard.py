@@ -80,6 +80,7 @@ def overview() -> Iterator[Panel]:
     }
     yield panel("Share that violates an objective", "percentunit", late, text="Needs the recording rules of rules.yaml.")
     yield panel("Rejected, by reason", "reqps", {"{{reason}}": total("attend_requests_rejected_total", "reason")})
+    yield panel("Ignored fields a second, by route", "none", {"{{route}}": total("attend_ignored_fields_total", "route")})
     preparing = {"{{replica}}": f"attend_requests_preparing{{{CHOSEN}}}"}
     yield panel("Requests in preparation (tokenized, validated)", "none", preparing)
     yield panel("Log lines dropped a second", "none", {"{{replica}}": total("attend_log_lines_dropped_total", "replica")})

@@ -13,6 +13,7 @@ from attend.model.errors import EngineFailed, InvalidRequest, Overloaded, RateLi
 from attend.model.params import SamplingParams, StopRules
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
+from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
@@ -282,7 +283,7 @@ def test_a_conversation_is_rendered_within_the_bounds_of_preparation(ring, monke
     """Where a template takes its time, a deadline passes, and a place is held."""
     server, gate = whole_server(), threading.Event()
     server.service._preparing = Places(1, "requests are being prepared")
-    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: gate.wait(20) and "a")
+    monkeypatch.setattr(ChatTemplate, "write", lambda *_, **__: gate.wait(20) and ChatText("a"))
     sent = json.dumps(ROUTES["/v1/chat/completions"] | {"deadline_ms": 50}).encode()
 
     async def run():

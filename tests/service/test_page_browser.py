@@ -22,7 +22,7 @@ from tests.service.pages import expect, figures, finish, opened, pytestmark, ser
 HOSTILE = "<img src=x onerror=alert(1)> & é 🌍<script>alert(2)</script>\n"
 
 
-def neighbours(token: int, top: int | None) -> tuple[TokenLogprob, ...]:
+def neighbours(token: int, top: int | None, *_: object) -> tuple[TokenLogprob, ...]:
     """The likeliest are the token and those after it in the alphabet."""
     best = tuple((token + i, -0.5 - i) for i in range(top or 0))
     return () if top is None else (TokenLogprob(token, -0.5, best),)
