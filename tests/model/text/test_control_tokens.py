@@ -318,12 +318,10 @@ def test_a_short_text_between_letters_of_the_template_makes_no_token(written):
 
 def test_marks_of_a_caller_take_no_token_from_the_template():
     for before, after in ((OPEN, CLOSE), (EDGE, EDGE), ("<", ">"), (OPEN + "<", ">" + CLOSE)):
-        parts = [{"type": "text", "text": f"a{before}"}, {"type": "text", "text": f"{after}b"}]
-        messages = [{"role": "user", "content": text} for text in (parts[0]["text"], parts[1]["text"])]
-        source = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-        template = ChatTemplate(source)
+        template = ChatTemplate("<s>{{ messages[0].content }}</s>{{ messages[1].content }}")
         template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
-        assert control("gpt2", template.write(messages)) == Counter({"<s>": 2, "</s>": 2})
+        written = template.write([{"role": "user", "content": f"a{before}"}, {"role": "user", "content": f"{after}b"}])
+        assert control("gpt2", written) == Counter({"<s>": 1, "</s>": 1})
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "unigram"])
