@@ -128,7 +128,7 @@ class HttpStreamUser(StreamUser, HttpUser):
             stream.tokens = chunk["usage"]["completion_tokens"]
         for choice in chunk["choices"]:
             stream.heard()
-            stream.finish(choice.get("finish_reason"))
+            stream.finish("abort" if choice.get("stop_reason") == "abort" else choice.get("finish_reason"))
 
 
 class GrpcStreamUser(StreamUser):

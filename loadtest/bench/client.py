@@ -63,7 +63,7 @@ async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
         for _ in range(whole.count(CHOICE)):
             stream.heard()
         tail = (tail + whole + cut)[-TAIL:]
-    if b'data: {"error"' in tail or re.search(rb'"finish_reason": ?"(error|abort)"', tail):
+    if b'data: {"error"' in tail or re.search(rb'"finish_reason": ?"(error|abort)"|"length", ?"stop_reason": ?"abort"', tail):
         raise FailedError(f"error in the stream: {tail[-300:].decode(errors='replace')}")
     if b"data: [DONE]" not in tail:
         raise FailedError("stream cut: no [DONE]")

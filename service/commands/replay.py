@@ -83,6 +83,12 @@ def _object(path: Path) -> dict[str, Any]:
     return document
 
 
+def _end_of(choice: Mapping[str, Any]) -> Any:
+    """Why an answer ended: also what cut it, which older servers wrote as `finish_reason`."""
+    reason, cut = choice.get("finish_reason"), choice.get("stop_reason")
+    return cut if reason == "length" and cut in ("deadline", "abort") else reason
+
+
 def _body(asked: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
     """The request of the second answer. Raises Impossible."""
     seed = response.get("seed")
@@ -90,7 +96,7 @@ def _body(asked: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, An
         raise Impossible("the answer has no seed: another seed samples other tokens")
     if asked.get("seed") not in (None, seed):
         raise Impossible(f"the request has the seed {asked['seed']}, and the answer {seed}: they do not belong together")
-    reasons = [choice.get("finish_reason") for choice in response["choices"]]
+    reasons = [_end_of(choice) for choice in response["choices"]]
     for reason in reasons:
         if reason not in WHOLE:
             raise Impossible(f"the answer ended with {reason!r}, which depends on the time that it took")

@@ -4,7 +4,7 @@ A field's example is part of the example of each answer that has the field.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, NotRequired, TypeVar
+from typing import Annotated, Literal, NotRequired, TypeVar, cast
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on
@@ -15,6 +15,10 @@ from attend.service import records
 record = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 """A JSON object with these fields and no others. The text under a field is its description, but others do not inherit that."""
 T = TypeVar("T")
+Ended = Literal["stop", "length"]
+"""Why an answer ended, in words that every client knows."""
+CUT = (FinishReason.DEADLINE, FinishReason.ABORT)
+"""What cuts an answer beside its limit of tokens. `stop_reason` has these words, since clients' lists of reasons lack them."""
 Count = Annotated[int, Field(ge=0)]
 ObjectKind = Annotated[T, Field(description="What this is.")]
 MaxModelLen = Annotated[T, Field(description="Tokens that a prompt and its answer may have together.", examples=[1024])]
@@ -170,7 +174,10 @@ class Choice(TypedDict):
     index: Annotated[Count, Field(description="Answer i of prompt p has index p * n + i.")]
     stop_reason: Annotated[
         str | int | None,
-        Field(description="The stop string or stop token that ended the answer; null for the model's own end-of-text token."),
+        Field(
+            description="The stop string or stop token that ended the answer; null for the model's own end-of-text token. With "
+            "`length`: `deadline`, or `abort` at a shutdown, where that cut the answer."
+        ),
     ]
     token_ids: NotRequired[
         Annotated[
@@ -190,6 +197,14 @@ class Choice(TypedDict):
             ),
         ]
     ]
+
+
+def ended(chunk: records.Chunk) -> tuple[Ended | None, str | int | None]:
+    """The `finish_reason` and the `stop_reason` of a chunk. An answer that was cut has a length in any case."""
+    reason = chunk.finish_reason
+    if reason in CUT:
+        return "length", str(reason)
+    return (None if reason is None else cast(Ended, str(reason))), chunk.stop
 
 
 @record
@@ -242,7 +257,7 @@ class CompletionText(Choice):
 class CompletionChunkChoice(CompletionText):
     """A piece of one answer."""
 
-    finish_reason: Annotated[FinishReason | None, Field(examples=["length"])]
+    finish_reason: Annotated[Ended | None, Field(examples=["length"])]
     """Why the answer ended; null where it goes on."""
 
 
@@ -250,7 +265,7 @@ class CompletionChunkChoice(CompletionText):
 class CompletionChoice(CompletionText):
     """One answer."""
 
-    finish_reason: Annotated[FinishReason, Field(examples=["length"])]
+    finish_reason: Annotated[Ended, Field(examples=["length"])]
     """Why the answer ended."""
 
 

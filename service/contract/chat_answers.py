@@ -6,12 +6,12 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from attend.model.engine.request import FinishReason
 from attend.service.contract.answers import (
     Answers,
     Choice,
     Chunk,
     Count,
+    Ended,
     Logprob,
     ObjectKind,
     OfLogprobs,
@@ -20,7 +20,7 @@ from attend.service.contract.answers import (
     record,
 )
 
-ChatFinishReason = FinishReason | Literal["tool_calls"]
+ChatFinishReason = Ended | Literal["tool_calls"]
 Nothing = Annotated[None, Field(description="Always null.")]
 WithFirst = Field(description="With the first event of a call.")
 ChatId = Annotated[str, Field(description="The request's id, with a prefix that tells the route.", examples=["chatcmpl-8d3f"])]

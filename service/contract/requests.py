@@ -179,7 +179,7 @@ class Steering(Shape):
     """Leave special tokens out of the answer's text."""
     request_id: RequestId = told(proto="request_id", client=True)
     deadline_ms: StrictInt | None = told(proto="deadline_ms", client=True, **between(1, MAX_DEADLINE_MS))
-    """Milliseconds in which to finish what fits; then `finish_reason` is `deadline`, or the status 504 where nothing did.
+    """Milliseconds in which to finish what fits; then `stop_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
     presence_penalty: Number | None = param(
         "presence_penalty", flag=False, proto="decoding.presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY)

@@ -86,12 +86,13 @@ class ChatWriter(Writer):
 
     def chunk(self, chunk: Chunk, delta: chat_answers.Delta | None = None) -> chat_answers.ChatCompletionChunk:
         """One streamed object, of the chunk's text unless a delta is given; its token ids are a delta too."""
+        reason, stop = answers.ended(chunk)
         choice: chat_answers.ChatChunkChoice = {
             "index": chunk.index,
             "delta": {"content": chunk.text} if delta is None else delta,
             "logprobs": self._logprobs(chunk),
-            "finish_reason": "tool_calls" if chunk.ends_in_calls else chunk.finish_reason,
-            "stop_reason": chunk.stop,
+            "finish_reason": "tool_calls" if chunk.ends_in_calls else reason,
+            "stop_reason": stop,
         }
         if self.body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)
@@ -118,13 +119,14 @@ class ChatWriter(Writer):
         return timed(made, self.body, chunks)
 
     def _answer(self, chunk: Chunk) -> chat_answers.ChatChoice:
-        finish_reason = "tool_calls" if chunk.ends_in_calls else chunk.finish_reason
+        reason, stop = answers.ended(chunk)
+        finish_reason = "tool_calls" if chunk.ends_in_calls else reason
         choice: chat_answers.ChatChoice = {
             "index": chunk.index,
             "message": self._message(chunk),
             "logprobs": self._logprobs(chunk),
             "finish_reason": cast(chat_answers.ChatFinishReason, finish_reason),  # a whole answer has ended
-            "stop_reason": chunk.stop,
+            "stop_reason": stop,
         }
         if self.body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)

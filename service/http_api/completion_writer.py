@@ -88,12 +88,13 @@ class CompletionWriter(Writer):
 
     def _choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
         body, prompt = self.body, chunk.prompt
+        reason, stop = answers.ended(chunk)
         choice: answers.CompletionChunkChoice = {
             "index": chunk.index,
             "text": chunk.text if prompt is None else prompt.text + chunk.text,
             "logprobs": None if body.logprobs is None else self._logprobs_of(chunk),
-            "finish_reason": chunk.finish_reason,
-            "stop_reason": chunk.stop,
+            "finish_reason": reason,
+            "stop_reason": stop,
         }
         if body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)

@@ -184,7 +184,8 @@ def test_an_answer_that_its_deadline_cut_says_so_and_keeps_its_text(client):
     ask = {**TEXT, "max_tokens": 900, "extra_body": {"ignore_eos": True, "deadline_ms": 500}}
     choice = client.completions.create(**ask).choices[0]
     *_, last = client.completions.create(**ask, stream=True)
-    assert choice.finish_reason == last.choices[0].finish_reason == "deadline"
+    assert choice.finish_reason == last.choices[0].finish_reason == "length"
+    assert choice.stop_reason == last.choices[0].stop_reason == "deadline"
     assert choice.text
 
 

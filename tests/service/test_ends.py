@@ -203,7 +203,7 @@ def drained_too_shortly(log: Path) -> tuple[list[bytes], list[int]]:
 
 def test_a_drain_that_is_too_short_ends_streams_with_their_reason(lives: dict[str, Future]) -> None:
     lines, left = lives["short drain"].result()
-    reasons = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith(b"data: {")]
+    reasons = [json.loads(line[6:])["choices"][0]["stop_reason"] for line in lines if line.startswith(b"data: {")]
     assert lines[-2] == b"data: [DONE]\n"
     assert reasons.count("abort") == 8
     assert left == []

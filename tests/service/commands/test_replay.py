@@ -86,7 +86,10 @@ def test_what_need_not_be_the_same_is_told_with_its_reason():
     assert "do not belong together" in verdict(asked | {"seed": response["seed"] + 1}, response)[1]
     assert "'fp_other'" in verdict(asked, response, fingerprint="fp_other")[1]
     for reason in ("deadline", "abort", "error", None):
-        cut = without(response, choices=[response["choices"][0] | {"finish_reason": reason}])
+        now = (
+            {"finish_reason": "length", "stop_reason": reason} if reason in ("deadline", "abort") else {"finish_reason": reason}
+        )
+        cut = without(response, choices=[response["choices"][0] | now])
         assert f"ended with {reason!r}" in verdict(asked, cut)[1]
         assert verdict(asked, cut)[0] == "impossible"
     response["choices"][0]["token_ids"][2] = 0

@@ -165,7 +165,8 @@ def test_a_drain_ends_a_stream_with_its_reason():
             engine.drain()
             return (await call).text
 
-    assert [event["choices"][0]["finish_reason"] for event in events_of(asyncio.run(run()))] == [None, "abort"]
+    ends = [event["choices"][0] for event in events_of(asyncio.run(run()))]
+    assert [(end["finish_reason"], end["stop_reason"]) for end in ends] == [(None, None), ("length", "abort")]
     assert server.outcomes() == {(*ROUTE, "abort"): 1}
 
 
