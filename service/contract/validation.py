@@ -112,8 +112,8 @@ def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
     for step in error["loc"]:
         if place and place[-1] in LABELLED and not labelled:
             labelled = True
-        elif isinstance(value, dict) and tagged:
-            tagged = False
+        elif isinstance(value, dict) and tagged and (step not in value or place[0] == "response_format"):
+            tagged = False  # there a tag is a key too
         elif isinstance(value, dict) and step in value:
             if place and place[-1] in MAPS:
                 break

@@ -15,6 +15,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.http_api.app import build_app
+from attend.service.http_api.problems import ANTHROPIC
 from attend.service.http_api.site import Site
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
@@ -26,7 +27,7 @@ RERANK, SCORE = "/v1/rerank", "/v1/score"
 JSON = {"content-type": "application/json"}
 STATUSES = {200, 400, 404, 413, 415, 429}
 CODES = {row.code for row in TABLE.values()} | {"not_found", "method_not_allowed"}
-KINDS = {row.kind for row in TABLE.values()} - {INTERNAL.kind}
+KINDS = {row.kind for row in TABLE.values()} - {INTERNAL.kind} | {*ANTHROPIC.values()} - {"api_error"}
 GRPC_CODES = {None, *(row.grpc for row in TABLE.values() if row.status in STATUSES)}
 INSIDES = re.compile(r"Traceback|[a-z]Error\b|[a-z]Exception\b|NoneType|<class|object at 0x|File \"|site-packages|pydantic")
 """What only Python says. An answer may repeat its input, and Hypothesis draws words from this very file."""
@@ -45,9 +46,9 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object. Fails where there is none, or where it is not in OpenAI's shape."""
+        """The error object. Fails where there is none, or where it is in neither OpenAI's shape nor Anthropic's."""
         document = json.loads(self.body)
-        assert set(document) == {"error"}, document
+        assert set(document) == {"error"} or (set(document) == {"type", "error", "request_id"} and document["type"] == "error")
         error: dict[str, Any] = document["error"]
         assert set(error) == {"message", "type", "param", "code"}, error
         return error

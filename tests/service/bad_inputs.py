@@ -4,6 +4,7 @@ Every row is bad for every server, whatever its model: `test_bad_inputs.py` send
 """
 
 from attend.v1 import generation_pb2 as pb
+from tests.service.bad_blocks import MESSAGE_ROWS, RESPONSE_ROWS
 from tests.service.bad_calls import CHAT, COMPLETIONS, EMBEDDINGS, JSON, RERANK, SCORE, TOKENIZE
 from tests.service.bad_rows import GOOD, SECRET, UNSUPPORTED, A, both, chat, completion, embeds, grpc, http, keyless, says
 from tests.service.bad_syntax import ENCODING, HEADERS, STRUCTURE, TYPES, WIRE
@@ -262,4 +263,5 @@ KEYS = [
 ROWS = (
     *(*ENCODING, *STRUCTURE, *TYPES, *HEADERS),
     *(*RANGES, *COMBINATIONS, *TOKENS, *LIMITS, *CONVERSATIONS, *TOOLS, *STRUCTURED, *EMBEDDING, *SCORES, *WIRE, *KEYS),
+    *(*RESPONSE_ROWS, *MESSAGE_ROWS),
 )
