@@ -226,6 +226,7 @@ def test_a_replica_that_leaves_keeps_its_streams_and_gets_no_calls_over_http(fro
 def test_a_call_whose_replica_dies_before_the_first_byte_is_tried_once_more_under_its_id(front):
     first = front.replicas["a"]
     first.send_signal(signal.SIGSTOP)
+    assert wait_for(lambda: is_stopped(first.pid))
     for _ in range(2):  # one of two goes to it
         status, body, _ = front.ask("/now", **{"X-Request-Id": ID})
         assert (status, body) == (200, f"b {ID}")
