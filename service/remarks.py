@@ -10,6 +10,8 @@ MAX_HEADER = 1024
 """Bytes of the value of a header."""
 Beyond = Literal["", "clamp", "refuse"]
 """What a max_tokens beyond the context leads to; empty where the route decides."""
+MAX_IGNORED = 64
+"""Names that one call remembers."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -33,8 +35,11 @@ class Remarks:
     """Whether `max_tokens` was."""
 
     def ignore(self, name: str) -> None:
-        """Say that a field was ignored. A name that no header can hold is `?`."""
-        self.ignored[name] = name if _PLAIN.fullmatch(name) else "?"
+        """Say that a field was ignored. A name that no header can hold is `?`, and so are all after MAX_IGNORED."""
+        if name in self.ignored or len(self.ignored) < MAX_IGNORED:
+            self.ignored[name] = name if _PLAIN.fullmatch(name) else "?"
+        else:
+            self.ignored["?"] = "?"
 
     def headers(self) -> dict[str, str]:
         """The headers that say it; empty where there is nothing to say."""

@@ -17,6 +17,7 @@ from attend.service.contract.conversation import (
     FunctionText,
     closed,
     declared,
+    is_callable,
     open_to_more,
     shown,
 )
@@ -168,21 +169,13 @@ def _need_messages(document: dict[str, Any]) -> None:
         raise InvalidRequest("messages is required: a list of objects with a role and a content", "messages")
 
 
-def _is_left_out(tool: Any, remarks: Remarks) -> bool:
-    """Whether a tool is none that can be called here, which is said."""
-    if tool.get("type") in (None, "custom"):
-        return False
-    remarks.ignore(f"tools.{tool['type']}")
-    return True
-
-
 def calling_of_anthropic(request: CountTokensRequest, form: AnswerFormat, remarks: Remarks) -> Calling:
     """What the fields `tools` and `tool_choice` ask for. Raises InvalidRequest."""
     if request.tools is not None:
         at_most("tools", request.tools, MAX_TOOLS, "tools")
     given = {"tools": request.tools, "tool_choice": request.tool_choice}
     read = validated(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
-    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if not _is_left_out(tool, remarks)]
+    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if is_callable(tool, at, remarks, "custom")]
     callable_ = [declared(tool["name"], tool["input_schema"], tool.get("strict"), at) for at, tool in functions]
     documents = [shown(tool["name"], tool.get("description"), tool["input_schema"]) for _, tool in functions]
     choice = read.tool_choice or ToolChoice(type="auto")

@@ -346,12 +346,17 @@ def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForma
 
 
 def _is_function(tool: FunctionTool | OtherTool, index: int, remarks: Remarks) -> TypeGuard[FunctionTool]:
-    """Whether a tool can be called. That another one is left out is said."""
-    if tool["type"] == "function":
+    return is_callable(tool, index, remarks)
+
+
+def is_callable(tool: Any, index: int, remarks: Remarks, own: str = "function") -> bool:
+    """Whether a tool can be called: it is of the type `own`. That another one is left out is said, or an error by name."""
+    kind = tool.get("type") or own
+    if kind == own:
         return True
     if remarks.strict:
-        raise wrong(f"tools[{index}].type", "must be 'function'", tool["type"])
-    remarks.ignore(f"tools.{tool['type']}")
+        raise wrong(f"tools[{index}].type", f"must be '{own}'", kind)
+    remarks.ignore(f"tools.{kind}")
     return False
 
 

@@ -18,6 +18,7 @@ from attend.service.contract.conversation import (
     OtherTool,
     closed,
     declared,
+    is_callable,
     open_to_more,
     shown,
 )
@@ -207,21 +208,13 @@ def read_response(document: dict[str, Any], remarks: Remarks) -> ResponsesReques
     return request
 
 
-def _is_left_out(tool: Any, remarks: Remarks) -> bool:
-    """Whether a tool is none that can be called here, which is said."""
-    if tool["type"] == "function":
-        return False
-    remarks.ignore(f"tools.{tool['type']}")
-    return True
-
-
 def calling_of_response(request: ResponsesRequest, form: AnswerFormat, remarks: Remarks) -> Calling:
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for. Raises InvalidRequest."""
     if request.tools is not None:
         at_most("tools", request.tools, MAX_TOOLS, "tools")
     given = {"tools": request.tools, "tool_choice": request.tool_choice}
     read = validated(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
-    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if not _is_left_out(tool, remarks)]
+    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if is_callable(tool, at, remarks)]
     callable_ = [declared(tool["name"], tool.get("parameters"), tool.get("strict"), at) for at, tool in functions]
     documents = [shown(tool["name"], tool.get("description"), tool.get("parameters")) for _, tool in functions]
     parallel = request.parallel_tool_calls is not False

@@ -16,9 +16,9 @@ from typing import Any
 
 from attend.model.errors import NotSupported
 from attend.model.params import describe
-from attend.service.remarks import Remarks
+from attend.service.remarks import MAX_IGNORED, Remarks
 
-MAX_UNKNOWN = 64
+MAX_UNKNOWN = MAX_IGNORED
 """Unknown names in one call."""
 NEAR = ((10, 2), (6, 1))
 """Letters of an unknown name, and the edits that it may be away from the known one that was meant."""

@@ -32,7 +32,7 @@ from attend.service.generation.embed import command_of, embed
 from attend.service.generation.explain import explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
-from attend.service.http_api.answering import answer, template_of
+from attend.service.http_api.answering import answer, converse
 from attend.service.http_api.anthropic import add_count_tokens, add_messages
 from attend.service.http_api.body import read_json
 from attend.service.http_api.chat_writer import ChatWriter
@@ -114,25 +114,11 @@ def _add_generation(router: APIRouter, site: Site) -> None:
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
-        record = opened(site.metrics, request)
-        with record.errors():
-            remarks = site.remarks(clamps_by_default=True)
 
-            def read(fields: dict[str, Any]) -> tuple[ChatRequest, Command]:
-                body = read_chat(fields, remarks)
-                template, identity = template_of(site), request.state.request_id
-                return body, to_command(body, identity, service.defaults, template, site.form, remarks)
+        def write(body: ChatRequest, command: Command, fingerprint: str, usage: TokenCounts) -> ChatWriter:
+            return ChatWriter(body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer)
 
-            body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
-            command = adopt(command, request, record)
-            event_ids.refuse(request.headers.getlist(event_ids.HEADER))
-            adapter, usage = service.adapter_of(command), TokenCounts(command.n)
-            fingerprint = service.fingerprint(adapter)
-            writer = ChatWriter(
-                body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
-            )
-            response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
-            return site.said(response, remarks, request)
+        return await converse(site, request, read_chat, write)
 
 
 def _add_attention(router: APIRouter, site: Site) -> None:

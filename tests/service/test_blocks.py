@@ -561,3 +561,22 @@ def test_the_chat_ends_with_done_and_the_others_with_their_own_last_event():
     assert events_of(asked("/v1/chat/completions", stream=True).text)
     for path in ("/v1/responses", "/v1/messages"):
         assert "[DONE]" not in asked(path, stream=True).text
+
+
+def test_strict_fields_refuse_tools_that_are_no_functions_on_every_route():
+    for read, tool, own in (
+        (read_chat, {"type": "web_search"}, "function"),
+        (read_response, {"type": "web_search"}, "function"),
+        (read_messages, {"type": "bash_20250124", "name": "bash"}, "custom"),
+    ):
+        base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}]}
+        with pytest.raises(InvalidRequest, match=rf"^tools\[0\]\.type must be '{own}'"):
+            prompt_of(read, base | {"tools": [tool]}, Remarks(strict=True))
+
+
+def test_a_call_that_names_a_thousand_kinds_of_items_is_said_in_few_words():
+    items = [{"role": "user", "content": "a"}, *({"type": f"kind{number}"} for number in range(1000))]
+    remarks = Remarks()
+    prompt_of(read_response, {"input": items}, remarks)
+    assert len(remarks.names) == 65
+    assert remarks.names[-1] == "?"
