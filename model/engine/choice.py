@@ -1,5 +1,6 @@
 """What computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,10 +90,12 @@ def kind_of(name: str) -> BackendKind | None:
     return BACKENDS[name]
 
 
-def prepare_decoder(net: Decoder, backend: AttentionBackend) -> "Decoder | NativeDecoder | TritonDecoder":
-    """The decoder that computes fastest beside this backend; the plain one is spent."""
+def prepare_decoder(
+    net: Decoder, backend: AttentionBackend, report: Callable[[int, int], None] = lambda done, total: None
+) -> "Decoder | NativeDecoder | TritonDecoder":
+    """The decoder that computes fastest beside this backend; the plain one is spent. `report`: see `checkpoint.load`."""
     if isinstance(backend, NativeBackend):
-        return NativeDecoder(net, spend=True)
+        return NativeDecoder(net, spend=True, report=report)
     if backend.name == "triton":
         from attend.model.net.triton.decoder import TritonDecoder
 

@@ -22,6 +22,7 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import is_gguf
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import FAMILIES, family_of, part_shapes, their_names
+from attend.model.net.formats.blocks import Blocks, Mapped, Unread
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
 from attend.model.net.formats.safetensors_files import Safetensors
 from attend.model.net.formats.table import format_of
@@ -127,19 +128,17 @@ def fill(
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
-        family, plain = weights.spelled(family), False
+        family, plain, unread = weights.spelled(family), False, 0
         for slot in _slots(net):
-            first, copied = 0, not mapped or (slot.ours.startswith("embedding.") and not tied)
-            for tensor in _pieces(net.config, family, weights, slot):
-                stays = not copied and isinstance(tensor, Tensor) and tensor.dim() > 1
-                stays = stays and tensor.dtype == dtype and weights.owns(tensor)
-                _put(slot, first, tensor, torch.float32 if _has_offset(family, slot) else dtype, device, stays=stays)
-                whole = isinstance(tensor, Codes) and tensor.kind != FP8  # of floats a note has told
-                plain |= whole and not isinstance(slot.module, QuantisedLinear)
-                first += tensor.numel() // slot.width
-                del tensor  # before the next is made
-                weights.release()
-                report(weights.read, weights.size)
+            filler = _Filler(slot, weights, torch.float32 if _has_offset(family, slot) else dtype, device)
+            for piece in _pieces(net.config, family, weights, slot):
+                if mapped and filler.leave(piece, tied=tied):
+                    continue
+                for _ in filler.fill(piece):
+                    weights.release()
+                    report(weights.read - unread - filler.unread, weights.size)
+                del piece  # before the next is made
+            unread, plain = unread + filler.unread, plain or filler.dequantised
         if tied:
             weights.check_tied(family, net.config)
         weights.check(family, tied=tied)
@@ -150,7 +149,7 @@ def fill(
         log.info("quantised weights of the checkpoint are dequantised in memory")
     if tied:
         net.head.share(net.embedding.tokens)
-    net.mapped = mapped
+    net.mapped = Mapped(folder, weights.read - unread, weights.size) if mapped else None
 
 
 def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) -> None:
@@ -164,7 +163,11 @@ def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) ->
         numbers = torch.full(slot.shape, 1.0 if slot.kind == "weight" else 0.0, dtype=kept, device=device)
         if len(slot.shape) > 1 and slot.kind == "weight":
             numbers.normal_(0.0, slot.width**-0.5, generator=dice)
-        _put(slot, 0, numbers, kept, device, stays=True)
+        if isinstance(slot.module, Linear) and not slot.module.adopt(numbers):
+            slot.module.make_room(slot.kind, kept, device)
+            slot.module.fill(slot.kind, 0, numbers)
+        elif not isinstance(slot.module, Linear):
+            setattr(slot.module, slot.kind, nn.Parameter(numbers, requires_grad=False))
     if net.config.tied_head:
         net.head.share(net.embedding.tokens)
 
@@ -283,7 +286,72 @@ def _slots(net: Decoder) -> Iterator[_Slot]:
             yield _Slot(f"{path}.{kind}", module, kind, shape)
 
 
-def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) -> Iterator[Tensor | Codes]:
+class _Filler:
+    """Fills a parameter with its pieces, one after the other, or leaves all of them in the mapped file."""
+
+    def __init__(self, slot: _Slot, weights: Weights, dtype: torch.dtype, device: str) -> None:
+        self._slot, self._weights, self._dtype, self._device = slot, weights, dtype, device
+        self._first = 0
+        """The next row."""
+        self.unread = 0
+        """Bytes that were left."""
+        self.dequantised = False
+        """Whether codes have become numbers: of floats a note has told."""
+
+    def leave(self, piece: Tensor | Codes | Blocks, *, tied: bool) -> bool:
+        """Leave (a part of) a matrix in the file, if its form allows it.
+
+        The vectors of tokens are read from time to time, and so they come into memory, unless the head has them too.
+        """
+        slot, weights = self._slot, self._weights
+        if slot.kind != "weight" or self._first or isinstance(piece, Codes):
+            return False
+        if isinstance(piece, Tensor) and (piece.dim() < 2 or piece.dtype != self._dtype or not weights.owns(piece)):
+            return False
+        unread = Unread(piece, weights.origin)
+        if isinstance(slot.module, Linear):
+            left = slot.module.leave(unread)
+        else:
+            left = tied and slot.ours.startswith("embedding.tokens.") and isinstance(piece, Tensor)
+            if left:
+                slot.module.weight, slot.module.unread = nn.Parameter(piece, requires_grad=False), (unread,)
+        self.unread += unread.held.nbytes if left else 0
+        return left
+
+    def fill(self, piece: Tensor | Codes | Blocks) -> Iterator[None]:
+        """Take over a piece, slice by slice: between two of them pages may be released. Ends after noting what is wrong."""
+        if self.unread:  # the matrix has parts of both kinds
+            parts, origin = self._slot.module.unread, self._weights.origin
+            self.unread, self._slot.module.unread = 0, ()
+            for part in parts:
+                self._weights.origin = part.origin
+                yield from self.fill(part.rows)
+            self._weights.origin = origin
+        for some in piece.slices() if isinstance(piece, Blocks) else (piece,):
+            if not self._weights.are_finite(some):
+                return
+            coded = isinstance(piece, Blocks) or (isinstance(some, Codes) and some.kind != FP8)
+            self.dequantised |= coded and not isinstance(self._slot.module, QuantisedLinear)
+            self._put(some)
+            self._first += some.numel() // self._slot.width
+            del some
+            yield
+
+    def _put(self, tensor: Tensor | Codes) -> None:
+        module, kind, first = self._slot.module, self._slot.kind, self._first
+        if isinstance(module, Linear):
+            if first == 0:
+                module.make_room(kind, self._dtype, self._device)
+            module.fill(kind, first, tensor)
+            return
+        numbers, width = tensor.dense() if isinstance(tensor, Codes) else tensor, self._slot.width
+        if first == 0:
+            room = torch.empty(self._slot.shape, dtype=self._dtype, device=self._device)
+            setattr(module, kind, nn.Parameter(room, requires_grad=False))
+        getattr(module, kind).data.view(-1)[first * width : first * width + numbers.numel()].copy_(numbers.flatten())
+
+
+def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) -> Iterator[Tensor | Codes | Blocks]:
     """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows.
 
     None is held when the next is made.
@@ -293,31 +361,15 @@ def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) 
         yield from (_ours(config, family, slot, name, piece) for piece in pieces if not weights.problems)  # or rows are missing
 
 
-def _ours(config: ModelConfig, family: Family, slot: _Slot, name: str, piece: Tensor | Codes) -> Tensor | Codes:
+def _ours(
+    config: ModelConfig, family: Family, slot: _Slot, name: str, piece: Tensor | Codes | Blocks
+) -> Tensor | Codes | Blocks:
     """A piece with its rows first, in our order."""
-    if isinstance(piece, Codes):
+    if isinstance(piece, (Codes, Blocks)):
         return piece if family.adapt is None else piece.each(partial(family.adapt, config, name))
     mine = piece.mT if _is_transposed(family, slot) else piece
     mine = mine if family.adapt is None else family.adapt(config, name, mine)
     return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
-
-
-def _put(slot: _Slot, first: int, tensor: Tensor | Codes, dtype: torch.dtype, device: str, *, stays: bool) -> None:
-    """Fill rows of a parameter from `first` on; with `stays` a whole matrix stays where it lies, if its form allows it."""
-    module, kind = slot.module, slot.kind
-    if isinstance(module, Linear):
-        if not (stays and module.adopt(tensor)):
-            if first == 0:
-                module.make_room(kind, dtype, device)
-            module.fill(kind, first, tensor)
-        return
-    numbers = tensor.dense() if isinstance(tensor, Codes) else tensor
-    if not stays:
-        room = getattr(module, kind) if first else torch.empty(slot.shape, dtype=dtype, device=device)
-        at = first * slot.width
-        room.data.view(-1)[at : at + numbers.numel()].copy_(numbers.flatten())
-        numbers = room
-    setattr(module, kind, nn.Parameter(numbers, requires_grad=False))
 
 
 def _has_offset(family: Family, slot: _Slot) -> bool:

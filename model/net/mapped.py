@@ -7,7 +7,23 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-_MADV_DONTNEED = 4
+_MADV_WILLNEED, _MADV_DONTNEED, _MADV_POPULATE_READ = 3, 4, 22
+
+
+def read_ahead(tensor: Tensor) -> None:
+    """Have the system begin to read the pages of a tensor of a mapped file. Returns at once."""
+    _advise(tensor, _MADV_WILLNEED)
+
+
+def read_now(tensor: Tensor) -> None:
+    """Read the pages of a tensor of a mapped file, where the system can (Linux 5.14): else they are read when they are used."""
+    _advise(tensor, _MADV_POPULATE_READ)
+
+
+def _advise(tensor: Tensor, advice: int) -> None:
+    page, start = mmap.PAGESIZE, tensor.untyped_storage().data_ptr()
+    first, last = start // page * page, start + tensor.untyped_storage().nbytes()
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
 
 
 def release(tensor: Tensor) -> None:

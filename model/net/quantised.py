@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attend.model.config import ModelConfig
+from attend.model.net.formats.blocks import Blocks, Unread
 from attend.model.net.formats.codes import GROUP, INT8, CodeLayout, Codes, Kind, quantise, values_of
 from attend.model.net.linear import SHAPE, ExpertLinear, Linear, replace_linears
 from attend.model.net.transformer import Decoder
@@ -115,9 +116,19 @@ class QuantisedLinear(Linear):
         for some in torch.arange(first, first + self.out_features).split(rows):
             yield self.select(some)
 
+    def leave(self, unread: Unread) -> bool:
+        """See Linear: of a file of blocks."""
+        if not isinstance(unread.rows, Blocks):
+            return False
+        self.unread += (unread,)
+        for name in ("codes", "scales", "minima", "units"):
+            self.register_buffer(name, None)
+        return True
+
     def share(self, other: nn.Module) -> None:
         """Have the numbers of another matrix of this form, without a copy."""
         assert isinstance(other, QuantisedLinear)
+        self.unread = other.unread
         self.codes, self.scales, self.minima, self.units = other.codes, other.scales, other.minima, other.units
 
     def forward(self, x_TI: Tensor) -> Tensor:

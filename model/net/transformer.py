@@ -16,6 +16,7 @@ from attend.model.config import LayerSpec, ModelConfig
 from attend.model.net.attention import Attention, MultiHeadAttention
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
+from attend.model.net.formats.blocks import Mapped
 from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
 from attend.model.net.rope import Rotation, rotary_table
@@ -113,8 +114,8 @@ class Decoder(nn.Module):
     Tables of positions are made for `context` positions, or for all that the model knows: a million of them take 1 GB.
     """
 
-    mapped = False
-    """Whether matrices lie in a mapped file: whoever serves from them copies them first."""
+    mapped: Mapped | None = None
+    """Set where matrices lie in a mapped file: whoever serves from them copies them first."""
 
     def __init__(self, config: ModelConfig, context: int | None = None) -> None:
         super().__init__()

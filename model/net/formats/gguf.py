@@ -8,6 +8,7 @@ import mmap
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -22,6 +23,7 @@ from attend.model.gguf.container import Stored
 from attend.model.gguf.documents import container
 from attend.model.net.families.glm4 import halves
 from attend.model.net.families.reading import Family, in_block, pairs
+from attend.model.net.formats.blocks import Blocks
 from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.ggml import CODED, FORMS, codes_of
 from attend.model.net.formats.weights import Place, Weights
@@ -29,8 +31,6 @@ from attend.model.net.formats.weights import Place, Weights
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 """Types that torch has."""
 READ = (*PLAIN, *CODED, Type.Q6_K)
-SLICE = 1 << 22
-"""Numbers that are dequantised at once: what lies between takes a few times their room."""
 NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
@@ -143,16 +143,14 @@ class Gguf(Weights):
         held = torch.frombuffer(self._maps[stored.file], dtype=torch.uint8, count=size, offset=start)
         return held.view(-1, size * stored.shape[-1] // math.prod(stored.shape[1:] if match else stored.shape))
 
-    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes]:
-        """The numbers, where torch has their type; else slices of whole heads, in codes or dequantised."""
+    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Blocks]:
+        """The numbers, where torch has their type; else the blocks."""
         [bytes_RB], stored = held, self._container.tensors[_base(name)]
         if stored.kind in PLAIN:
             numbers = bytes_RB.view(PLAIN[stored.kind])
             yield numbers if len(stored.shape) > 1 else numbers[0]
-            return
-        rows = max(1, SLICE // (stored.shape[-1] * self._head)) * self._head
-        for slice_RB in bytes_RB.split(rows):
-            yield _meaning(stored.kind, slice_RB)
+        else:
+            yield Blocks(stored.kind.value, bytes_RB, stored.shape[-1], self._head, partial(_meaning, stored.kind))
 
 
 def _meaning(kind: Type, bytes_RB: Tensor) -> Tensor | Codes:

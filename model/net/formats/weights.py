@@ -13,9 +13,11 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import their_names
+from attend.model.net.formats.blocks import Blocks
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes
 from attend.model.net.mapped import release
 
+NOT_FINITE = "holds NaN or infinity"
 SHOWN = 5
 """At most so many bad tensors are named in one message."""
 Place = tuple[str, str]
@@ -37,6 +39,8 @@ class Weights:
         self.read = 0
         """Bytes of the tensors that were taken."""
         self._taken: list[Tensor] = []
+        self.origin = ""
+        """File and name of what was taken last."""
 
     title: str | None = None
     """How the files are quantised, for people."""
@@ -76,34 +80,39 @@ class Weights:
         """A tensor in the mapped file, as it is stored."""
         raise NotImplementedError
 
-    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes]:
+    def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes | Blocks]:
         """What mapped tensors mean: pieces of one tensor, in the order of its rows."""
         raise NotImplementedError
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor | Codes]:
-        """A tensor in the mapped file, or pieces of one, in the order of its rows. Ends after noting what is wrong."""
+    def take(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor | Codes | Blocks]:
+        """A tensor in the mapped file, or pieces of one, in the order of its rows. Ends after noting what is wrong.
+
+        Nobody has read the numbers yet: whoever does says to `are_finite` what they are.
+        """
         places = self.find(name, shape)
         if places is None:
             return
         held = [self._mapped(part) for part, _ in places]
         self.read += sum(tensor.nbytes for tensor in held)
         stored, file = places[0]
-        for numbers in self._numbers(stored, held):
-            if not _is_finite(numbers):
-                self.problems.append(f"{file}: tensor {stored} holds NaN or infinity")
-                return
-            self._taken = list(held)  # anew for each piece: the next one brings pages back
-            yield numbers
+        self._taken, self.origin = held, f"{file}: tensor {stored}"
+        yield from self._numbers(stored, held)
+
+    def are_finite(self, numbers: Tensor | Codes) -> bool:
+        """Whether numbers that were taken last are; notes it where they are not."""
+        if finite := _is_finite(numbers):
+            return finite
+        self.problems.append(f"{self.origin} {NOT_FINITE}")
+        return False
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies where one does that was taken since the last `release`."""
+        """Whether a tensor lies where one does that was taken last."""
         return any(tensor.untyped_storage().data_ptr() == taken.untyped_storage().data_ptr() for taken in self._taken)
 
     def release(self) -> None:
-        """Let the pages go of the tensors that were taken."""
+        """Let the pages go of what was taken last."""
         for tensor in self._taken:
             release(tensor)
-        self._taken.clear()
 
     def check_tied(self, family: Family, config: ModelConfig) -> None:
         """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
@@ -113,7 +122,7 @@ class Weights:
             if not torch.equal(*pair):
                 told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
                 self.problems.append(f"{self.where[head]}: {told}")
-            self._taken += pair
+            self._taken = pair
             self.release()
 
     def check(self, family: Family, *, tied: bool) -> None:

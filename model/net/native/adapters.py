@@ -9,7 +9,8 @@ from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.adapters import Adapter, AdapterBatch, LowRank
-from attend.model.net.native.decoder import NativeDecoder, numbers_of_matrices
+from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.native.packing import numbers_of_matrices
 
 NO_ROOM = "out of memory: an adapter does not fit"
 

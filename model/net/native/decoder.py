@@ -9,9 +9,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 import ctypes
 import math
 import weakref
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +17,10 @@ from torch import Tensor, nn
 from attend.model.config import AttentionVariant, ModelConfig
 from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
-from attend.model.net.experts import Mixture
 from attend.model.net.features import NATIVE, features
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.linear import Linear, replace_linears
-from attend.model.net.mapped import release
 from attend.model.net.native.library import load, variant
-from attend.model.net.native.unpacked import UnpackedLinear
+from attend.model.net.native.packing import NO_ROOM, pack
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
@@ -36,7 +31,6 @@ BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
 """Tokens that a convolution sees."""
-NO_ROOM = "out of memory: the native decoder's packed weights do not fit"
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
@@ -104,7 +98,9 @@ class NativeDecoder:
     from, an UnpackedLinear then stands in the place of each, and reads it from here. Not for two threads at once.
     """
 
-    def __init__(self, net: Decoder, *, spend: bool = False) -> None:
+    def __init__(
+        self, net: Decoder, *, spend: bool = False, report: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
         self.config = config = net.config
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
@@ -120,30 +116,10 @@ class NativeDecoder:
             raise MemoryError(NO_ROOM)
         # not at exit: the step thread, a daemon, may be inside a step then
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
-        self._pack(net, spend)
         self.library, self.handle = self._library, self._net
+        self.reading = pack(self, net, spend=spend, report=report)
+        """Seconds in which files were read, of those that packing took."""
         self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())  # a cache, and what `_layers_of` says of it
-
-    def _pack(self, net: Decoder, spend: bool) -> None:
-        if spend and self.config.tied_head:
-            net.embedding.tokens = None  # it is the head
-        number, left = 0, {}
-        for parts in _matrices(net):
-            firsts = accumulate((part.out_features for part in parts), initial=0)
-            left |= {part: UnpackedLinear.inside(self, part, number, first) for part, first in zip(parts, firsts, strict=False)}
-            linear = _joined(parts)
-            for pack, pointers in _pieces(linear):
-                if getattr(self._library, pack)(self._net, number, *pointers):
-                    raise MemoryError(NO_ROOM)
-                number += 1
-            if spend:
-                if net.mapped and isinstance(linear.weight, Tensor):
-                    release(linear.weight)
-                for spent in (linear, *parts):
-                    spent.drop()
-                self._library.attend_trim()
-        if spend:
-            replace_linears(net, lambda _, linear: left[linear])
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
@@ -314,70 +290,3 @@ def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     parts = (getattr(norm, name, None) for name in ("weight", "bias"))
     gain, bias = (None if part is None else part.detach().float().contiguous() for part in parts)
     return gain, bias
-
-
-def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
-    """The matrices that adapters may change, by our names, as `attend_pack` numbers them."""
-    numbers, next_number = {}, 1  # behind the head
-    for layer, spec in enumerate(config.layers):
-        parts = ("qkv", "out") if spec.delta is None else ("inputs", "gates", "merge")
-        names = [f"attention.{part}" for part in parts]
-        if spec.experts is None:
-            names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
-        numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names)}
-        next_number += len(names)
-        if spec.experts is not None:
-            next_number += 1 + 2 * spec.experts.num_experts + 2 * (spec.experts.shared_expert_size is not None)
-    return numbers
-
-
-def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
-    """In the order in which `attend_pack` numbers them; those of all experts are one module, and some lie under each other."""
-    yield (net.head,)
-    for block in net.blocks:
-        attention, mlp = block.attention, block.mlp
-        if isinstance(attention, GatedDelta):
-            yield from ((attention.inputs,), (attention.gates,), (attention.merge,))
-        else:
-            yield from ((attention.qkv,), (attention.out,))
-        if isinstance(mlp, Mixture):
-            yield (mlp.router,) if mlp.shared_gate is None else (mlp.router, mlp.shared_gate)
-            yield from ((mlp.experts.gate_up,), (mlp.experts.down,))
-            mlp = mlp.shared
-        if mlp is not None:
-            yield from ((mlp.gate_up if net.config.gated_mlp else mlp.up,), (mlp.down,))
-    if not net.config.tied_head and isinstance(net.embedding.tokens, QuantisedLinear):
-        yield (net.embedding.tokens,)
-
-
-def _joined(parts: Sequence[Linear]) -> Linear:
-    """Matrices under each other as one: a router, and the gate of the shared expert, which has no bias."""
-    if len(parts) == 1:
-        return parts[0]
-    router, gate = parts
-    with torch.device("meta"):
-        both = Linear(router.in_features, [router.out_features, 1], bias=router.bias is not None)
-    both.weight = nn.Parameter(torch.cat((router.dense(), gate.dense())), requires_grad=False)
-    if router.bias is not None:
-        both.bias = nn.Parameter(torch.cat((router.bias, router.bias.new_zeros(1))), requires_grad=False)
-    return both
-
-
-def _pieces(linear: Linear) -> Iterator[tuple[str, list[Any]]]:
-    """What packs each matrix of a module, one or one for each expert, and pointers that hold until the next is asked for."""
-    experts = range(linear.whole[0]) if len(linear.whole) > 2 else [...]
-    if isinstance(linear, QuantisedLinear):
-        table = (ctypes.c_int8 * 16)(*linear.kind.values)
-        parts = [linear.codes, linear.scales, linear.minima, linear.units]
-        for expert in experts:
-            codes = (_pointer(part, expert) for part in parts)
-            yield "attend_pack_codes", [linear.kind.bits, *codes, table, _pointer(linear.bias, expert)]
-    else:
-        weight = linear.dense()
-        assert weight.dtype == torch.bfloat16
-        for expert in experts:
-            yield "attend_pack", [_pointer(weight, expert), _pointer(linear.bias, expert)]
-
-
-def _pointer(tensor: Tensor | None, expert: Any) -> int | None:
-    return None if tensor is None else tensor[expert].data_ptr()

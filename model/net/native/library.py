@@ -27,6 +27,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_new": ((_P, _P, _P, _P), _P),
     "attend_pack": ((_P, _I, _P, _P), ctypes.c_int),
     "attend_pack_codes": ((_P, _I, _I, _P, _P, _P, _P, _P, _P), ctypes.c_int),
+    "attend_pack_blocks": ((_P, _I, _I, ctypes.c_int, _P, _P, _P), ctypes.c_int),
     "attend_trim": ((), None),
     "attend_unpack": ((_P, _I, _I, _I, _P), None),
     "attend_free": ((_P,), None),

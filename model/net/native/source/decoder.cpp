@@ -13,6 +13,7 @@
 
 #include "attention_tiles.h"
 #include "attention_vectors.h"
+#include "blocks.h"
 #include "delta.h"
 #include "drawing.h"
 #include "experts.h"
@@ -588,29 +589,45 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     return nullptr;
 }
 
+enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
+
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
 // queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; then gate and up
 // [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the
-// head. The bias may be null. 1 where the memory does not suffice, else 0.
-int attend_pack(Net* net, i64 number, const bf16* weights, const bf16* bias) try {
+// head. It comes in parts that lie under each other. The bias may be null. Returns a Packing, NOT_FINITE + n for part n, counted from 0.
+int attend_pack(Net* net, i64 number, const PlainRows* parts, const bf16* bias) try {
     const Slot& slot = net->slots[number];
-    *slot.matrix = pack(net->arena, weights, bias, slot.N, slot.K, slot.gated);
+    i64 broken;
+    *slot.matrix = pack(net->arena, parts, bias, slot.N, slot.K, slot.gated, broken);
     slot.matrix->number = number;
-    return 0;
+    return broken ? NOT_FINITE + (int)broken - 1 : PACKED;
 } catch (const std::bad_alloc&) {
-    return 1;
+    return NO_MEMORY;
 }
 
 // The same of a matrix in whole numbers, see CodedRows.
 int attend_pack_codes(Net* net, i64 number, i64 bits, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const float* units,
                       const int8_t* table, const bf16* bias) try {
     const Slot& slot = net->slots[number];
-    *slot.matrix = pack(net->arena, {bits, codes, scales, minima, units, table, bias}, slot.N, slot.K, slot.gated);
+    const CodedRows rows = {bits, ceiling(slot.K, GROUP), codes, scales, minima, units};
+    *slot.matrix = pack(net->arena, rows, {bits, minima != nullptr, table}, bias, slot.N, slot.K, slot.gated);
     slot.matrix->number = number;
-    return 0;
+    return PACKED;
 } catch (const std::bad_alloc&) {
-    return 1;
+    return NO_MEMORY;
+}
+
+// The same of parts in blocks of GGUF.
+int attend_pack_blocks(Net* net, i64 number, i64 bits, int has_minima, const int8_t* table, const bf16* bias, const BlockRows* parts) try {
+    const Slot& slot = net->slots[number];
+    const BlockParts rows(parts, slot.K / GROUP, bits);
+    *slot.matrix = pack(net->arena, rows, {bits, has_minima != 0, table}, bias, slot.N, slot.K, slot.gated);
+    slot.matrix->number = number;
+    i64 broken = rows.broken.load();
+    return broken ? NOT_FINITE + (int)broken - 1 : PACKED;
+} catch (const std::bad_alloc&) {
+    return NO_MEMORY;
 }
 
 // `count` rows from `first` on of matrix `number` of `attend_pack`, as they were given: float32 [count, columns]. Beside steps, in any thread.

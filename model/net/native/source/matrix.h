@@ -60,14 +60,29 @@ struct Matrix {
     bool counted = false;      // those are -8 .. 7, in their order
 };
 
+// What a matrix in whole numbers is kept in.
+struct Coding {
+    i64 bits;
+    bool has_minima;
+    const int8_t* table;  // of 16 values
+};
+
 // A matrix in whole numbers as it comes: rows of codes, and of the scales of their groups.
 struct CodedRows {
-    i64 bits;
-    const uint8_t* codes;             // [N][K * bits / 8], with 4 bits the even column in the low half of a byte
-    const uint16_t *scales, *minima;  // float16 [N][K / 32]; minima: null where all are zero
+    i64 bits, G;
+    const uint8_t* codes;             // [N][G * 4 * bits], with 4 bits the even column in the low half of a byte
+    const uint16_t *scales, *minima;  // float16 [N][G]; minima: null where all are zero
     const float* units;               // [N]: powers of two
-    const int8_t* table;              // of 16 values
-    const bf16* bias;                 // [N], or null
+
+    // Row n: its codes, a byte each; its scales and minima, and what they are to be multiplied by.
+    void row(i64 n, uint8_t* to, uint16_t* scales_to, uint16_t* minima_to, float& unit) const {
+        const uint8_t* from = codes + n * G * 4 * bits;
+        if (bits == 8) memcpy(to, from, G * GROUP);
+        else for (i64 i = 0; i < G * GROUP / 2; i++) to[2 * i] = from[i] & 15, to[2 * i + 1] = from[i] >> 4;
+        memcpy(scales_to, scales + n * G, G * 2);
+        if (minima_to) memcpy(minima_to, minima + n * G, G * 2);
+        unit = units[n];
+    }
 };
 
 // Large pages where they are to be had: a decode step reads every one of them. Throws bad_alloc.
@@ -111,35 +126,59 @@ INLINE i64 source_row(i64 panel, i64 at, i64 N, bool gated) {
     return row >= rows ? -1 : gated && panel % 2 ? rows + row : row;
 }
 
-// LINE columns from `k` on of a panel's rows, pair by pair. A cache line of each row is read at a time, and written lines are whole.
-INLINE void pack_block(const bf16* const* rows, i64 k, i64 columns, uint32_t* to) {
+// LINE columns from `k` on of a panel's rows, pair by pair. A cache line of each row is read at a time, and written lines are whole. Returns
+// whether a number is not finite.
+INLINE bool pack_block(const bf16* const* rows, i64 k, i64 columns, uint32_t* to) {
     uint32_t block[PANEL][LINE / 2] = {};
     i64 count = std::clamp<i64>(columns - k, 0, LINE);
     for (i64 at = 0; at < PANEL; at++) {
         if (count == LINE) memcpy(block[at], rows[at] + k, LINE * 2);
         else memcpy(block[at], rows[at] + k, count * 2);
     }
+    uint32_t broken = 0;  // the topmost bit of a half of it: its exponent has no zero
     for (i64 pair = 0; pair < LINE / 2; pair++)
-        for (i64 at = 0; at < PANEL; at++) to[pair * PANEL + at] = block[at][pair];
+        for (i64 at = 0; at < PANEL; at++) {
+            uint32_t both = block[at][pair];
+            to[pair * PANEL + at] = both;
+            broken |= (both & 0x7f807f80) + 0x00800080;
+        }
+    return broken & 0x80008000;
 }
 
-static Matrix pack(Arena& arena, const bf16* weights, const bf16* bias, i64 N, i64 columns, bool gated) {
+struct PlainRows {
+    const bf16* numbers;  // [rows, K]
+    i64 rows;
+};
+
+// Rows of parts under each other. `broken`: a part that holds a number that is not finite, counted from 1; or 0.
+static Matrix pack(Arena& arena, const PlainRows* parts, const bf16* bias, i64 N, i64 columns, bool gated, i64& broken) {
     Matrix m;
     m.N = N, m.K = ceiling(columns, PAD) * PAD;
     m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;
     m.weights = (uint32_t*)arena.take(m.panels * m.K * PANEL * 2);
     m.bias.assign(m.panels * PANEL, 0.0f);
     std::vector<bf16> nothing(m.K, 0);
-#pragma omp parallel for schedule(static)
+    i64 found = 0;
+#pragma omp parallel for schedule(static) reduction(max : found)
     for (i64 panel = 0; panel < m.panels; panel++) {
         const bf16* rows[PANEL];
+        i64 of[PANEL];  // their parts
         for (i64 at = 0; at < PANEL; at++) {
             i64 row = source_row(panel, at, N, gated);
-            rows[at] = row < 0 ? nothing.data() : weights + row * columns;
-            if (bias && row >= 0) m.bias[panel * PANEL + at] = wide(bias[row]);
+            rows[at] = nothing.data();
+            if (row < 0) continue;
+            if (bias) m.bias[panel * PANEL + at] = wide(bias[row]);
+            const PlainRows* part = parts;
+            for (; row >= part->rows; part++) row -= part->rows;
+            rows[at] = part->numbers + row * columns, of[at] = part - parts;
         }
-        for (i64 k = 0; k < m.K; k += LINE) pack_block(rows, k, columns, m.weights + (panel * m.K + k) / 2 * PANEL);
+        bool unfit = false;
+        for (i64 k = 0; k < m.K; k += LINE) unfit |= pack_block(rows, k, columns, m.weights + (panel * m.K + k) / 2 * PANEL);
+        for (i64 at = 0; unfit && at < PANEL; at++)
+            for (i64 k = 0; k < columns && rows[at] != nothing.data(); k++)
+                if ((rows[at][k] & 0x7f80) == 0x7f80) found = std::max(found, of[at] + 1);
     }
+    broken = found;
     return m;
 }
 
@@ -151,39 +190,57 @@ struct CodePlace {
     CodePlace(i64 k, i64 bits) : line(k * bits / 32), byte(k % 4 == 1 ? 2 : k % 4 == 2 ? 1 : k % 4), high(bits == 4 && k % 8 >= 4) {}
 };
 
-// One group of a row; its lines are those of 16 rows.
-INLINE void pack_codes(const uint8_t* from, i64 bits, uint8_t* to) {
-    for (i64 k = 0; k < GROUP; k++) {
-        CodePlace place(k, bits);
-        uint8_t code = bits == 8 ? from[k] : k % 2 ? from[k / 2] >> 4 : from[k / 2] & 15;
-        to[place.line * 4 * PANEL + place.byte] |= place.high ? code << 4 : code;
-    }
+// Four codes of a row as a line has them.
+INLINE uint32_t line_of(const uint8_t* codes) {
+    uint32_t four;
+    memcpy(&four, codes, 4);
+    return (four & 0xff0000ff) | (four >> 8 & 0xff00) | (four & 0xff00) << 8;
 }
 
-static Matrix pack(Arena& arena, const CodedRows& from, i64 N, i64 columns, bool gated) {
+// The lines of a panel, of codes [16][K] with a byte each.
+INLINE void pack_lines(const uint8_t* codes, i64 K, i64 bits, uint8_t* to) {
+    for (i64 k = 0; k < K; k += 32 / bits)
+        for (i64 at = 0; at < PANEL; at++, to += 4) {
+            const uint8_t* from = codes + at * K + k;
+            uint32_t line = bits == 8 ? line_of(from) : line_of(from) | line_of(from + 4) << 4;
+            memcpy(to, &line, 4);
+        }
+}
+
+// `Rows` gives rows one by one: see CodedRows.
+template <class Rows>
+static Matrix pack(Arena& arena, const Rows& from, const Coding& coding, const bf16* bias, i64 N, i64 columns, bool gated) {
     Matrix m;
-    m.N = N, m.K = ceiling(columns, GROUP) * GROUP, m.bits = from.bits;
+    m.N = N, m.K = ceiling(columns, GROUP) * GROUP, m.bits = coding.bits;
     m.panels = gated ? 2 * ceiling(N / 2, PANEL) : ceiling(N, 2 * PANEL) * 2;
-    i64 G = m.K / GROUP, bytes = m.K * m.bits / 8, scales = m.panels * G * PANEL;
+    const i64 G = m.K / GROUP, bytes = m.K * m.bits / 8;
     m.codes = (uint8_t*)arena.take(m.panels * bytes * PANEL);
-    m.scales = (uint16_t*)arena.take(scales * 2);
-    m.minima = from.minima ? (uint16_t*)arena.take(scales * 2) : nullptr;
+    m.scales = (uint16_t*)arena.take(m.panels * G * PANEL * 2);
+    m.minima = coding.has_minima ? (uint16_t*)arena.take(m.panels * G * PANEL * 2) : nullptr;
     m.bias.assign(m.panels * PANEL, 0), m.units.assign(m.panels * PANEL, 0);
-    memcpy(m.table, from.table, sizeof m.table);
+    memcpy(m.table, coding.table, sizeof m.table);
     m.counted = m.bits == 4;
     for (int code = 0; code < 16; code++) m.counted &= m.table[code] == code - 8;
-    memset(m.codes, 0, m.panels * bytes * PANEL), memset(m.scales, 0, scales * 2);
-    if (m.minima) memset(m.minima, 0, scales * 2);
-#pragma omp parallel for schedule(static)
-    for (i64 place = 0; place < m.panels * PANEL; place++) {
-        i64 panel = place / PANEL, at = place % PANEL, row = source_row(panel, at, N, gated);
-        if (row < 0) continue;
-        m.units[place] = from.units[row], m.bias[place] = from.bias ? wide(from.bias[row]) : 0;
-        for (i64 g = 0; g < G; g++) {
-            i64 to = (panel * G + g) * PANEL;
-            pack_codes(from.codes + row * bytes + g * GROUP * m.bits / 8, m.bits, m.codes + to * GROUP * m.bits / 8 + at * 4);
-            m.scales[to + at] = from.scales[row * G + g];
-            if (m.minima) m.minima[to + at] = from.minima[row * G + g];
+#pragma omp parallel
+    {
+        std::vector<uint8_t> codes(PANEL * m.K);
+        std::vector<uint16_t> scales(2 * G);
+#pragma omp for schedule(dynamic)
+        for (i64 panel = 0; panel < m.panels; panel++) {
+            for (i64 at = 0; at < PANEL; at++) {
+                i64 row = source_row(panel, at, N, gated), place = panel * PANEL + at;
+                if (row < 0) {
+                    memset(codes.data() + at * m.K, 0, m.K), std::fill(scales.begin(), scales.end(), 0);
+                } else {
+                    from.row(row, codes.data() + at * m.K, scales.data(), m.minima ? scales.data() + G : nullptr, m.units[place]);
+                    m.bias[place] = bias ? wide(bias[row]) : 0;
+                }
+                for (i64 g = 0; g < G; g++) {
+                    m.scales[(panel * G + g) * PANEL + at] = scales[g];
+                    if (m.minima) m.minima[(panel * G + g) * PANEL + at] = scales[G + g];
+                }
+            }
+            pack_lines(codes.data(), m.K, m.bits, m.codes + panel * bytes * PANEL);
         }
     }
     return m;

@@ -16,10 +16,11 @@ from torch import Tensor
 from attend.model.errors import CheckpointError
 from attend.model.net.backends import ReferenceBackend
 from attend.model.net.checkpoint import inspect, load, read_config
-from attend.model.net.formats import gguf
 from attend.model.net.formats.codes import GROUP, INT8
 from attend.model.net.formats.ggml import FORMS
 from attend.model.net.formats.gguf import READ
+from attend.model.net.linear import Linear
+from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
@@ -135,8 +136,72 @@ def test_matrices_of_a_type_that_is_served_stay_in_the_mapped_file(wide, tmp_pat
     path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.BF16))
     net = load(path, torch.bfloat16, "cpu", mapped=True)
     copied = load(path, torch.bfloat16, "cpu")
-    assert net.blocks[0].attention.out.weight.untyped_storage().nbytes() == 256 * 256 * 2
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), copied.parameters(), strict=True))
+    block = net.blocks[0]  # whose queries and keys lie in another order there
+    left = [len(linear.unread) for linear in (block.attention.qkv, block.mlp.gate_up, block.mlp.down, copied.head)]
+    assert left == [0, 2, 1, 0]
+    assert matrices(net).keys() == matrices(copied).keys()
+    assert all(torch.equal(matrix, matrices(copied)[name]) for name, matrix in matrices(net).items())
+
+
+def matrices(net: Decoder) -> dict[str, Tensor]:
+    """Every matrix, by our names."""
+    return {name: module.dense() for name, module in net.named_modules() if isinstance(module, Linear)}
+
+
+MIXED = {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K, "attn_k": Type.Q4_1, "ffn_up": Type.Q5_0, "token_embd": Type.Q8_0}
+
+
+@needs_library
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("mixed", [False, True], ids=["of one type", "mixed"])
+def test_the_native_decoder_unpacks_a_file_to_the_bits_that_torch_makes_of_it(kind, mixed, wide, tmp_path):
+    """Rows of queries and keys change places. Types that are joined have 8 bits together."""
+
+    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        part = next((each for key, each in MIXED.items() if key in name and mixed), kind)
+        return random_blocks(part, seed=len(name))(name, tensor)
+
+    path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
+    found = []
+    for mapped in (True, False):
+        net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        assert mapped == bool(net.blocks[0].attention.qkv.unread)
+        NativeDecoder(net, spend=True)
+        found.append(matrices(net))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
+
+
+@needs_library
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "gemma2", "glm4"])
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.BF16], ids=lambda kind: kind.name)
+def test_so_it_does_for_experts_and_other_rows(family, kind, tmp_path):
+    path = write_gguf(make(family, tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(kind))
+    found = []
+    for mapped in (True, False):
+        net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        NativeDecoder(net, spend=True)
+        found.append(matrices(net))
+    assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["blk.0.attn_k.weight", "blk.0.ffn_down.weight", "output.weight"])
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, Type.Q6_K, Type.BF16], ids=lambda kind: kind.name)
+def test_a_number_that_is_none_is_named_when_the_native_decoder_unpacks_it(name, kind, wide, tmp_path):
+    def broken(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
+        numbers = tensors[name][0] if kind == Type.BF16 else tensors[name][0].reshape(-1, GGML_QUANT_SIZES[kind][1])
+        if kind == Type.BF16:
+            numbers.view(numpy.uint16)[5, 7] = 0x7F80
+        else:
+            at = 208 if kind == Type.Q6_K else 0
+            numbers[3, at : at + 2] = numpy.array([numpy.inf], numpy.float16).view(numpy.uint8)
+
+    path = write_gguf(
+        wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind), change=broken
+    )
+    with pytest.raises(CheckpointError, match=rf"tiny\.gguf: tiny\.gguf: tensor {name} holds NaN or infinity"):
+        NativeDecoder(load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), spend=True)
 
 
 def test_queries_keys_and_values_in_one_tensor_are_the_same_model(tmp_path):
@@ -276,7 +341,7 @@ def resident(path: Path) -> int:
 @pytest.mark.parametrize("keep_codes", [True, False])
 def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path, monkeypatch):
     """An embedding of 2 MB in slices of 64 KB; the system brings up to 64 KB beside a page."""
-    monkeypatch.setattr(gguf, "SLICE", 1 << 16)
+    monkeypatch.setattr("attend.model.net.formats.blocks.SLICE", 1 << 16)
     folder, seen = tmp_path / "long", []
     net = shaped("Llama", vocab_size=8192, hidden_size=256, intermediate_size=256, num_hidden_layers=1, head_dim=64)
     net.save_pretrained(folder)

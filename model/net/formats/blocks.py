@@ -1,0 +1,86 @@
+"""Rows of a matrix as a file of blocks has them, in the mapped file: the native decoder unpacks them itself.
+
+Shapes: R rows · B bytes of a row.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attend.model.net.formats.codes import Codes
+
+SLICE = 1 << 22
+"""Numbers that are unpacked at once by torch: what lies between takes a few times their room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of blocks of one type."""
+
+    number: int
+    """The type's, as ggml counts them."""
+    bytes_RB: Tensor
+    columns: int
+    unit: int
+    """Rows that `change` keeps together: those of a head."""
+    meaning: Callable[[Tensor], Tensor | Codes]
+    """Bytes of some rows as codes or numbers."""
+    change: Callable[[Tensor], Tensor] | None = None
+    """What puts the rows in our order; it mixes none."""
+
+    def numel(self) -> int:
+        """How many numbers there are."""
+        return len(self.bytes_RB) * self.columns
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Blocks":
+        """The same rows in another order."""
+        return replace(self, change=change)
+
+    def order(self) -> Tensor | None:
+        """Which row stands in each place [R]; None where each stands in its own."""
+        if self.change is None:
+            return None
+        rows_R = torch.arange(len(self.bytes_RB))
+        order_R = self.change(rows_R[:, None])[:, 0].contiguous()
+        return None if torch.equal(order_R, rows_R) else order_R
+
+    def slices(self) -> Iterator[Tensor | Codes]:
+        """What the rows mean, some at a time."""
+        rows = max(1, SLICE // (self.columns * self.unit)) * self.unit
+        for slice_RB in self.bytes_RB.split(rows):
+            some = self.meaning(slice_RB)
+            if self.change is not None:
+                some = some.each(self.change) if isinstance(some, Codes) else self.change(some)
+            yield some
+
+
+class Mapped(NamedTuple):
+    """The files in which matrices of a decoder lie until somebody copies them."""
+
+    path: Path
+    read: int
+    """Bytes of them that were read."""
+    size: int
+    """Bytes of all."""
+
+
+class Unread(NamedTuple):
+    """Rows of a matrix that lie in a mapped file, which nobody has read yet: neither are they known to be finite."""
+
+    rows: Tensor | Blocks
+    origin: str
+    """File and tensor, for complaints."""
+
+    @property
+    def held(self) -> Tensor:
+        """The memory that they lie in."""
+        return self.rows.bytes_RB if isinstance(self.rows, Blocks) else self.rows
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return self.rows.numel() // (self.rows.columns if isinstance(self.rows, Blocks) else self.rows.shape[-1])

@@ -1,0 +1,199 @@
+"""Copies the matrices of a decoder into a native one, from memory or straight from the mapped files that hold them.
+
+Shapes: R rows · I columns.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attend.model.config import ModelConfig
+from attend.model.errors import CheckpointError
+from attend.model.net.delta import GatedDelta
+from attend.model.net.experts import Mixture
+from attend.model.net.formats.blocks import Blocks, Mapped, Unread
+from attend.model.net.formats.weights import NOT_FINITE
+from attend.model.net.linear import Linear, replace_linears
+from attend.model.net.mapped import read_ahead, read_now, release
+from attend.model.net.native.unpacked import Holder, UnpackedLinear
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.transformer import Decoder
+
+NO_ROOM = "out of memory: the native decoder's packed weights do not fit"
+NO_MEMORY, BROKEN = 1, 2
+"""What the library returns; BROKEN + n where part n is not finite."""
+
+
+class _PlainRows(ctypes.Structure):
+    """PlainRows of matrix.h."""
+
+    _fields_ = (("numbers", ctypes.c_void_p), ("rows", ctypes.c_int64))
+
+
+class _BlockRows(ctypes.Structure):
+    """BlockRows of blocks.h."""
+
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("type", ctypes.c_int64),
+    )
+
+
+def pack(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, int], None]) -> float:
+    """Copy all matrices of a decoder; returns the seconds in which files were read. `report`: see `checkpoint.load`.
+
+    With `spend` each is freed as soon as it is copied, and an UnpackedLinear stands in its place. Raises CheckpointError where
+    one is not finite, and MemoryError.
+    """
+    matrices, mapped, number, left, reading = list(_matrices(net)), net.mapped, 0, {}, 0.0
+    read = 0 if mapped is None else mapped.read
+    if spend and net.config.tied_head:
+        net.embedding.tokens = None  # it is the head
+    for parts, following in zip_longest(matrices, matrices[1:], fillvalue=()):
+        firsts = accumulate((part.out_features for part in parts), initial=0)
+        left |= {part: UnpackedLinear.inside(holder, part, number, first) for part, first in zip(parts, firsts, strict=False)}
+        unread = [each for part in parts for each in part.unread]
+        reading += _read(unread, [each for part in following for each in part.unread])
+        linear = _joined(parts)
+        for function, arguments, origins in _pieces(linear):
+            _check(getattr(holder.library, function)(holder.handle, number, *arguments), origins, mapped)
+            number += 1
+        for each in unread:
+            release(each.held)
+        if mapped is not None:
+            read += sum(each.held.nbytes for each in unread)
+            report(read, mapped.size)
+        if spend:
+            for spent in (linear, *parts):
+                spent.drop()
+            holder.library.attend_trim()
+    if spend:
+        replace_linears(net, lambda _, linear: left[linear])
+    return reading
+
+
+def _read(unread: Sequence[Unread], following: Sequence[Unread]) -> float:
+    """Bring rows into memory, while the system begins with those that follow. Returns the seconds."""
+    began = time.perf_counter()
+    for each in unread:
+        read_now(each.held)
+    for each in following:
+        read_ahead(each.held)
+    return time.perf_counter() - began
+
+
+def _check(result: int, origins: Sequence[str], mapped: Mapped | None) -> None:
+    if result == NO_MEMORY:
+        raise MemoryError(NO_ROOM)
+    if mapped is not None and result >= BROKEN and (origin := origins[result - BROKEN]):
+        raise CheckpointError(f"{mapped.path}: {origin} {NOT_FINITE}")
+
+
+def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
+    """The matrices that adapters may change, by our names, as `attend_pack` numbers them."""
+    numbers, next_number = {}, 1  # behind the head
+    for layer, spec in enumerate(config.layers):
+        parts = ("qkv", "out") if spec.delta is None else ("inputs", "gates", "merge")
+        names = [f"attention.{part}" for part in parts]
+        if spec.experts is None:
+            names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
+        numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names)}
+        next_number += len(names)
+        if spec.experts is not None:
+            next_number += 1 + 2 * spec.experts.num_experts + 2 * (spec.experts.shared_expert_size is not None)
+    return numbers
+
+
+def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
+    """In the order in which `attend_pack` numbers them; those of all experts are one module, and some lie under each other."""
+    yield (net.head,)
+    for block in net.blocks:
+        attention, mlp = block.attention, block.mlp
+        if isinstance(attention, GatedDelta):
+            yield from ((attention.inputs,), (attention.gates,), (attention.merge,))
+        else:
+            yield from ((attention.qkv,), (attention.out,))
+        if isinstance(mlp, Mixture):
+            yield (mlp.router,) if mlp.shared_gate is None else (mlp.router, mlp.shared_gate)
+            yield from ((mlp.experts.gate_up,), (mlp.experts.down,))
+            mlp = mlp.shared
+        if mlp is not None:
+            yield from ((mlp.gate_up if net.config.gated_mlp else mlp.up,), (mlp.down,))
+    if not net.config.tied_head and isinstance(net.embedding.tokens, QuantisedLinear):
+        yield (net.embedding.tokens,)
+
+
+def _joined(parts: Sequence[Linear]) -> Linear:
+    """Matrices under each other as one: a router, and the gate of the shared expert, which has no bias."""
+    if len(parts) == 1:
+        return parts[0]
+    router, gate = parts
+    with torch.device("meta"):
+        both = Linear(router.in_features, [router.out_features, 1], bias=router.bias is not None)
+    both.weight = nn.Parameter(torch.cat((router.dense(), gate.dense())), requires_grad=False)
+    if router.bias is not None:
+        both.bias = nn.Parameter(torch.cat((router.bias, router.bias.new_zeros(1))), requires_grad=False)
+    return both
+
+
+def _pieces(linear: Linear) -> Iterator[tuple[str, list[Any], list[str]]]:
+    """What packs each matrix of a module, one or one for each expert: function, arguments, and where its parts are from."""
+    if not isinstance(linear, QuantisedLinear):
+        unread = linear.unread or (Unread(linear.dense(), ""),)
+        for expert, parts in _of_experts(linear, unread):
+            assert all(each.held.dtype == torch.bfloat16 for each in parts)
+            rows = [_PlainRows(each.held.data_ptr(), each.num_rows) for each in parts]
+            arguments = [(_PlainRows * len(rows))(*rows), _pointer(linear.bias, expert)]
+            yield "attend_pack", arguments, [each.origin for each in parts]
+        return
+    table, experts = (ctypes.c_int8 * 16)(*linear.kind.values), range(linear.whole[0]) if len(linear.whole) > 2 else [...]
+    if not linear.unread:
+        for expert in experts:
+            codes = (_pointer(part, expert) for part in (linear.codes, linear.scales, linear.minima, linear.units))
+            yield "attend_pack_codes", [linear.kind.bits, *codes, table, _pointer(linear.bias, expert)], [""]
+        return
+    for expert, parts in _of_experts(linear, linear.unread):
+        orders = [each.rows.order() for each in parts]  # alive until the next is asked for
+        rows = [_block_rows(each.rows, order) for each, order in zip(parts, orders, strict=True)]
+        coding = [linear.kind.bits, linear.has_minima, table, _pointer(linear.bias, expert)]
+        yield "attend_pack_blocks", [*coding, (_BlockRows * len(rows))(*rows)], [each.origin for each in parts]
+
+
+def _of_experts(linear: Linear, unread: Sequence[Unread]) -> Iterator[tuple[Any, list[Unread]]]:
+    """Each expert and the parts of its rows; `...` and all parts of a matrix that is none of experts."""
+    if len(linear.whole) < 3:
+        yield ..., list(unread)
+        return
+    parts: list[Unread] = []
+    expert = 0
+    for whole in unread:
+        for part in _split(whole, linear):
+            parts.append(part)
+            if sum(each.num_rows for each in parts) == linear.out_features:
+                yield expert, parts
+                parts, expert = [], expert + 1
+
+
+def _split(part: Unread, linear: Linear) -> list[Unread]:
+    """The rows of each expert, where a part has those of several."""
+    if isinstance(part.rows, Blocks):
+        return [part]
+    return [Unread(some, part.origin) for some in part.rows.view(-1, linear.in_features).split(linear.out_features)]
+
+
+def _block_rows(blocks: Blocks, order_R: Tensor | None) -> _BlockRows:
+    rows, stride = blocks.bytes_RB.shape
+    order = None if order_R is None else order_R.data_ptr()
+    return _BlockRows(blocks.bytes_RB.data_ptr(), order, rows, stride, blocks.number)
+
+
+def _pointer(tensor: Tensor | None, expert: Any) -> int | None:
+    return None if tensor is None else tensor[expert].data_ptr()
