@@ -18,13 +18,23 @@ from attend.model.engine.cache import (
     give_back,
     most_requests,
     size_groups,
+    tell_states,
     usual_memory,
 )
-from attend.model.engine.choice import choose_backend, choose_draw, open_adapters, prepare_decoder, record_steps
+from attend.model.engine.choice import (
+    check_guesses,
+    choose_backend,
+    choose_draw,
+    name_of,
+    open_adapters,
+    prepare_decoder,
+    record_steps,
+)
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
 from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
 from attend.model.engine.options import EngineOptions
@@ -134,13 +144,16 @@ def build_runner(
     slower = None
     if options.backend == "auto":
         slower = slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
-    held = choose_kv_dtype(options, dtype, device, backend.name)
-    net = read_net(folder, model, options, dtype, device, backend, report, group)
+    held, laps = choose_kv_dtype(options, dtype, device, backend.name), Laps(report)
+    net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
+    laps.end("weights")
     weights = names_of_kinds(net) or name_of(dtype)
     memory = measured_memory(net, backend, options, held, device, shared=ranks > 1)
     context = agreed_sizes(config, held, device, options, memory, group).max_model_len
     net.reach(context)
-    form = prepare_decoder(net, backend)  # after which `net` stands for what serves
+    laps.end("cache")
+    form = prepare_decoder(net, backend, laps.report)  # after which `net` stands for what serves
+    laps.end("weights")
     # once more: matrices may have lain in a mapped file, whose pages count as free
     engine_config = agreed_sizes(config, held, device, options, memory, group)
     engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
@@ -149,6 +162,8 @@ def build_runner(
     tell_states(options, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
+    laps.end("cache")
+    laps.tell(form.reading if isinstance(form, native.NativeDecoder) else 0.0, cache.nbytes)
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
@@ -310,19 +325,6 @@ def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, bac
     return torch.int8
 
 
-def check_guesses(options: EngineOptions, dtype: torch.dtype, backend: str) -> None:
-    """Refuse guesses where sums that depend on the number of rows are rounded more coarsely than to float32: SettingError."""
-    how = f"in {name_of(dtype)}" if options.kv_dtype == "auto" else f"with kv_dtype = {options.kv_dtype}"
-    if (dtype, options.kv_dtype) != (torch.float32, "auto"):
-        why = f"speculative decoding could change an answer of the {backend} backend {how}"
-        raise SettingError(f"draft_tokens is set, but {why}: it needs float32, or the native backend")
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """As callers read it."""
-    return str(dtype).removeprefix("torch.")
-
-
 def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:
     """Whether the native decoder would serve this model in bfloat16, with better than portable vectors."""
     asked = options.backend in ("auto", "native") and native_variant() not in ("", "portable")
@@ -386,14 +388,3 @@ def size_engine(
         room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
         context = min([context, *room])
     return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, groups=groups)
-
-
-def tell_states(options: EngineOptions, config: EngineConfig, device: str) -> None:
-    """Log the settings that do not hold for a model with a recurrent state."""
-    if options.prefix_caching and not config.prefix_caching:
-        log.warning("prefix caching is off: this model has layers with a recurrent state, which sequences cannot share")
-    fewer = (config.max_batch_requests, options.batch(device).requests)
-    if fewer[0] < fewer[1]:
-        log.warning(
-            "max_batch_requests is %d in place of %d: more recurrent states would take over half of kv_cache_memory", *fewer
-        )

@@ -1,15 +1,18 @@
 """How large the KV cache is: as many blocks as the memory given to it holds, and no more than could be used."""
 
 import gc
+import logging
 from collections.abc import Sequence
 
 import torch
 
 from attend.model.config import MemoryGroup, ModelConfig
 from attend.model.engine.config import EngineConfig, GroupSize
+from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
 from attend.model.machine import available_memory
 
+log = logging.getLogger("attend.engine")
 CPU_SHARE = 0.25
 """Of the memory that is available, where nothing is set: other replicas and processes live there too."""
 USUAL_CONTEXTS = 16
@@ -120,3 +123,14 @@ def _sized(group: MemoryGroup, count: int, config: EngineConfig) -> GroupSize:
         gives_back = window < config.max_model_len and count >= config.window_blocks(window) + config.step_blocks
         window = window if gives_back else None
     return GroupSize(count, window, group.has_state)
+
+
+def tell_states(options: EngineOptions, config: EngineConfig, device: str) -> None:
+    """Log the settings that do not hold for a model with a recurrent state."""
+    if options.prefix_caching and not config.prefix_caching:
+        log.warning("prefix caching is off: this model has layers with a recurrent state, which sequences cannot share")
+    fewer = (config.max_batch_requests, options.batch(device).requests)
+    if fewer[0] < fewer[1]:
+        log.warning(
+            "max_batch_requests is %d in place of %d: more recurrent states would take over half of kv_cache_memory", *fewer
+        )

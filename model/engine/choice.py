@@ -12,6 +12,7 @@ from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.runner import DrawTokens
@@ -148,3 +149,16 @@ def record_steps(
     if cache.states:
         return graphs, None
     return graphs, StepPieces(net, backend, cache, config.max_batch_tokens, recorder.in_pieces)
+
+
+def check_guesses(options: EngineOptions, dtype: torch.dtype, backend: str) -> None:
+    """Refuse guesses where sums that depend on the number of rows are rounded more coarsely than to float32: SettingError."""
+    how = f"in {name_of(dtype)}" if options.kv_dtype == "auto" else f"with kv_dtype = {options.kv_dtype}"
+    if (dtype, options.kv_dtype) != (torch.float32, "auto"):
+        why = f"speculative decoding could change an answer of the {backend} backend {how}"
+        raise SettingError(f"draft_tokens is set, but {why}: it needs float32, or the native backend")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As callers read it."""
+    return str(dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,13 +22,15 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import is_gguf
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import FAMILIES, family_of, part_shapes, their_names
-from attend.model.net.formats.blocks import Blocks, Mapped, Unread
+from attend.model.net.filling import Filler, Slot
+from attend.model.net.formats.blocks import Blocks, Mapped
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
 from attend.model.net.formats.safetensors_files import Safetensors
 from attend.model.net.formats.table import format_of
 from attend.model.net.formats.weights import Weights
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
+from attend.model.net.room import check_room
 from attend.model.net.transformer import Decoder
 from attend.model.pooling import read_rules
 from attend.model.weights import check_links, read_json
@@ -109,6 +111,7 @@ def load(
         quantise_matrices(net, quantize)
     elif keep_codes:
         adopt_forms(net, forms)
+    check_room(net, folder, dtype, device)
     if dummy:
         draw_weights(net, folder, dtype, device)
     else:
@@ -129,8 +132,9 @@ def fill(
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
         family, plain, unread = weights.spelled(family), False, 0
+        rounded: set[torch.dtype] = set()
         for slot in _slots(net):
-            filler = _Filler(slot, weights, torch.float32 if _has_offset(family, slot) else dtype, device)
+            filler = Filler(slot, weights, torch.float32 if _has_offset(family, slot) else dtype, device)
             for piece in _pieces(net.config, family, weights, slot):
                 if mapped and filler.leave(piece, tied=tied):
                     continue
@@ -139,12 +143,16 @@ def fill(
                     report(weights.read - unread - filler.unread, weights.size)
                 del piece  # before the next is made
             unread, plain = unread + filler.unread, plain or filler.dequantised
+            rounded |= filler.rounded
         if tied:
             weights.check_tied(family, net.config)
         weights.check(family, tied=tied)
         for start, lacking in family.left_out.items():
             if any(name.startswith(start) for name in weights.where):
                 log.info("the tensors %s* are left out: %s", start, lacking)
+    if rounded:
+        names, held = " and ".join(sorted(map(str, rounded))).replace("torch.", ""), str(dtype).removeprefix("torch.")
+        log.info("weights in %s are rounded to %s; dtype=float32 keeps them, and is slower", names, held)
     if plain:
         log.info("quantised weights of the checkpoint are dequantised in memory")
     if tied:
@@ -259,23 +267,7 @@ def _guarded(family: Family, raw: Mapping[str, Any]) -> ModelConfig:
         raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
 
 
-class _Slot(NamedTuple):
-    """A parameter that the files fill."""
-
-    ours: str
-    module: nn.Module
-    kind: str
-    """Its name in the module."""
-    shape: tuple[int, ...]
-    """That of the whole, whatever part of it is here."""
-
-    @property
-    def width(self) -> int:
-        """Numbers in a row; those of a bias are rows themselves."""
-        return self.shape[-1] if self.kind == "weight" else 1
-
-
-def _slots(net: Decoder) -> Iterator[_Slot]:
+def _slots(net: Decoder) -> Iterator[Slot]:
     """Each parameter once: a tied head is the embedding."""
     for path, module in net.named_modules():
         if isinstance(module, Linear):
@@ -283,75 +275,10 @@ def _slots(net: Decoder) -> Iterator[_Slot]:
         else:
             shapes = {kind: tuple(parameter.shape) for kind, parameter in module.named_parameters(recurse=False)}
         for kind, shape in shapes.items():
-            yield _Slot(f"{path}.{kind}", module, kind, shape)
+            yield Slot(f"{path}.{kind}", module, kind, shape)
 
 
-class _Filler:
-    """Fills a parameter with its pieces, one after the other, or leaves all of them in the mapped file."""
-
-    def __init__(self, slot: _Slot, weights: Weights, dtype: torch.dtype, device: str) -> None:
-        self._slot, self._weights, self._dtype, self._device = slot, weights, dtype, device
-        self._first = 0
-        """The next row."""
-        self.unread = 0
-        """Bytes that were left."""
-        self.dequantised = False
-        """Whether codes have become numbers: of floats a note has told."""
-
-    def leave(self, piece: Tensor | Codes | Blocks, *, tied: bool) -> bool:
-        """Leave (a part of) a matrix in the file, if its form allows it.
-
-        The vectors of tokens are read from time to time, and so they come into memory, unless the head has them too.
-        """
-        slot, weights = self._slot, self._weights
-        if slot.kind != "weight" or self._first or isinstance(piece, Codes):
-            return False
-        if isinstance(piece, Tensor) and (piece.dim() < 2 or piece.dtype != self._dtype or not weights.owns(piece)):
-            return False
-        unread = Unread(piece, weights.origin)
-        if isinstance(slot.module, Linear):
-            left = slot.module.leave(unread)
-        else:
-            left = tied and slot.ours.startswith("embedding.tokens.") and isinstance(piece, Tensor)
-            if left:
-                slot.module.weight, slot.module.unread = nn.Parameter(piece, requires_grad=False), (unread,)
-        self.unread += unread.held.nbytes if left else 0
-        return left
-
-    def fill(self, piece: Tensor | Codes | Blocks) -> Iterator[None]:
-        """Take over a piece, slice by slice: between two of them pages may be released. Ends after noting what is wrong."""
-        if self.unread:  # the matrix has parts of both kinds
-            parts, origin = self._slot.module.unread, self._weights.origin
-            self.unread, self._slot.module.unread = 0, ()
-            for part in parts:
-                self._weights.origin = part.origin
-                yield from self.fill(part.rows)
-            self._weights.origin = origin
-        for some in piece.slices() if isinstance(piece, Blocks) else (piece,):
-            if not self._weights.are_finite(some):
-                return
-            coded = isinstance(piece, Blocks) or (isinstance(some, Codes) and some.kind != FP8)
-            self.dequantised |= coded and not isinstance(self._slot.module, QuantisedLinear)
-            self._put(some)
-            self._first += some.numel() // self._slot.width
-            del some
-            yield
-
-    def _put(self, tensor: Tensor | Codes) -> None:
-        module, kind, first = self._slot.module, self._slot.kind, self._first
-        if isinstance(module, Linear):
-            if first == 0:
-                module.make_room(kind, self._dtype, self._device)
-            module.fill(kind, first, tensor)
-            return
-        numbers, width = tensor.dense() if isinstance(tensor, Codes) else tensor, self._slot.width
-        if first == 0:
-            room = torch.empty(self._slot.shape, dtype=self._dtype, device=self._device)
-            setattr(module, kind, nn.Parameter(room, requires_grad=False))
-        getattr(module, kind).data.view(-1)[first * width : first * width + numbers.numel()].copy_(numbers.flatten())
-
-
-def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) -> Iterator[Tensor | Codes | Blocks]:
+def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: Slot) -> Iterator[Tensor | Codes | Blocks]:
     """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows.
 
     None is held when the next is made.
@@ -362,7 +289,7 @@ def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: _Slot) 
 
 
 def _ours(
-    config: ModelConfig, family: Family, slot: _Slot, name: str, piece: Tensor | Codes | Blocks
+    config: ModelConfig, family: Family, slot: Slot, name: str, piece: Tensor | Codes | Blocks
 ) -> Tensor | Codes | Blocks:
     """A piece with its rows first, in our order."""
     if isinstance(piece, (Codes, Blocks)):
@@ -372,11 +299,11 @@ def _ours(
     return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
 
-def _has_offset(family: Family, slot: _Slot) -> bool:
+def _has_offset(family: Family, slot: Slot) -> bool:
     return family.gain_offset is not None and slot.ours.endswith("norm.weight")
 
 
-def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _their_shapes(config: ModelConfig, family: Family, slot: Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
@@ -384,5 +311,5 @@ def _their_shapes(config: ModelConfig, family: Family, slot: _Slot, weights: Wei
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 
-def _is_transposed(family: Family, slot: _Slot) -> bool:
+def _is_transposed(family: Family, slot: Slot) -> bool:
     return family.transposed is not None and len(slot.shape) > 1 and family.transposed.search(slot.ours) is not None

@@ -17,6 +17,7 @@ from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.checkpoint import fill, forms_of
 from attend.model.net.experts import Mixture
 from attend.model.net.linear import Linear, replace_linears
+from attend.model.net.room import check_room
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
 
@@ -125,6 +126,7 @@ def load_shard(
     if group.rank == 0:
         forms_of(net, folder)  # it logs what of the files is not carried out
     shard(net, group)
+    check_room(net, folder, dtype, group.device, group.ranks if group.device == "cpu" else 1)
     fill(net, folder, dtype, group.device, report=report)
     for module in net.modules():
         if isinstance(module, MultiHeadAttention):

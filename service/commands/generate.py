@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +61,7 @@ def serving(
         kv_cache_memory=MEMORY,
         adapters=bool(adapters),
     )
-    with loading.shown(sys.stderr, logging.getLogger("attend.engine").info) as report:
+    with loading.shown(sys.stderr) as report:
         engine = build_engine(settings.folder, options, report)
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)

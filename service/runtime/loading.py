@@ -1,6 +1,5 @@
-"""The progress of a checkpoint that is being loaded: a bar with the rate on a terminal, else one line at the end."""
+"""The progress of a checkpoint that is being loaded: a bar with the rate on a terminal."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -13,23 +12,10 @@ Report = Callable[[int, int], None]
 
 
 @contextmanager
-def shown(
-    stream: TextIO | None, say: Callable[[str], None], clock: Callable[[], float] = time.perf_counter
-) -> Iterator[Report]:
-    """What `build_engine` reports to. `say` gets one line when all is loaded; a `stream` that is a terminal shows a bar before.
-
-    The rate in the line includes the time after reading, until the engine is built.
-    """
+def shown(stream: TextIO | None) -> Iterator[Report]:
+    """What `build_engine` reports to. A `stream` that is a terminal shows a bar."""
     columns = (TextColumn("Loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(file=stream), transient=True, disable=stream is None or not stream.isatty())
-    task, size, started = bar.add_task("", total=None), 0, clock()
-
-    def report(done: int, total: int) -> None:
-        nonlocal size
-        size = total
-        bar.update(task, completed=done, total=total)
-
+    task = bar.add_task("", total=None)
     with bar:
-        yield report
-    seconds = clock() - started
-    say(f"Loaded {size / 1e9:.2f} GB in {seconds:.1f} s ({size / 1e6 / seconds:.0f} MB/s)")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

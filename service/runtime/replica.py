@@ -65,7 +65,7 @@ class Replica(GrpcMethods):
         settings = hub.with_folder(settings, logging.getLogger("attend.hub").info)
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
-        with log_terminal(settings) as terminal, loading.shown(terminal, logging.getLogger("attend.engine").info) as report:
+        with log_terminal(settings) as terminal, loading.shown(terminal) as report:
             group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
             self.engine = build_engine(settings.folder, engine_options(settings), report, group)
         self.shelf = open_shelf(settings, self.engine)

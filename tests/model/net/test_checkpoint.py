@@ -278,6 +278,24 @@ def test_mapped_matrices_are_the_same_numbers(tmp_path, kind):
     assert torch.equal(mapped.embedding.tokens.weight, owned.embedding.tokens.weight)
 
 
+@pytest.mark.parametrize(
+    ("stored", "served", "told"),
+    [
+        (torch.float16, torch.bfloat16, "weights in float16 are rounded to bfloat16; dtype=float32 keeps them, and is slower"),
+        (torch.float32, torch.bfloat16, "weights in float32 are rounded to bfloat16; dtype=float32 keeps them, and is slower"),
+        (torch.bfloat16, torch.bfloat16, None),
+        (torch.float16, torch.float32, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_bits_that_go_are_told(tmp_path, caplog, stored, served, told, mapped):
+    save(tiny_decoder(tiny_config(head_size=32)), tmp_path, stored)
+    with caplog.at_level("INFO", "attend.model"):
+        load(tmp_path, served, "cpu", mapped=mapped)
+    assert caplog.messages == ([] if told is None else [told])
+
+
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2", "qwen2"])
 def test_drawn_weights_need_no_file_and_are_the_same_each_time(tmp_path, kind):
     """Only config.json is there. Scores are finite, and differ."""
