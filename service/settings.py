@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -312,9 +313,14 @@ class Settings(BaseModel):
         return cls(**json.loads(text))
 
 
+@cache
+def _schema() -> dict[str, Any]:
+    return Settings.model_json_schema()
+
+
 def allowed(name: str) -> str:
     """What a setting may be, for help and documentation: `1 to 65535`, `auto, cpu or cuda`."""
-    schema = Settings.model_json_schema()["properties"][name]
+    schema = _schema()["properties"][name]
     schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
     if "enum" in schema:
         *others, last = (str(one) or "empty" for one in schema["enum"])

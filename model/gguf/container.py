@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -46,7 +46,8 @@ class Stored:
     """Bytes."""
 
 
-class Container(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Container:
     """What the files of a checkpoint say before their tensors' numbers."""
 
     path: Path

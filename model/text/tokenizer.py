@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from string import hexdigits
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -235,7 +236,7 @@ def _own_texts(raw: RawTokenizer, added_are_text: bool) -> dict[int, str]:
 
 def _is_made(raw: RawTokenizer, word: str, read: bytes) -> bool:
     """Whether texts that are not `word` have its token, since the model's vocabulary has it for the bytes `read`."""
-    if raw.get_vocab(with_added_tokens=False).get(word) is None:
+    if raw.model.token_to_id(word) is None:
         return False
     if len(word) == 1 and not read.isascii():
         return read[0] not in NEVER_IN_UTF8
@@ -248,8 +249,8 @@ def _fallback_bytes(raw: RawTokenizer) -> dict[int, int]:
     """The byte of each token that stands for one, in a tokenizer that has such a token for every byte."""
     if raw.decoder is None or b'"ByteFallback"' not in raw.decoder.__getstate__():
         return {}
-    found = {token: FALLBACK_BYTE.fullmatch(word) for word, token in raw.get_vocab(with_added_tokens=True).items()}
-    table = {token: int(match[1], 16) for token, match in found.items() if match is not None}
+    found = {raw.token_to_id(f"<0x{high}{low}>"): int(high + low, 16) for high in hexdigits for low in hexdigits}
+    table = {token: byte for token, byte in found.items() if token is not None}
     return table if len(set(table.values())) == 256 else {}
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from threading import Lock
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator
 from pydantic_core import core_schema
@@ -13,6 +14,7 @@ from attend.service.contract.tolerance import Off, ignored
 from attend.service.remarks import Remarks
 
 Schema = dict[str, Any]
+S = TypeVar("S", bound=BaseModel)
 TEXT: Schema = {"type": "string"}
 _DEFAULTS = {each.name: each.default for kind in (SamplingParams, DecodingParams, StopRules) for each in fields(kind)}
 
@@ -24,7 +26,7 @@ UNSUPPORTED, WRONG = "unsupported", "wrong"
 class Shape(BaseModel):
     """A JSON object with these fields. The text under a field is its description. For other fields see `tolerance.py`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
     names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
     off: ClassVar[dict[str, Off]] = {}
@@ -39,6 +41,26 @@ class Shape(BaseModel):
     @classmethod
     def _looked_through(cls, given: Any, info: ValidationInfo) -> Any:
         return _sifted(given, cls.names, info.context)
+
+
+_BUILDING = Lock()
+
+
+def built(kind: type[S]) -> type[S]:
+    """A shape that can validate. All of them take half a second to build, so each is built when it is first asked for: by one
+    thread, as pydantic takes a shape apart while it builds it.
+    """
+    if not kind.__pydantic_complete__:
+        with _BUILDING:
+            kind.model_rebuild()
+    return kind
+
+
+def build_all(kind: type[Shape] = Shape) -> None:
+    """Build all shapes that are defined, for a thread beside those that serve."""
+    for each in kind.__subclasses__():
+        built(each)
+        build_all(each)
 
 
 def _sifted(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:

@@ -7,7 +7,7 @@ from pydantic_core import ErrorDetails
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, Shape
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, Shape, built
 from attend.service.contract.tolerance import tolerated
 from attend.service.remarks import Remarks
 
@@ -56,7 +56,7 @@ def validated(
     The field is the place itself where `exact`; else no item of a list, and of what is missing the object that lacks it.
     """
     try:
-        return kind.model_validate(document, context=remarks)
+        return built(kind).model_validate(document, context=remarks)
     except ValidationError as error:
         near = {} if remarks is None else remarks.near
         raise explained(error, document, exact, unknown, near) from error

@@ -14,6 +14,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     Added tokens may lie beyond the model's, as image tokens do in a text model: a prompt that has one is refused by itself.
     """
     tokenizer = Tokenizer.load(folder)
+    if tokenizer.size <= vocab_size:
+        return tokenizer
     last, token = max(((i, token) for token, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()), default=(-1, ""))
     if last >= vocab_size and token not in {added.content for added in tokenizer.raw.get_added_tokens_decoder().values()}:
         known = f"config.json has vocab_size {vocab_size}"

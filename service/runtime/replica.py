@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
 from typing import Any, TextIO
 
 from starlette.types import ASGIApp
@@ -27,6 +28,7 @@ from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
+from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import Shelf
 from attend.service.generation.aside import MOST_LARGE
 from attend.service.generation.explain import Explaining
@@ -103,6 +105,7 @@ class Replica(GrpcMethods):
             behind_edge=settings.proxy == "haproxy" and not settings.single,
         )
         self.engine.start()
+        Thread(target=build_all, name="shapes", daemon=True).start()
         if self.shelf is not None:
             self.shelf.follow()
 
