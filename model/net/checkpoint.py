@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,7 +20,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import is_gguf
 from attend.model.net.families.reading import Family
-from attend.model.net.families.table import FAMILIES, family_of, part_shapes, their_names
+from attend.model.net.families.table import FAMILIES, family_of, guarded, part_shapes, their_names
 from attend.model.net.filling import Filler, Slot
 from attend.model.net.formats.blocks import Blocks, Mapped
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
@@ -52,7 +51,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder, "config.json")
     check_links(folder)
     try:
-        config = _guarded(family_of(raw), raw)
+        config = guarded(family_of(raw), raw)
     except CheckpointError as error:
         if is_gguf(folder):
             raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
@@ -70,7 +69,7 @@ def lacks_head(folder: Path) -> bool:
         return False
     raw = read_json(folder, "config.json")
     family = family_of(raw)
-    config = _guarded(family, raw)
+    config = guarded(family, raw)
     [head] = their_names(family, config, "head.weight")
     with open_weights(folder) as weights:
         return not config.tied_head and not any(name.startswith(head.removesuffix("weight")) for name in weights.where)
@@ -257,14 +256,6 @@ def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
     if family.weights is None:
         del document["dtype"]
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def _guarded(family: Family, raw: Mapping[str, Any]) -> ModelConfig:
-    """A value of the wrong type deep in a config is the file's fault, not ours."""
-    try:
-        return family.read(raw)
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
 
 
 def _slots(net: Decoder) -> Iterator[Slot]:

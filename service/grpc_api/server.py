@@ -19,13 +19,11 @@ from grpc_health.v1 import health_pb2
 from attend.model.errors import AttendError, InvalidRequest
 from attend.service.generation.aside import Places
 from attend.service.generation.unread import Unread
+from attend.service.grpc_api.limits import most_bytes
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.grpc_api.servicer import GrpcMethods, address_of, read, refuse
-from attend.service.records import bytes_for
 
-MAX_MESSAGE = 4 << 20
-"""Bytes of a caller's message, where the model's context is not so long that it needs more: see `most_bytes`."""
 MESSAGE_SECONDS = 30.0
 """Seconds in which a caller must send all of a message, as of a body over HTTP."""
 MOST_CONNECTIONS = 1920
@@ -41,11 +39,6 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers on a port would answer each other's calls
 )
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-
-
-def most_bytes(max_model_len: int) -> int:
-    """Bytes of a caller's message, for a model with this context."""
-    return bytes_for(max_model_len, MAX_MESSAGE)
 
 
 class _Context:

@@ -35,6 +35,7 @@ from attend.service.generation.stall import Stall
 from attend.service.generation.turns import yield_to_loop
 from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
+from attend.service.grpc_api.limits import MAX_WATCHES
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import REQUEST_ID, Command, bytes_for
 from attend.service.remarks import Beyond, Remarks, clamps
@@ -53,8 +54,6 @@ IDS = 1 << 14
 """Token ids that are written together: less than a millisecond of work."""
 INLINE_BYTES = 16 << 10
 """Larger messages are read beside the event loop: reading these takes up to a millisecond."""
-MAX_WATCHES = 256
-"""Open health watches of a replica: they need no key, and never end by themselves."""
 WATCH_SECONDS = 0.5
 """How often a health watch looks for a change."""
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from functools import partial
 from os.path import abspath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -14,45 +14,61 @@ from attend.model.errors import SettingError
 from attend.service.observe import autoscaling, census, scrape, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.page import Page
-from attend.service.runtime import ranks
 from attend.service.runtime.place import gpus_wanted, most_gpus, place_wanted
-from attend.service.runtime.replica import Replica, most_calls
+from attend.service.runtime.sizes import most_calls
 from attend.service.settings import Settings, read_settings, unknown_variables
+
+if TYPE_CHECKING:
+    from attend.service.runtime.replica import Replica
 
 log = logging.getLogger("attend.settings")
 
 
 @serve.deployment(name="Attend")
 @serve.ingress()
-class Attend(Replica):
-    """A replica that Ray Serve runs, and what it tells the others."""
+class Attend:
+    """A replica that Ray Serve runs, and what it tells the others. Its other methods are those of `replica`.
+
+    The process that deploys it imports this file, and with it neither torch nor what serves.
+    """
+
+    replica: "Replica"
 
     def __init__(self, settings_json: str) -> None:
-        replica = serve.get_replica_context().replica_id.unique_id
-        census.sign_in(replica)
-        super().__init__(Settings.from_json(settings_json), replica, ranks.started)
-        self.replica = replica
+        from attend.service.runtime import ranks
+        from attend.service.runtime.replica import Replica
+
+        name = serve.get_replica_context().replica_id.unique_id
+        census.sign_in(name)
+        self.name = name
+        self.replica = Replica(Settings.from_json(settings_json), name, ranks.started)
+
+    def __getattr__(self, name: str) -> Any:
+        """Health, drain, description, and the methods of gRPC."""
+        if name == "replica":  # it could not be put together
+            raise AttributeError(name)
+        return getattr(self.replica, name)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), partial(scrape.loads, self.load_local)
-        return self.application(page, loads, behind_serve=True)
+        return self.replica.application(page, loads, behind_serve=True)
 
     async def scrape_local(self) -> tuple[str, str]:
         """(replica, metrics page) of this replica alone; for `scrape.over_replicas`."""
-        return serve.get_replica_context().replica_id.unique_id, await asyncio.to_thread(self.metrics.text)
+        return self.name, await asyncio.to_thread(self.replica.metrics.text)
 
     async def load_local(self) -> Load:
         """The load of this replica alone; for `scrape.loads`."""
-        return self.metrics.load()
+        return self.replica.metrics.load()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller gives to `autoscaling.policy`; Serve calls it where it autoscales."""
-        return autoscaling.read(self.engine.info, self.engine.stats())._asdict()
+        return autoscaling.read(self.replica.engine.info, self.replica.engine.stats())._asdict()
 
     def __del__(self) -> None:
-        self.close()
-        if hasattr(self, "replica"):  # it had started
-            census.sign_out(self.replica)
+        if hasattr(self, "replica"):
+            self.replica.close()
+            census.sign_out(self.name)
 
 
 def replicas_wanted(settings: Settings) -> dict[str, Any]:

@@ -13,23 +13,21 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
-from attend.model.engine.build import check_shared
 from attend.model.errors import AttendError, CheckpointError, EngineFailed, SettingError
-from attend.model.net.checkpoint import inspect
+from attend.model.net.families.table import context_of
 from attend.service.access.keys import load_keys
-from attend.service.grpc_api.server import most_bytes
+from attend.service.grpc_api.limits import most_bytes
 from attend.service.observe import census
 from attend.service.runtime import hub
 from attend.service.runtime import reachable as routes
-from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
 from attend.service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
 from attend.service.runtime.place import gpus_wanted
-from attend.service.runtime.replica import engine_options
 from attend.service.settings import Settings
 
 APP = "default"
@@ -42,6 +40,7 @@ OBJECT_STORE = 80 << 20
 ROUTES_SECONDS = 30.0
 DESCRIBE_SECONDS = 30.0
 """How long a replica that does not answer is asked again what it is."""
+CONTROLLER_SECONDS = 0.05
 AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 1.0
 
 
@@ -52,14 +51,13 @@ async def main(settings: Settings, statistics: int) -> int:
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
     settings = hub.with_folder(settings, say)  # once, before replicas start, and in sight of the person who waits
-    config = inspect(settings.folder)
-    read_tokenizer(settings.folder, config.vocab_size)
-    check_shared(config, engine_options(settings), settings.tensor_parallel)
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
-    context = min(config.max_positions, settings.max_model_len or config.max_positions)
+    context = context_of(settings.folder)
+    context = min(context, settings.max_model_len or context)
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(most_bytes(context)))  # for the processes that Ray starts
     say(f"Starting Ray for {settings.name} ...")
+    without_helpers()
     ray.init(
         address="local",
         include_dashboard=False,
@@ -87,6 +85,17 @@ async def main(settings: Settings, statistics: int) -> int:
     return 0 if ready else 128 + stop.number
 
 
+def without_helpers() -> None:
+    """Have Ray start no process that does nothing for a server on one machine.
+
+    They are the autoscaler of clusters, what copies workers' output to the driver, and the dashboard's server without a page:
+    two seconds of a core, and 250 MB. Where another Ray has other names for what starts them, they start.
+    """
+    for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+        if hasattr(ray._private.node.Node, name):
+            setattr(ray._private.node.Node, name, lambda *_, **__: None)
+
+
 def check_room(settings: Settings, resources: dict[str, float]) -> None:
     """Raise SettingError where the replicas can never run together on this machine: Serve would wait without a word."""
     ranks, gpus = settings.tensor_parallel, resources.get("GPU", 0)
@@ -104,19 +113,28 @@ def check_room(settings: Settings, resources: dict[str, float]) -> None:
 async def start(settings: Settings, statistics: int) -> None:
     """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
     say(f"Loading {settings.folder} ...")
-    await beside(
+    proxies = beside(
         serve.start,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
     served = application(settings)
-    try:
-        await beside(serve.run, served, name=APP, route_prefix="/")
+    while not (has_controller() or proxies.done()):  # noqa: ASYNC110 - Ray tells nobody
+        await asyncio.sleep(CONTROLLER_SECONDS)
+    try:  # the replica loads while the proxies start
+        await asyncio.gather(proxies, beside(serve.run, served, name=APP, route_prefix="/"))
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
         say("HAProxy does not route to every replica yet: requests that it cannot route get 503")
+
+
+def has_controller() -> bool:
+    """Whether Serve's controller is there, which takes applications: `serve.start` returns only when the proxies are."""
+    with contextlib.suppress(ValueError):
+        return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE) is not None
+    return False
 
 
 async def tell_changes(statistics: int | None) -> None:

@@ -11,7 +11,7 @@ from attend.model.engine.ranks import ShardRunner, follow
 from attend.model.errors import DeviceFailed, EngineFailed
 from attend.model.parallel.group import ProcessGroup
 from attend.service.observe import logs
-from attend.service.runtime.replica import engine_options
+from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
 
 log = logging.getLogger("attend.rank")

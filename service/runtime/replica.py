@@ -19,10 +19,8 @@ from starlette.types import ASGIApp
 
 from attend.model.engine.build import build_engine
 from attend.model.engine.loop import AsyncEngine
-from attend.model.engine.options import EngineOptions
 from attend.model.errors import EngineFailed
 from attend.model.generation_config import read_defaults
-from attend.model.machine import usable_cores
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
@@ -30,10 +28,9 @@ from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import Shelf
-from attend.service.generation.aside import MOST_LARGE
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
-from attend.service.grpc_api.servicer import MAX_WATCHES, GrpcMethods
+from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.routes import STALE_SECONDS
 from attend.service.http_api.site import Site
@@ -42,11 +39,9 @@ from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
 from attend.service.runtime.checkpoint import read_template, read_tokenizer
+from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
 
-SPARE_CALLS = 64
-"""Calls beside those that are bounded here (health, metrics, refusals) that a replica takes. What comes on top waits for one of
-them to end, or is refused, and with it the probes."""
 SWITCH_SECONDS = 0.001
 """How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
 thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
@@ -201,34 +196,3 @@ def log_terminal(settings: Settings) -> Iterator[TextIO | None]:
             if settings.replicas == 1 and stat.S_ISCHR(os.stat(path).st_mode):
                 terminal = stack.enter_context(open(path, "a", encoding="utf-8"))
         yield terminal
-
-
-def engine_options(settings: Settings) -> EngineOptions:
-    """The engine's part of the settings."""
-    return EngineOptions(
-        device=settings.device,
-        dtype=settings.dtype,
-        backend=settings.backend,
-        quantize=settings.quantize,
-        max_model_len=settings.max_model_len,
-        max_batch_requests=settings.max_batch_requests,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_queued_requests=settings.max_queued_requests,
-        max_queued_tokens=settings.max_queued_tokens,
-        block_size=settings.block_size,
-        kv_cache_memory=settings.kv_cache_memory,
-        kv_dtype=settings.kv_dtype,
-        prefix_caching=settings.prefix_caching,
-        draft_tokens=settings.draft_tokens,
-        deterministic=settings.deterministic,
-        num_threads=settings.num_threads or max(1, usable_cores() // settings.tensor_parallel),
-        adapters=bool(settings.adapter or settings.adapters_folder),
-    )
-
-
-def most_calls(settings: Settings, device: str) -> int:
-    """Calls that a replica on `cpu` or `cuda` takes at once: those in the engine, those being prepared for it, long texts,
-    watches, others.
-    """
-    running = engine_options(settings).batch(device).requests
-    return 2 * (running + settings.max_queued_requests) + MOST_LARGE + MAX_WATCHES + SPARE_CALLS

@@ -109,7 +109,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     from attend.service.grpc_api.server import grpc_server
     from attend.service.observe.page import Page
     from attend.service.runtime.front import http_server
-    from attend.service.runtime.replica import most_calls
+    from attend.service.runtime.sizes import most_calls
     from attend.service.runtime.tls import Certificate
 
     most = most_calls(settings, replica.engine.info.device)

@@ -223,7 +223,7 @@ OF_THE_ENGINE = {
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
 def test_a_setting_of_the_engine_reaches_it():
-    from attend.service.runtime.replica import engine_options
+    from attend.service.runtime.sizes import engine_options
 
     assert set(OF_THE_ENGINE) == EngineOptions.__dataclass_fields__.keys() & Settings.model_fields.keys()
     options = engine_options(Settings(**OF_THE_ENGINE))
@@ -233,7 +233,7 @@ def test_a_setting_of_the_engine_reaches_it():
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
 @pytest.mark.parametrize("device", BATCHES)
 def test_a_replica_takes_the_calls_that_its_device_runs_at_once(device):
-    from attend.service.runtime.replica import most_calls
+    from attend.service.runtime.sizes import most_calls
 
     usual, default = BATCHES[device].requests, Settings()
     assert most_calls(default, device) - most_calls(Settings(max_batch_requests=1), device) == 2 * (usual - 1)

@@ -1,12 +1,14 @@
 """GLM-4 (model_type glm4): norms before and after each sublayer, and half of each head rotated, neighbour with neighbour."""
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
 from attend.model.net.families.positions import rope
 from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block
+
+if TYPE_CHECKING:  # a config is read without torch
+    from torch import Tensor
 
 
 def read(raw: Raw) -> ModelConfig:
@@ -18,17 +20,16 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(**fields | {"norm_place": "sandwich", "qkv_bias": flag(raw, "attention_bias", True)})
 
 
-def halves(tensor: Tensor, head: int, rotated: int) -> Tensor:
+def halves(tensor: "Tensor", head: int, rotated: int) -> "Tensor":
     """Rows of queries or keys [heads * D, ...] whose pairs are (2i, 2i + 1), in the order in which pairs are (i, i + R / 2).
 
     Queries and keys change places alike, so their products stay.
     """
-    order = torch.arange(head)
-    order[:rotated] = torch.cat((order[0:rotated:2], order[1:rotated:2]))
+    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, head)]
     return tensor.unflatten(0, (-1, head))[:, order].flatten(0, 1)
 
 
-def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
     """From neighbours to halves."""
     turned = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj"))
     return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor

@@ -1,12 +1,14 @@
 """GPT-NeoX and Pythia: attention and MLP side by side, a quarter of each head rotated, LayerNorm and biases everywhere."""
 
 import re
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
 from attend.model.net.families.positions import rope
 from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs
+
+if TYPE_CHECKING:  # a config is read without torch
+    from torch import Tensor
 
 
 def read(raw: Raw) -> ModelConfig:
@@ -30,7 +32,7 @@ def read(raw: Raw) -> ModelConfig:
     )
 
 
-def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
     """From query, key and value of each head in turn to all queries, all keys, all values."""
     if ".query_key_value." not in name:
         return tensor

@@ -4,8 +4,7 @@ Its experts come in bfloat16, as [in, out], or in MXFP4, as [out, in]. Columns o
 """
 
 import re
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
@@ -22,6 +21,9 @@ from attend.model.net.families.reading import (
     sliding_layers,
     windows,
 )
+
+if TYPE_CHECKING:  # a config is read without torch
+    from torch import Tensor
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
@@ -51,7 +53,7 @@ def read(raw: Raw) -> ModelConfig:
     )
 
 
-def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
     """Gates first, then ups: of the rows of matrices [experts, out, in], and of biases [experts, out]."""
     return tensor.unflatten(1, (-1, 2)).transpose(1, 2) if ".gate_up_proj" in name else tensor
 

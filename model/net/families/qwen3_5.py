@@ -4,10 +4,7 @@ Qwen3.5's config.json holds the text model in `text_config`, beside a model of i
 """
 
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
@@ -15,6 +12,9 @@ from attend.model.net.families import llama, qwen_moe
 from attend.model.net.families.positions import rope
 from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, refuse, size
 from attend.model.sublayers import DeltaSpec
+
+if TYPE_CHECKING:  # a config is read without torch
+    from torch import Tensor
 
 KINDS = ("linear_attention", "full_attention")
 MROPE = {"mrope_section", "mrope_interleaved"}
@@ -95,7 +95,7 @@ def _delta(raw: Raw) -> dict[str, Any]:
     return {"delta": spec, "delta_layers": layers}
 
 
-def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
     """What lies head by head in their matrices lies part by part in ours."""
     if ".q_proj." in name:  # queries and the gate
         return _by_parts(tensor, config.num_heads, [config.head_size] * 2)
@@ -107,8 +107,10 @@ def adapt(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
     return _by_parts(tensor, config.delta.key_heads, keys + values if "qkvz" in name else [shared] * 2)
 
 
-def _by_parts(tensor: Tensor, heads: int, sizes: list[int]) -> Tensor:
-    return torch.cat([part.flatten(0, 1) for part in tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)])
+def _by_parts(tensor: "Tensor", heads: int, sizes: list[int]) -> "Tensor":
+    from torch import cat
+
+    return cat([part.flatten(0, 1) for part in tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)])
 
 
 def _weights(prefix: str, projections: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

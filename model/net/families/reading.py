@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from attend.model.config import Activation, ModelConfig
 from attend.model.errors import CheckpointError
+
+if TYPE_CHECKING:  # a config is read without torch
+    from torch import Tensor
 
 Raw = Mapping[str, Any]
 """A parsed config.json."""
@@ -27,7 +28,7 @@ class Family:
     """Our name -> their names; None: the same names."""
     write: Callable[[ModelConfig], dict[str, Any]] | None = None
     """None: checkpoints of this family are read only."""
-    adapt: Callable[[ModelConfig, str, Tensor], Tensor] | None = None
+    adapt: Callable[[ModelConfig, str, "Tensor"], "Tensor"] | None = None
     """(config, their name, their tensor, its rows first) -> its numbers in the order of our rows: a view of more dimensions,
     where that does without a copy.
     """

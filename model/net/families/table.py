@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
@@ -26,6 +27,7 @@ from attend.model.net.families import (
 )
 from attend.model.net.families.reading import Family, Raw
 from attend.model.net.families.strangers import introduce
+from attend.model.weights import read_json
 
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
@@ -155,3 +157,17 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
         return [(rows, *whole[1:]) for rows in (config.delta.channels, config.delta.value_width)]
     rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])
     return [(rows // parts, *shape)] * parts
+
+
+def context_of(folder: Path) -> int:
+    """The positions of a model by its config.json alone, without torch. Raises CheckpointError."""
+    raw = read_json(folder, "config.json")
+    return guarded(family_of(raw), raw).max_positions
+
+
+def guarded(family: Family, raw: Raw) -> ModelConfig:
+    """The config of a model. A value of the wrong type deep in the file is the file's fault, not ours: CheckpointError."""
+    try:
+        return family.read(raw)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
