@@ -13,6 +13,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from attend.service.generation.unread import CALL_BYTES, LEAST_BYTES
 from attend.service.grpc_api import server as grpc_server
+from attend.service.grpc_api.limits import MAX_MESSAGE
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, info, until
@@ -154,7 +155,7 @@ def test_a_message_may_be_as_long_as_the_context_needs_and_an_answer_as_long_as_
         async with serving(server, max_model_len=context) as channel:
             service = GenerationServiceStub(channel())
             long = pb.DetokenizeRequest(token_ids=[97] * (8 * context))
-            assert grpc_server.MAX_MESSAGE < long.ByteSize() < 16 * context
+            assert MAX_MESSAGE < long.ByteSize() < 16 * context
             assert (await service.Detokenize(long)).text == "a" * (8 * context)
             code, words = await ended(service.Tokenize(pb.TokenizeRequest(text="a" * (16 * context))))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import EngineFailed, SettingError
 from attend.service.settings import Settings
+from tests.model.checkpoints import edit_config
 
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
@@ -52,20 +55,33 @@ def test_replicas_that_fit_are_not_refused(given, resources):
 @pytest.mark.parametrize(
     ("positions", "asked", "size"), [(1024, None, 4 << 20), (1 << 20, None, 16 << 20), (1 << 20, 64, 4 << 20)]
 )
-def test_a_message_may_hold_the_whole_context(positions, asked, size, monkeypatch):
+def test_a_message_may_hold_the_whole_context(positions, asked, size, tmp_path, monkeypatch):
     """Ray's processes take the limit from the environment that they inherit."""
 
     def init(**_: Any) -> None:
         raise InterruptedError
 
-    config = replace(driver.inspect(DEFAULT_MODEL), max_positions=positions)
-    monkeypatch.setattr(driver, "inspect", lambda folder: config)
+    folder = tmp_path / "model"
+    shutil.copytree(DEFAULT_MODEL, folder)
+    edit_config(folder, max_position_embeddings=positions)
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(driver, "without_helpers", lambda: None)
     monkeypatch.setenv("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "")
     monkeypatch.delenv("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE")
     with pytest.raises(InterruptedError):
-        asyncio.run(driver.main(Settings(max_model_len=asked), 0))
+        asyncio.run(driver.main(Settings(model=str(folder), max_model_len=asked), 0))
     assert os.environ["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(size)
+
+
+def test_the_driver_needs_no_torch():
+    """It would take a second of a start, and the memory of another interpreter with it."""
+    code = "import sys, attend.service.runtime.driver; print(sorted({'torch', 'sympy', 'transformers'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["start_monitor", "start_log_monitor", "start_api_server"])
+def test_this_ray_has_what_starts_the_helpers_that_are_left_out(name):
+    assert callable(getattr(ray._private.node.Node, name))
 
 
 def test_a_stop_ends_a_start_that_waits_for_ever():
