@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attend.model.errors import SettingError
+from attend.model.net.native.build import provide
 from attend.service.runtime.hub import tell
 from attend.service.runtime.model_path import located
 from attend.service.settings import Settings, read_settings, unknown_variables
@@ -20,6 +21,15 @@ def start_settings(given: Mapping[str, Any], *, locate: bool = True) -> Settings
     for name in unknown_variables():
         tell(f"attend: {name} is not a setting, and is ignored")
     return located(settings, lambda line: tell(f"attend: {line}")) if locate else settings
+
+
+def provide_decoder(settings: Settings) -> Settings:
+    """The same settings, with the native decoder built where this machine has none and it may serve. It must be called before
+    a model loads, and before Ray starts, so that no replica builds it.
+    """
+    if settings.backend in ("auto", "native") and settings.device != "cuda":
+        provide(lambda line: tell(f"attend: {line}"))
+    return settings
 
 
 def given_text(text: str | None, name: str) -> str:
