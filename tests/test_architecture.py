@@ -33,8 +33,8 @@ READS_ENVIRONMENT = {
     Path("service/runtime/haproxy.py"),
     Path("service/runtime/single.py"),
 }
-"""The folder of caches; the settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray starts as HAProxy, which imports nothing
-of ours; one process, which sets what torch reads."""
+"""The folder of caches; the settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray starts as HAProxy,
+which imports nothing of ours; one process, which sets what torch reads."""
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 

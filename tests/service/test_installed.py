@@ -185,7 +185,8 @@ def generated(installed, folder, **environment):
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **environment}
     command = [installed.python, "-P", "-c", LOADED]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=True)
-    return [Path(line) for line in done.stdout.splitlines() if line.startswith("/")], done.stderr.splitlines()
+    loaded = [Path(line) for line in done.stdout.splitlines() if line.startswith("/")]
+    return sorted(loaded, key=lambda path: path.name), done.stderr.splitlines()
 
 
 def test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings(installed, ran, tmp_path):
