@@ -50,7 +50,8 @@ def absence() -> tuple[str, str]:
     try:
         private_folder()
     except OSError as error:
-        return "no_cache", f"it was not built: {_sentence(error)}"
+        why = str(error) if error.strerror is None else f"{error.filename}: {error.strerror}"
+        return "no_cache", f"it was not built: {why}; XDG_CACHE_HOME may name another folder"
     return "not_built", "it was not built: python -P -m attend.model.net.native builds it, or says why not"
 
 
@@ -74,7 +75,8 @@ def provide(say: Callable[[str], None]) -> None:
             path = build(compiler, folder, KEPT)
         say(f"Built {path} in {time.monotonic() - started:.0f} s")
     except subprocess.CalledProcessError as error:
-        say(f"The native decoder cannot be built: {(error.stderr or str(error)).strip().splitlines()[0]}")
+        lines = (error.stderr or str(error)).strip().splitlines()
+        say(f"The native decoder cannot be built: {next((line for line in lines if 'error' in line), lines[0])}")
     except OSError:
         return  # `absence` has the sentence
 
@@ -106,7 +108,3 @@ def private_folder() -> Path:
     if not os.access(folder, os.W_OK):
         raise OSError(f"{folder} cannot be written to")
     return path.parent
-
-
-def _sentence(error: OSError) -> str:
-    return str(error) if error.strerror is None else f"{error.filename}: {error.strerror}"
