@@ -75,7 +75,7 @@ def provide(say: Callable[[str], None]) -> None:
             path = build(compiler, folder, KEPT)
         say(f"Built {path} in {time.monotonic() - started:.0f} s")
     except subprocess.CalledProcessError as error:
-        lines = (error.stderr or str(error)).strip().splitlines()
+        lines = (error.stderr.strip() or str(error)).splitlines()
         say(f"The native decoder cannot be built: {next((line for line in lines if 'error' in line), lines[0])}")
     except OSError:
         return  # `absence` has the sentence
