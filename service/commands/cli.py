@@ -13,7 +13,7 @@ import typer
 from attend.model.errors import AttendError, SettingError
 from attend.service.commands.flags import with_settings, without_values
 from attend.service.commands.keys import app as keys_app
-from attend.service.commands.start import given_text, interrupt_unwinds, start_settings
+from attend.service.commands.start import given_text, interrupt_unwinds, prepared, start_settings
 from attend.service.settings import Settings
 
 PYTHON = sys.version.partition(" ")[0]
@@ -60,6 +60,7 @@ def serve(settings: Settings) -> None:
     from attend.service.observe import tracing
 
     tracing.check(settings.otel_endpoint)
+    prepared(settings)
     if settings.single:  # the other imports grpc, which reads its variables then
         from attend.service.runtime.single import run
     else:
@@ -103,6 +104,7 @@ def generate(
     given = adapter if adapter and "=" in adapter else None
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
     prompt = prompt if prompt_token_ids else given_text(prompt, "prompt")
+    prepared(settings)
     from attend.service.commands import generate as offline
 
     fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
@@ -146,6 +148,7 @@ def explain(
     """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     looked_at = given_text(text, "text")
+    prepared(settings)
     from attend.service.commands.explain import show
 
     show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
@@ -254,6 +257,7 @@ def quality(
     """
     settings = start_settings({"model": folder})
     interrupt_unwinds()
+    prepared(settings)
     from attend.service.commands.quality import show
 
     show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
@@ -340,7 +344,8 @@ def replay(
         raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")
     asked, response = again.read(answer, request)
     settings = {"model": model, "dtype": dtype, "quantize": quantize}
-    verdict = again.replay(asked, response, *(again.online(url, key) if url else again.offline(start_settings(settings))))
+    how = again.online(url, key) if url else again.offline(prepared(start_settings(settings)))
+    verdict = again.replay(asked, response, *how)
     print(f"{verdict.outcome}: {verdict.detail}")
     raise typer.Exit(again.STATUS[verdict.outcome])
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attend.model.errors import SettingError
+from attend.model.net.native.build import provide
 from attend.service.runtime.hub import tell
 from attend.service.runtime.model_path import located
 from attend.service.settings import Settings, read_settings, unknown_variables
+from attend.service.untested import untested
 
 MOST_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""
@@ -20,6 +22,17 @@ def start_settings(given: Mapping[str, Any], *, locate: bool = True) -> Settings
     for name in unknown_variables():
         tell(f"attend: {name} is not a setting, and is ignored")
     return located(settings, lambda line: tell(f"attend: {line}")) if locate else settings
+
+
+def prepared(settings: Settings) -> Settings:
+    """The same settings, before a command loads a model or starts Ray: tells which packages were not tested, and has the native
+    decoder built where this machine has none and it may serve.
+    """
+    for line in untested():
+        tell(f"attend: {line}")
+    if settings.backend in ("auto", "native") and settings.device != "cuda":
+        provide(lambda line: tell(f"attend: {line}"))
+    return settings
 
 
 def given_text(text: str | None, name: str) -> str:

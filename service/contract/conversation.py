@@ -351,8 +351,8 @@ def _is_function(tool: FunctionTool | OtherTool, index: int, remarks: Remarks) -
 
 def is_callable(tool: Any, index: int, remarks: Remarks, own: str = "function") -> bool:
     """Whether a tool can be called: it is of the type `own`. That another one is left out is said, or an error by name."""
-    kind = tool.get("type") or own
-    if kind == own:
+    kind = tool.get("type")
+    if kind is None or kind == own:
         return True
     if remarks.strict:
         raise wrong(f"tools[{index}].type", f"must be '{own}'", kind)

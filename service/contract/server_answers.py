@@ -68,6 +68,8 @@ class Version(TypedDict):
     """How attention is computed."""
     slower_path: Annotated[str | None, Field(examples=[None])]
     """Why the fastest way of this machine does not serve; null where it does, or another was asked for by its name."""
+    untested: Annotated[list[str], Field(examples=[[]])]
+    """Installed packages outside the versions that Attend was tested with, a sentence each."""
     system_fingerprint: Fingerprint
 
 

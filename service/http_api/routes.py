@@ -46,6 +46,7 @@ from attend.service.http_api.site import Site, adopt, guard, opened
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
 from attend.service.records import Command, ExplainCommand, TokenCounts
+from attend.service.untested import untested
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
@@ -239,6 +240,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
             "weights": info.weights,
             "backend": info.backend,
             "slower_path": info.slower_path and info.slower_path.cause,
+            "untested": list(untested()),
             "system_fingerprint": info.fingerprint,
         }
         return Json(running)

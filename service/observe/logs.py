@@ -101,9 +101,7 @@ class LineQueue(QueueHandler):
         super().close()
         if self._open:
             self._open = False
-            stop = threading.Thread(target=self.writer.stop, daemon=True)
-            stop.start()
-            stop.join(CLOSE_SECONDS)
+            self.writer.stop()
 
 
 class LineWriter(QueueListener):
@@ -135,14 +133,16 @@ class LineWriter(QueueListener):
         except Exception:  # a full disk, or a record that does not format: the thread must live on
             _dropped.add()
 
-    def enqueue_sentinel(self) -> None:
-        """Waits for room: `stop` runs where it may."""
-        self._lines.put(None)
-
     def stop(self) -> None:
-        """Write the waiting lines, then end."""
-        super().stop()
-        if self.descriptor != STANDARD_ERROR:
+        """Write the waiting lines, then end; for CLOSE_SECONDS at most. No thread may begin at the end of a process."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        assert self._thread is not None
+        try:
+            self._lines.put(None, timeout=CLOSE_SECONDS)
+        except Full:
+            return
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if not self._thread.is_alive() and self.descriptor != STANDARD_ERROR:
             os.close(self.descriptor)
 
     def _write(self, record: logging.LogRecord) -> None:

@@ -1,13 +1,13 @@
 """The driver process of a server: starts Ray and Serve, says that it is ready, waits, stops in order.
 
-Run by `attend.service.runtime.supervisor`, which has set the environment that Ray reads when it is imported.
+Run by `begin.py`, as a child of `supervisor.py`, which has set the environment that Ray reads when it is imported.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,9 +217,10 @@ async def stop_everything(serving: bool) -> None:
     ray.shutdown()
 
 
-if __name__ == "__main__":
+def run(words: Sequence[str]) -> int:
+    """Serve by settings, as JSON, and HAProxy's port for its statistics; returns the exit status."""
     try:
-        sys.exit(asyncio.run(main(Settings.from_json(sys.argv[1]), int(sys.argv[2]))))
+        return asyncio.run(main(Settings.from_json(words[0]), int(words[1])))
     except AttendError as error:
         say(f"attend: {error}")
-        sys.exit(2)
+        return 2

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attend.model.errors import EngineFailed, SettingError
 from attend.service.runtime.files import raise_limit
+from attend.service.runtime.interfaces import check_interfaces
 from attend.service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line, say
 from attend.service.runtime.ports import is_free
 from attend.service.settings import Settings
@@ -41,6 +42,7 @@ def run(settings: Settings) -> int:
     raise_limit()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    check_interfaces("uvicorn")
     from attend.service.runtime.front import Loop
 
     with claimed(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:

@@ -56,7 +56,7 @@ def run(settings: Settings) -> int:
         driver = subprocess.Popen(
             # Python and Ray's workers import what lies in the driver's folder; -P alone stops only Python. The folder that the
             # server was started in may hold a `torch.py`, or a downloaded checkpoint's own code.
-            [sys.executable, "-P", "-m", "attend.service.runtime.driver", *words],
+            [sys.executable, "-P", "-m", "attend.service.runtime.begin", *words],
             cwd=nowhere,
             env={**os.environ, **environment, **absolute_search_path()},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.

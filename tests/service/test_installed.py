@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from attend.model.config import DEFAULT_MODEL
+from attend.model.net.native import library
 from attend.model.text import grammar
 from attend.model.text.grammar import GrammarSpec
 from attend.service.runtime.supervisor import absolute_search_path
@@ -30,7 +31,16 @@ from tests.service.server import Server, running
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("model", "service", "protos")
-FILES = ("pyproject.toml", "MANIFEST.in", "CHANGELOG.md", "LICENSE", "README.md", "constraints.txt", "tests/test_documents.py")
+FILES = (
+    "pyproject.toml",
+    "setup.py",
+    "MANIFEST.in",
+    "CHANGELOG.md",
+    "LICENSE",
+    "README.md",
+    "constraints.txt",
+    "tests/test_documents.py",
+)
 MODULES = (
     *("model", "service", "protos", "attend", "loadtest", "sitecustomize", "usercustomize"),
     *("ray", "torch", "numpy", "grpc", "fastapi", "starlette", "uvicorn", "pydantic", "typer", "rich", "jinja2", "orjson"),
@@ -42,6 +52,7 @@ with open(os.environ["ATTEND_TEST_RAN"], "a") as file:
     file.write(__file__ + "\\n")
 raise ImportError("code of the current folder ran")
 """
+ABOUT = "attend_server-0.1.0.dist-info"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
@@ -72,7 +83,9 @@ def hostile(tmp_path, ran):
 class Installed(NamedTuple):
     sdist: Path
     wheels: list[Path]
-    """Of the tree, and of the sdist, which is installed."""
+    """Of the tree, made without a compiler, and of the sdist, made with one and installed."""
+    told: str
+    """What the build without a compiler said."""
     python: Path
 
     @property
@@ -80,15 +93,27 @@ class Installed(NamedTuple):
         return self.python.with_name("attend")
 
 
-def build(kind: str, tree: Path) -> Path:
-    """What the build backend makes of a tree, in its folder `dist`."""
+def build(kind: str, tree: Path, programs: Path) -> tuple[Path, str]:
+    """What the build backend makes of a tree, in its folder `dist`, with these programs alone; and what it said."""
     code = f"import setuptools.build_meta as backend; backend.build_{kind}('dist')"
-    subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, check=True)
-    return next((tree / "dist").glob("*.tar.gz" if kind == "sdist" else "*.whl"))
+    env = {**os.environ, "PATH": str(programs), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, env=env, capture_output=True, text=True, check=True)
+    return next((tree / "dist").glob("*.tar.gz" if kind == "sdist" else "*.whl")), done.stderr
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def compilers(tmp_path_factory):
+    """A folder whose `c++` gives the library of this tree, which set-up has compiled: it takes half a minute."""
+    if not library.library_path().is_file():
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("compilers")
+    (folder / "c++").write_text(f'#!/bin/sh\nfor last; do :; done\nexec /bin/cp {library.library_path()} "$last"\n')
+    (folder / "c++").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, compilers):
     """What the tree packs, and an environment that has it and the tests' other packages."""
     folder = tmp_path_factory.mktemp("installed")
     tree = folder / "tree"
@@ -97,23 +122,27 @@ def installed(tmp_path_factory):
     for name in FILES:
         (tree / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
-    sdist = build("sdist", tree)
+    nothing = tmp_path_factory.mktemp("nothing")
+    sdist, _ = build("sdist", tree, nothing)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    wheels = [build("wheel", place) for place in (tree, folder / sdist.name.removesuffix(".tar.gz"))]
+    pure, told = build("wheel", tree, nothing)
+    native, _ = build("wheel", folder / sdist.name.removesuffix(".tar.gz"), compilers)
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv/bin/python"
-    install = ["install", "--no-deps", "--no-index", "--no-compile", "--quiet", str(wheels[1])]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    install = ["install", "--no-deps", "--no-index", "--no-compile", "--quiet", str(native)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # else a tree there counts as installed
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], env=env, check=True)
     [site] = (folder / "venv/lib").glob("python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # as a path alone: no .pth of theirs, so not the tree
-    return Installed(sdist, wheels, python)
+    return Installed(sdist, [pure, native], told, python)
 
 
 def test_the_sdist_is_whole_and_has_no_tests(installed):
     with tarfile.open(installed.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"CHANGELOG.md", "LICENSE", "constraints.txt", "pyproject.toml", "attend/README.md", "attend/py.typed"} <= names
+    assert {"CHANGELOG.md", "LICENSE", "constraints.txt", "pyproject.toml", "setup.py"} <= names
+    assert {"attend/README.md", "attend/py.typed"} <= names
     assert not [name for name in names if name.startswith("tests")]
 
 
@@ -122,11 +151,72 @@ def test_the_wheel_is_that_of_the_sdist_and_holds_every_file_of_the_folders(inst
     for path in installed.wheels:
         with zipfile.ZipFile(path) as wheel:
             found.append({each.filename: each.CRC for each in wheel.infolist()})
-    assert found[0] == found[1]
+    [name] = found[1].keys() - found[0].keys()
+    assert name == f"attend/model/net/native/{library.library_name()}"
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {f"{ABOUT}/WHEEL", f"{ABOUT}/RECORD"}
     tree = installed.wheels[0].parents[1]
     files = {f"attend/{path.relative_to(tree)}" for name in FOLDERS for path in (tree / name).rglob("*") if path.is_file()}
     assert {name for name in files if not name.endswith("/README.md")} - found[0].keys() == set()
-    assert {name.partition("/")[0] for name in found[0]} == {"attend", "attend_server-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in found[0]} == {"attend", ABOUT}
+
+
+def test_the_wheel_is_for_this_platform_where_it_holds_the_native_decoder_and_pure_where_it_does_not(installed):
+    pure, native = installed.wheels
+    assert pure.name.endswith("-py3-none-any.whl")
+    assert re.search(r"-py3-none-linux_(?!.*-)", native.name)
+    assert "no C++ compiler: this wheel has no native decoder" in installed.told
+
+
+LOADED = """
+import atexit, pathlib, sys
+
+def loaded():
+    words = pathlib.Path("/proc/self/maps").read_text().split()
+    print(*sorted({word for word in words if "/decoder-" in word or "omp" in word.rpartition("/")[2]}), sep="\\n")
+
+atexit.register(loaded)
+sys.argv = ["attend", "generate", "def f", "--max-tokens", "2", "--device", "cpu"]
+from attend.service.commands.main import main
+main()
+"""
+
+
+def generated(installed, folder, **environment):
+    """The libraries of the native decoder and of OpenMP that `attend generate` has loaded at its end, and what it said."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    command = [installed.python, "-P", "-c", LOADED]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=True)
+    loaded = [Path(line) for line in done.stdout.splitlines() if line.startswith("/")]
+    return sorted(loaded, key=lambda path: path.name), done.stderr.splitlines()
+
+
+def test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings(installed, ran, tmp_path):
+    (decoder, openmp), told = generated(installed, tmp_path)
+    assert decoder.is_relative_to(installed.python.parents[1])
+    assert (openmp.parent.name, openmp.parents[1].name) == ("lib", "torch")
+    assert told == []
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.fixture
+def without_library(installed, tmp_path):
+    """As a pure wheel is installed."""
+    [path] = installed.python.parents[1].rglob("decoder-*.so")
+    path.rename(tmp_path / "taken")
+    yield
+    (tmp_path / "taken").rename(path)
+
+
+def test_a_wheel_without_it_has_it_built_once_and_uses_it(installed, ran, without_library, compilers, tmp_path):
+    (decoder, _), told = generated(installed, tmp_path, PATH=str(compilers))
+    assert decoder == tmp_path / "cache/attend" / library.library_name()
+    assert [line.partition(":")[2].split()[0] for line in told] == ["Building", "Built"]
+    assert generated(installed, tmp_path, PATH="/nowhere")[1] == []
+
+
+def test_without_a_compiler_one_line_names_the_loss(installed, ran, without_library, tmp_path):
+    _, [line] = generated(installed, tmp_path, PATH="/nowhere")
+    assert "several times slower than the native decoder: it was not built: install g++, and start again" in line
 
 
 def test_an_index_shows_a_description_whose_links_lead_somewhere(installed):
@@ -134,7 +224,7 @@ def test_an_index_shows_a_description_whose_links_lead_somewhere(installed):
         [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
         about = Parser().parsestr(wheel.read(name).decode())
     assert (about["Name"], about["Description-Content-Type"]) == ("attend-server", "text/markdown")
-    assert "pip install attend-server" in about.get_payload()
+    assert re.search(r"pip install .*\battend-server\b", about.get_payload())
     assert not re.findall(r"\]\((?!https://)[^)]*", about.get_payload())
 
 

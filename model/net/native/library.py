@@ -1,4 +1,4 @@
-"""The native decoder as a shared library: built once at set-up by `python -m attend.model.net.native`, loaded if it is there.
+"""The native decoder as a shared library: beside its source, as at set-up and in a wheel, or in the user's cache (`build.py`).
 
 Nothing needs it: without a compiler, or on another CPU, the torch path serves.
 """
@@ -6,8 +6,8 @@ Nothing needs it: without a compiler, or on another CPU, the torch path serves.
 import ctypes
 import hashlib
 import os
-import shutil
-import subprocess
+import stat
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -44,36 +44,50 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
 
 def library_path() -> Path:
     """Where the library of this source belongs: beside it, under a name that changes with it."""
+    return SOURCE.with_name(library_name())
+
+
+def library_name() -> str:
+    """The library's name, with a digest of its source and flags. Raises OSError where the source is missing."""
     texts = [path.read_bytes() for path in sorted(SOURCE.iterdir())]
     digest = hashlib.sha256(b"".join(texts) + " ".join(FLAGS).encode()).hexdigest()[:12]
-    return SOURCE.with_name(f"decoder-{digest}.so")
+    return f"decoder-{digest}.so"
 
 
-def find_compiler() -> str | None:
-    """A C++ compiler of this machine."""
-    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+def cache_folder() -> Path:
+    """Where a library is kept that was built for this user. Raises OSError where nothing may be loaded from there."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "attend"
+    except RuntimeError as error:
+        raise OSError("this user has no home folder, and XDG_CACHE_HOME is not set") from error
+    if not folder.is_absolute():
+        raise OSError(f"{folder} is not absolute: set HOME or XDG_CACHE_HOME to an absolute path")
+    return folder
 
 
-def build(compiler: str) -> Path:
-    """Compile the decoder; returns the library. Raises CalledProcessError with the compiler's words, or OSError."""
-    path = library_path()
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    command = [compiler, *FLAGS, str(SOURCE / "decoder.cpp"), "-o", str(unfinished)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    unfinished.rename(path)  # whole or not at all
-    for old in path.parent.glob("*.so"):
-        if old != path:
-            old.unlink(missing_ok=True)
-    return path
+def cached_path() -> Path:
+    """The library in the user's cache, there or not. Raises OSError where another user could have put one there."""
+    folder = cache_folder()
+    own = folder.lstat()
+    if own.st_uid != os.getuid() or not stat.S_ISDIR(own.st_mode) or own.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"{folder} is not a folder that only this user can write to (chmod 700)")
+    for place in {*folder.parents, *folder.resolve().parents}:
+        about = place.stat()
+        if about.st_uid not in (0, os.getuid()) or (about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX):
+            raise OSError(f"other users could replace {folder}: {place} is theirs, or they can write to it")
+    return folder / library_name()
 
 
 @cache
 def load() -> ctypes.CDLL | None:
-    """The library with the best variant chosen, or None where it was not built or cannot be loaded. torch must be imported."""
-    try:
-        return opened(library_path())
-    except OSError:  # also where the source, which names the library, is missing
-        return None
+    """The library with the best variant chosen, or None where it was not built or cannot be loaded. torch must be imported:
+    the library then uses its OpenMP runtime (libgomp), and none is loaded beside that.
+    """
+    for place in (library_path, cached_path):
+        with suppress(OSError):  # also where the source, which names the library, is missing
+            return opened(place())
+    return None
 
 
 def opened(path: Path) -> ctypes.CDLL:

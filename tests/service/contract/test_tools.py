@@ -11,7 +11,8 @@ from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.grammars import enforced
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
 from attend.service.chat.values import tagged_value
-from attend.service.contract.conversation import calling_of
+from attend.service.contract.conversation import calling_of, is_callable
+from attend.service.remarks import Remarks
 
 FORM = AnswerFormat(CALLS["hermes"])
 
@@ -175,3 +176,11 @@ def test_every_name_of_a_form_is_one_that_the_settings_take():
     assert {*get_args(ToolParser)} == {"auto", "none", *CALLS}
     assert {*get_args(ReasoningParser)} == {"auto", "none", *REASONING}
     assert json.dumps(sorted(CALLS))
+
+
+@pytest.mark.parametrize("own", ["function", "custom"])
+@pytest.mark.parametrize(("kind", "is_own"), [(None, True), ("own", True), ("", False), ("web_search", False)])
+def test_a_tool_is_callable_without_a_type_or_by_its_own_and_not_by_another_even_an_empty_one(own, kind, is_own):
+    """Anthropic's tools of another type need no name."""
+    tools = [{"type": own if kind == "own" else kind}] + [{}] * is_own
+    assert {is_callable(tool, 0, Remarks(), own) for tool in tools} == {is_own}

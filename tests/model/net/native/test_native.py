@@ -1,7 +1,5 @@
 """The native decoder computes what the plain decoder computes, in every variant."""
 
-import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,6 @@ from attend.model.errors import SettingError
 from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.features import NATIVE
 from attend.model.net.native import library
-from attend.model.net.native.__main__ import main
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
@@ -214,30 +211,6 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(other):
     assert NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
     assert not NativeBackend.supports(replace(config, **other), torch.bfloat16, "cpu", 32)
     assert not NativeBackend.supports(config, torch.bfloat16, "cpu", 16)
-
-
-def test_a_compiler_that_fails_is_no_error_and_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "decoder.cpp").write_text("this is no C++")
-    monkeypatch.setattr(library, "SOURCE", source)
-    monkeypatch.setattr(shutil, "which", lambda name: "false")
-    assert 0 == main()
-    assert "torch path will serve" in capsys.readouterr().err
-    assert [source] == list(tmp_path.iterdir())
-
-
-def test_a_library_replaces_the_one_of_an_older_source(tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "decoder.cpp").write_text("")
-    (tmp_path / "decoder-0123.so").touch()
-    monkeypatch.setattr(library, "SOURCE", source)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: open(command[-1], "w").close())
-    path = library.build("c++")
-    assert [path] == list(tmp_path.glob("*.so"))
-    (source / "matrix.h").write_text("// changed")
-    assert path != library.library_path()
 
 
 def test_a_backend_that_cannot_pass_for_the_model_is_refused_by_name(monkeypatch):

@@ -1,0 +1,23 @@
+"""Where the driver process begins: a Ray that the driver cannot work with is refused in a sentence."""
+
+import sys
+
+from attend.model.errors import SettingError
+from attend.service.runtime.interfaces import check_interfaces
+from attend.service.runtime.lifecycle import say
+
+
+def main() -> int:
+    """Returns the server's exit status. The words are those of `driver.run`."""
+    try:
+        check_interfaces("ray")
+    except SettingError as error:
+        say(f"attend: {error}")
+        return 2
+    from attend.service.runtime.driver import run
+
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
