@@ -18,6 +18,7 @@ NAMES = {
         "ray.serve._private.client:ServeControllerClient.get_serve_details",
         "ray.serve._private.constants:RAY_SERVE_ENABLE_HA_PROXY",
         "ray.serve._private.constants:RAY_SERVE_HAPROXY_STATS_PORT",
+        "ray.serve._private.constants:SERVE_CONTROLLER_NAME",
         "ray.serve._private.constants:SERVE_NAMESPACE",
         "ray.serve.context:_get_global_client",
         "ray.serve.handle:DeploymentHandle.broadcast",
