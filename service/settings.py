@@ -144,8 +144,8 @@ class Settings(BaseModel):
         1 << 19,
         description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
     )
-    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(
-        32, description="tokens in a KV cache block"
+    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(_whole)] = Field(
+        32, description="tokens in a KV cache block: what every backend takes"
     )
     kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(_bytes)] | None = Field(
         None,
