@@ -13,7 +13,11 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
     Added tokens may lie beyond the model's, as image tokens do in a text model: a prompt that has one is refused by itself.
     """
-    tokenizer = Tokenizer.load(folder)
+    return of_model(Tokenizer.load(folder), folder, vocab_size)
+
+
+def of_model(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> Tokenizer:
+    """The same tokenizer, for a model of so many tokens. Raises as `read_tokenizer` does."""
     if tokenizer.size <= vocab_size:
         return tokenizer
     last, token = max(((i, token) for token, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()), default=(-1, ""))

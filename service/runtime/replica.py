@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from attend.model.generation_config import read_defaults
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
@@ -38,7 +40,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import read_template, read_tokenizer
+from attend.service.runtime.checkpoint import of_model, read_template
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
 
@@ -64,9 +66,11 @@ class Replica(GrpcMethods):
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         with log_terminal(settings) as terminal, loading.shown(terminal) as report:
             group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
-            self.engine = build_engine(settings.folder, engine_options(settings), report, group)
+            with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
+                reading = aside.submit(Tokenizer.load, settings.folder)
+                self.engine = build_engine(settings.folder, engine_options(settings), report, group)
         self.shelf = open_shelf(settings, self.engine)
-        tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
+        tokenizer = of_model(reading.result(), settings.folder, self.engine.info.vocab_size)
         warn = logging.getLogger("attend.service").warning
         embedding = chosen_rules(read_rules(settings.folder), settings.pooling, warn)
         self.service = GenerationService(
