@@ -242,7 +242,8 @@ def _splits(words: list[str], length: NDArray[numpy.int64]) -> tuple[NDArray[num
 
     def are_words(first: NDArray[numpy.int64], end: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
         found = (sums[end] - sums[first]) * inverse[first]
-        return known[numpy.searchsorted(known, found).clip(max=len(known) - 1)] == found
+        there: NDArray[numpy.bool_] = known[numpy.searchsorted(known, found).clip(max=len(known) - 1)] == found
+        return there
 
     middle = numpy.arange(len(letters))
     middle = middle[middle > starts[which]]

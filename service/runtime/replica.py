@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from threading import Thread
+from threading import Timer
 from typing import Any, TextIO
 
 from starlette.types import ASGIApp
@@ -44,6 +44,8 @@ from attend.service.runtime.checkpoint import of_model, read_template
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
 
+SHAPES_SECONDS = 0.5
+"""When the shapes of requests are built that nobody has asked for yet: half a second's work, out of the way of a start."""
 SWITCH_SECONDS = 0.001
 """How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
 thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
@@ -104,7 +106,9 @@ class Replica(GrpcMethods):
             behind_edge=settings.proxy == "haproxy" and not settings.single,
         )
         self.engine.start()
-        Thread(target=build_all, name="shapes", daemon=True).start()
+        later = Timer(SHAPES_SECONDS, build_all)
+        later.daemon = True
+        later.start()
         if self.shelf is not None:
             self.shelf.follow()
 
