@@ -1,4 +1,4 @@
-"""The settings as flags of a command: one for each field of Settings."""
+"""Flags: those that several commands have, and the settings as flags of `serve`, one for each field of Settings."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,6 +12,16 @@ from attend.service.settings import PREFIX, Settings, allowed
 
 REPEATED = ("adapter",)
 """Settings whose flag may stand several times; their values are joined by commas."""
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")]
+DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")]
+QuantizeOption = Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")]
+AdapterOption = Annotated[
+    str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
+]
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
