@@ -18,7 +18,7 @@ from attend.service.commands.start import interrupt_unwinds
 from attend.service.generation.generation import GenerationService
 from attend.service.records import Chunk
 from attend.service.runtime.checkpoint import was_taught
-from attend.service.runtime.hub import tell
+from attend.service.runtime.lines import tell
 from attend.service.settings import Settings
 
 QUOTES = '"""'

@@ -1,5 +1,6 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,11 +16,12 @@ from attend.service.commands import texts
 from attend.service.commands.flags import DeviceOption, DtypeOption, ModelOption, QuantizeOption, with_settings, without_values
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.start import given_text, interrupt_unwinds, start_settings
+from attend.service.runtime.lines import tell
 from attend.service.settings import Settings
 
 PYTHON = sys.version.partition(" ")[0]
 HELP = ("-h", "--help")
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
+app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
 app.add_typer(keys_app, name="keys")
 
 
@@ -29,7 +31,7 @@ def main() -> None:
     try:
         app([*words[1:], "--help"] if words[:1] == ["help"] else words)
     except AttendError as error:
-        print(f"attend: {error}", file=sys.stderr)
+        tell(f"attend: {error}", logging.ERROR)
         sys.exit(2)
 
 
@@ -49,7 +51,10 @@ def attend(
 @app.command()
 @with_settings
 def serve(settings: Settings) -> None:
-    """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
+    """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables.
+
+    Each flag has a variable: that of --max-model-len is ATTEND_MAX_MODEL_LEN.
+    """
     from attend.service.observe import tracing
 
     tracing.check(settings.otel_endpoint)
@@ -85,6 +90,26 @@ def explain(
     from attend.service.commands.explain import show
 
     show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, also with @REVISION.", metavar="MODEL")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder to copy it into; without it, it stays in the cache of the hub.", metavar="DIR", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Download a checkpoint of the Hugging Face hub, check it, and print where it lies.
+
+    HF_TOKEN opens private and gated ones. A download that broke off goes on. What is there already is not downloaded again.
+    """
+    settings = start_settings({"model": model})
+    from attend.service.commands.pull import pull as fetch
+
+    fetch(settings, folder)
 
 
 @app.command()
@@ -154,14 +179,18 @@ def quality(
     folder: Annotated[
         str | None,
         typer.Argument(
-            help="Checkpoint folder, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
             metavar="DIR",
             show_default=False,
         ),
     ] = None,
     quantize: Annotated[
-        str, typer.Option(help="Quantised formats to compare with the model as it is, comma-separated.")
-    ] = "int8,int4",
+        str | None,
+        typer.Option(
+            help="Quantised formats to compare with the model as it is, comma-separated; default: int8,int4, and none where "
+            "the checkpoint is quantised."
+        ),
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -204,7 +233,8 @@ def check(
     grpc: Annotated[
         str | None,
         typer.Option(
-            help="Where it listens for gRPC; default: port 9000 of the URL's host; none: leave gRPC out.", metavar="HOST:PORT"
+            help="Where it listens for gRPC; default: at the URL's host, the port that /version names; none: no gRPC.",
+            metavar="HOST:PORT",
         ),
     ] = None,
     key: Annotated[

@@ -8,7 +8,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from attend.service.commands.start import start_settings
-from attend.service.settings import PREFIX, Settings, allowed
+from attend.service.settings import GROUPS, Settings, allowed
 
 REPEATED = ("adapter",)
 """Settings whose flag may stand several times; their values are joined by commas."""
@@ -43,11 +43,11 @@ def without_values(words: Sequence[str]) -> list[str]:
 
 
 def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """Give a command one flag for each field of Settings, with its description, variable and default."""
+    """Give a command one flag for each field of Settings, with its description, values and default."""
 
     def run(folder: str | None, **flags: Any) -> None:
         joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
-        command(start_settings(joined | ({"model": folder} if folder else {})))
+        command(start_settings(joined | ({"model": folder} if folder else {}), is_server=True))
 
     folder = typer.Argument(
         help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.",
@@ -60,8 +60,9 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
         )
     ]
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name), default=None)
-        for name in Settings.model_fields
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, group), default=None)
+        for group, names in GROUPS.items()
+        for name in names.split()
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -69,17 +70,18 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
     return run
 
 
-def _option(name: str) -> Any:
+def _option(name: str, group: str) -> Any:
     """The flag of a setting as typer reads it. A value is text: Settings reads it as it reads the variable, and both complain
     in the same words.
     """
     field, flag = Settings.model_fields[name], _dashed(name)
     default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
-    about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
+    about = f"{field.description}; {allowed(name)}{default}"
+    shown: dict[str, Any] = {"help": about, "show_default": False, "rich_help_panel": group}
     if field.annotation is bool:
-        return Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", help=about, show_default=False, metavar=" ")]
+        return Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", metavar=" ", **shown)]
     kind = list[str] | None if name in REPEATED else str | None
-    return Annotated[kind, typer.Option(f"--{flag}", help=about, show_default=False, metavar="VALUE")]
+    return Annotated[kind, typer.Option(f"--{flag}", metavar="VALUE", **shown)]
 
 
 def _dashed(name: str) -> str:

@@ -22,7 +22,7 @@ from attend.service.commands.offline import (
 )
 from attend.service.records import Chunk
 from attend.service.runtime.checkpoint import was_taught
-from attend.service.runtime.hub import tell
+from attend.service.runtime.lines import tell
 from attend.service.settings import Settings
 
 

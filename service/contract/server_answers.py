@@ -68,6 +68,8 @@ class Version(TypedDict):
     """How attention is computed."""
     slower_path: Annotated[str | None, Field(examples=[None])]
     """Why the fastest way of this machine does not serve; null where it does, or another was asked for by its name."""
+    grpc_port: Annotated[int, Field(examples=[9000])]
+    """The port of gRPC, as the setting of this name has it. What stands in front of the server may have another."""
     system_fingerprint: Fingerprint
 
 

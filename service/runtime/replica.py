@@ -39,7 +39,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import read_template, read_tokenizer
+from attend.service.runtime.checkpoint import read_template, read_tokenizer, was_taught
 from attend.service.settings import Settings
 
 SPARE_CALLS = 64
@@ -128,6 +128,7 @@ class Replica(GrpcMethods):
             strict_fields=self.settings.strict_fields,
             keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
+            grpc_port=self.settings.grpc_port,
         )
         return build_app(
             site,
@@ -162,7 +163,7 @@ class Replica(GrpcMethods):
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "chats": self.template is not None,
+            "chats": self.template is not None and was_taught(self.template),
         }
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
     ):
         done = attend("serve", "--single", *map(str, flags))
         assert done.returncode == 2
-        assert done.stderr == f"attend: {name} {port} is taken: another process listens on it\n"
+        assert done.stderr == f"attend: {name} {port} is taken: another process listens on it; choose another {name}\n"
 
 
 @pytest.mark.parametrize(
