@@ -72,8 +72,7 @@ class Conversation:
                 print(flush=True)
                 if answer.last is not None:
                     self.messages.append(answer.message)
-        if sys.stderr.isatty():
-            tell(dim(answer.speed()))
+        dim(answer.speed())
 
     async def _fitting(self) -> Any:
         """The call, with as many of the latest rounds as leave room for an answer."""

@@ -143,7 +143,9 @@ def responses(probe: Probe) -> str:
 def messages(probe: Probe) -> str:
     """Anthropic's API."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
-    document = _conversed(probe, "/v1/messages", {"model": probe.model, **body})
+    if not probe.model:
+        raise Skipped("the model's name is not known")
+    document = _conversed(probe, "/v1/messages", body)
     if document is None:
         return NO_TEMPLATE
     require(document["role"] == "assistant", f"the role is {document['role']!r}")

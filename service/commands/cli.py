@@ -13,7 +13,15 @@ import typer
 
 from attend.model.errors import AttendError, SettingError
 from attend.service.commands import texts
-from attend.service.commands.flags import DeviceOption, DtypeOption, ModelOption, QuantizeOption, with_settings, without_values
+from attend.service.commands.flags import (
+    DeviceOption,
+    DtypeOption,
+    GroupedCommand,
+    ModelOption,
+    QuantizeOption,
+    with_settings,
+    without_values,
+)
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.start import given_text, interrupt_unwinds, start_settings
 from attend.service.runtime.lines import tell
@@ -48,7 +56,7 @@ def attend(
         print(context.get_help())
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_settings
 def serve(settings: Settings) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables.

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic_core import PydanticUndefined
+from typer.core import TyperCommand
 
 from attend.service.commands.start import start_settings
 from attend.service.settings import GROUPS, Settings, allowed
@@ -68,6 +69,26 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has its flags by group. It is plain text: a table would cut their names on a narrow terminal."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Without a table."""
+        self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """A section for each group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                usual = "Arguments" if param.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(row)
+        for name, rows in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
 
 
 def _option(name: str, group: str) -> Any:

@@ -3,10 +3,13 @@
 import asyncio
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from attend.model.errors import NoChatTemplate, SettingError
 from attend.service.chat.parts import Reasoning
@@ -92,14 +95,20 @@ def _no_write(chunk: Chunk) -> None:
 def plain(chunk: Chunk) -> None:
     """Print the text that a chunk adds; reasoning goes to a person alone, dim on standard error."""
     for part in chunk.parts or ():
-        if isinstance(part, Reasoning) and sys.stderr.isatty():
-            print(dim(part.text), end="", file=sys.stderr, flush=True)
+        if isinstance(part, Reasoning):
+            dim(part.text, end="")
     print(shown(chunk), end="", flush=True)
 
 
-def dim(text: str) -> str:
-    """A text that a terminal writes dim, where it has colours."""
-    return text if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else f"\033[2m{text}\033[0m"
+@cache
+def _aside() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def dim(text: str, end: str = "\n") -> None:
+    """Write what is no answer, for a person alone: dim, on standard error where that is a terminal."""
+    if sys.stderr.isatty():
+        _aside().print(Text(text, "dim"), end=end)
 
 
 SHADES = ((0.5, ""), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "bold red"))
@@ -108,9 +117,6 @@ SHADES = ((0.5, ""), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "bold red"))
 
 def coloured() -> Callable[[Chunk], None]:
     """Prints the text that a chunk adds, in the colour of its least likely token; where there are no colours, says so."""
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(highlight=False, soft_wrap=True)
     if console.no_color or not console.is_terminal or console.color_system is None:
         tell("attend: there are no colours here: --json --logprobs 0 prints the probabilities as numbers")

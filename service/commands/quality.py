@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.scorer import ServingScorer
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import lacks_head, open_weights, read_config
+from attend.model.net.checkpoint import has_codes, lacks_head, read_config
 from attend.model.net.outliers import write_with_outliers
 from attend.model.quality import Quality, Scorer, compare
 from attend.model.text.tokenizer import Tokenizer
@@ -91,12 +91,6 @@ def names_of(wanted: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def is_quantised(folder: Path) -> bool:
-    """Whether a checkpoint's weights are in codes already: no other form is made of them."""
-    with open_weights(folder) as weights:
-        return bool(weights.title)
-
-
 def open_forms(settings: Settings, folder: Path, names: Sequence[str], context: int) -> dict[str, ServingScorer]:
     """The model as it is, under the name of its dtype, and then the named forms: all of them in memory side by side."""
     plain = EngineOptions(device=settings.device, dtype=settings.dtype, backend=settings.backend)
@@ -169,7 +163,7 @@ def show(
     if lacks_head(settings.folder):
         raise CheckpointError(f"{settings.folder} has no head: there are no probabilities to measure")
     if names is None:
-        names = [] if is_quantised(settings.folder) else ["int8", "int4"]
+        names = [] if has_codes(settings.folder) else ["int8", "int4"]
     tokenizer = read_tokenizer(settings.folder, config.vocab_size)
     start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     context = min(CONTEXT, config.max_positions)

@@ -76,35 +76,21 @@ def generate(
     ] = None,
     system: SystemOption = "",
     chat_template: TemplateOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one completions (or chat) response and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one completions (or chat) response and nothing else.")] = False,
 ) -> None:
     """Answer or continue a prompt in the terminal, streamed, without a server or Ray."""
-    settings, named = _settings(model, adapter, chat_template, device=device, dtype=dtype, quantize=quantize)
-    if chat is None and (json or echo or prompt_token_ids):
-        chat = False
-    prompt = prompt if prompt_token_ids else given_text(prompt, "prompt")
+    flags = ("as_json", "show", "chat", "system", "model", "adapter", "chat_template", "device", "dtype", "quantize")
+    call = {name: value for name, value in dict(locals()).items() if name not in (*flags, "flags")}
+    settings, call["model"] = _settings(model, adapter, chat_template, device=device, dtype=dtype, quantize=quantize)
+    call["prompt"] = prompt if prompt_token_ids else given_text(prompt, "prompt")
     from attend.service.commands import generate as offline
 
-    fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
-        prompt=offline.numbers("prompt-token-ids", prompt_token_ids) or prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        n=n,
-        stop=stop or None,
-        stop_token_ids=offline.numbers("stop-token-ids", stop_token_ids) or None,
-        min_tokens=min_tokens,
-        include_stop_str_in_output=include_stop_str_in_output,
-        ignore_eos=ignore_eos,
-        skip_special_tokens=skip_special_tokens,
-        echo=echo,
-        logprobs=logprobs,
-        return_token_ids=return_token_ids,
-    )
-    offline.generate(settings, fields | {"model": named}, as_json=json, show=show, chat=chat, system=system)
+    ids = offline.numbers("prompt-token-ids", call.pop("prompt_token_ids"))
+    call |= {"prompt": ids or call["prompt"], "stop": stop or None}
+    call["stop_token_ids"] = offline.numbers("stop-token-ids", stop_token_ids) or None
+    if chat is None and (as_json or echo or ids):
+        chat = False
+    offline.generate(settings, call, as_json=as_json, show=show, chat=chat, system=system)
 
 
 def chat(

@@ -17,7 +17,7 @@ from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
-ALIKE, MOST_COMPARED = 0.8, 64
+ALIKE, MOST_COMPARED = 0.85, 64
 """How much of a path must be that of a route to be taken for it, as `difflib` counts; and its characters that are compared."""
 
 
@@ -72,7 +72,7 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
 def _way_out(error: HTTPException, request: Request) -> str:
     """What to do about a path that is no route, or a method that its route does not take."""
     if error.status_code == 405:
-        return f": it takes {(error.headers or {}).get('allow', '')}"
+        return f": it takes {(error.headers or {}).get('Allow')}"
     if error.status_code != 404:
         return ""
     near = difflib.get_close_matches(request.url.path[:MOST_COMPARED], PATHS, 1, ALIKE)

@@ -35,10 +35,10 @@ def test_a_copy_is_a_folder_of_files(hub, tmp_path, capsys):
 
 
 def test_what_cannot_be_pulled_is_a_sentence(hub, tmp_path):
-    with pytest.raises(CheckpointError, match="hf://org/none was not found on .*check the name, and set HF_TOKEN"):
+    with pytest.raises(CheckpointError, match=r"hf://org/none was not found on .*check the name, and set HF_TOKEN"):
         pull(Settings(model="hf://org/none"), None)
     with pytest.raises(SettingError, match="is here already: `attend pull` takes hf://ORG/NAME"):
         pull(Settings(model=str(tmp_path)), None)
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="file cannot be written: .*has what was downloaded"):
+    with pytest.raises(CheckpointError, match=r"file cannot be written: .*has what was downloaded"):
         pull(MODEL, tmp_path / "file")
