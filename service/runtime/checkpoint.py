@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import CheckpointError
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.control_tokens import ControlTokens
 from attend.model.text.tokenizer import Tokenizer
+from attend.model.text.tokenizer_files import read_facts
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
@@ -38,3 +40,8 @@ def read_template(
     if template is not None and not special_tokens_in_content:
         template.control = ControlTokens(tokenizer.raw, template.sources)
     return template
+
+
+def was_taught(template: ChatTemplate) -> bool:
+    """Whether a model with this template was taught to chat: the shipped one, and copies of it, only join the messages."""
+    return bool(template.source != read_facts(DEFAULT_MODEL)["chat_template"])

@@ -40,7 +40,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import of_model, read_template
+from attend.service.runtime.checkpoint import of_model, read_template, was_taught
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
 
@@ -134,6 +134,7 @@ class Replica(GrpcMethods):
             strict_fields=self.settings.strict_fields,
             keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
+            grpc_port=self.settings.grpc_port,
         )
         return build_app(
             site,
@@ -168,7 +169,7 @@ class Replica(GrpcMethods):
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "chats": self.template is not None,
+            "chats": self.template is not None and was_taught(self.template),
         }
 
     def close(self) -> None:
