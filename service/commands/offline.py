@@ -1,5 +1,6 @@
 """A model in this process, for the commands that need no server: the service's own path from a request to text, without Ray."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +111,7 @@ async def _answered(
             for chunk in batch:
                 if chunk.index == 0:
                     write(chunk)
+                    await asyncio.sleep(0)  # a terminal may be slow: Ctrl-C comes between any two chunks
     name, fingerprint = body.model or service.model_name, service.fingerprint(adapter)
     writer = kind(body, command.request_id, name, fingerprint, TokenCounts(command.n), service.tokenizer)
     writer.usage.add(chunks)
