@@ -50,7 +50,7 @@ def answer(page: Any, url: str) -> None:
     page.fill("#max_tokens", "60")
     page.click("#generate")
     expect(page.locator("#status")).to_contain_text("Done")
-    page.locator("#answer .scored").nth(6).click()
+    page.locator(".scored").nth(6).click()
 
 
 def explore(page: Any) -> None:

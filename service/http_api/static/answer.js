@@ -24,8 +24,8 @@ export class Answer {
   #timer = 0;
   #cost = 0;
 
-  /** `on` has what is done with an answer: choose(at, text), results(messages), and the buttons retry(), goOn(), explore(), of which those that
-   * are there are offered. */
+  /** `on` has what is done with an answer: choose(answer, at, text), retry(answer), goOn(answer), and in a chat results(answer, messages) and
+   * explore(answer). */
   constructor(on, { isChat }) {
     Object.assign(this, { on, isChat });
     this.prose = make("div", { className: "prose", hidden: !isChat });
@@ -36,14 +36,13 @@ export class Answer {
     this.text = new TokenText(place, panel, (at, other) => on.choose(this, at, other));
     this.parts = new Parts((messages) => on.results(this, messages));
     this.words = make("div", { className: "words", hidden: isChat }, place, panel);
-    this.figures = make("dl", { className: "figures", hidden: isChat });
+    this.figures = make("dl", { className: "figures" });
     this.problem = make("p", { className: "error", hidden: true });
     this.problem.role = "alert";
     this.doings = make("p", { className: "doings", hidden: true });
-    const inside = make("div", { className: "inside", hidden: isChat }, this.figures, this.parts.deltas);
-    this.insides = [this.words, this.figures, inside];
+    this.inside = make("div", { className: "inside", hidden: isChat }, this.figures, this.parts.deltas);
     this.element = make("article", { className: "answer", ariaLabel: "Answer" }, this.parts.reasoning, this.prose, this.words,
-      this.parts.calls, this.parts.status, this.problem, this.doings, inside);
+      this.parts.calls, this.parts.status, this.problem, this.doings, this.inside);
     this.element.addEventListener("click", ({ target }) => this.#copyCode(target));
     if (isChat) fetchMarkdown().then(() => this.#render());
   }
@@ -124,7 +123,7 @@ export class Answer {
   #toggle() {
     const toggle = button("Probabilities", () => {
       const isOpen = !this.words.hidden;
-      for (const each of this.insides) each.hidden = isOpen;
+      this.words.hidden = this.inside.hidden = isOpen;
       this.prose.hidden = !isOpen || !this.content;
       toggle.ariaExpanded = `${!isOpen}`;
     });

@@ -17,7 +17,9 @@ const NEAR = 48;
 let turns = [];
 /** The question that is edited. */
 let edited = null;
+/** Whether the view stays at the end while the conversation grows, and how far it was scrolled. */
 let isFollowed = true;
+let scrolled = 0;
 
 const on = {
   choose: (answer, at, other) => {
@@ -222,6 +224,10 @@ export function beginChat() {
   byId("prompt").addEventListener("input", fit);
   byId("prompt").addEventListener("keydown", (event) => event.key === "Escape" && edited !== null && edit(null));
   addEventListener("pagehide", save);
-  addEventListener("scroll", () => (isFollowed = below() <= NEAR), { passive: true });
-  new ResizeObserver(() => isRunning() && isFollowed && byId("form").classList.contains("chat") && showEnd()).observe(byId("log"));
+  addEventListener("scroll", () => {
+    isFollowed = below() <= NEAR || (isFollowed && scrollY >= scrolled); // only a person scrolls up
+    scrolled = scrollY;
+  }, { passive: true });
+  byId("log").addEventListener("click", () => (isFollowed = false), { capture: true }); // what a person unfolds stays in sight
+  new ResizeObserver(() => isFollowed && byId("form").classList.contains("chat") && showEnd()).observe(byId("log"));
 }
