@@ -155,7 +155,9 @@ def test_an_error_is_the_servers_sentence_with_the_requests_id(page, broken_afte
         opened(page, live, max_tokens="9" if broken_after else "9999")
         page.click("#generate")
         expect(page.locator("#status")).to_have_text("Failed")
-        expect(page.locator(".answer .error")).to_contain_text("internal error" if broken_after else "maximum context length is 128")
+        expect(page.locator(".answer .error")).to_contain_text(
+            "internal error" if broken_after else "maximum context length is 128"
+        )
         expect(page.locator(".answer .error")).to_have_text(re.compile(r"request id:? [0-9a-f]{32}"))
 
 

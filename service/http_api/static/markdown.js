@@ -22,7 +22,7 @@ function build(tokens, root) {
     if (token.hidden) continue; // the paragraph of a tight list
     if (token.type === "inline") build(token.children, place);
     else if (token.nesting > 0) place = open(token, place);
-    else if (token.nesting < 0) place = place.parentNode;
+    else if (token.nesting < 0) place = (token.tag === "table" ? place.parentNode : place).parentNode;
     else place.append(...leaf(token));
   }
   return root;
@@ -32,7 +32,7 @@ function open(token, place) {
   const made = token.tag === "a" ? link(token.attrGet("href")) : make(token.tag);
   if (token.tag === "ol") made.start = token.attrGet("start") ?? 1;
   if (token.tag === "th" || token.tag === "td") made.style.textAlign = ALIGNED.exec(token.attrGet("style"))?.[1] ?? "";
-  place.append(made);
+  place.append(token.tag === "table" ? make("div", { className: "wide", tabIndex: 0 }, made) : made);
   return made;
 }
 

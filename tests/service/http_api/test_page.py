@@ -99,8 +99,12 @@ def test_no_file_makes_markup_or_code_of_text(file):
 def test_the_library_is_the_file_of_its_package_makes_no_markup_and_has_its_licences():
     """dist/browser/markdown-it.esm.min.mjs of markdown-it 15.0.3, whose packages are the folders that it names."""
     text = LIBRARY.read_text()
-    assert hashlib.sha256(LIBRARY.read_bytes()).hexdigest() == "d5432491790141da046b1197353705db03264f40b5727f3b4b591f5aba193e30"
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser|srcdoc|fetch\(", text)
+    assert (
+        hashlib.sha256(LIBRARY.read_bytes()).hexdigest() == "d5432491790141da046b1197353705db03264f40b5727f3b4b591f5aba193e30"
+    )
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser|srcdoc|fetch\(", text
+    )
     packages = set(re.findall(r"//#region node_modules/([\w.-]+)/", text))
     assert set(re.findall(r"== ([\w.-]+) ==", LICENCES.read_text())) >= {"markdown-it", *packages}
 
@@ -145,7 +149,9 @@ def test_the_pictures_are_small():
 
 
 def test_whatever_a_page_names_is_served():
-    named = {name for file in FILES for name in re.findall(r"static/([\w.-]+)|(?:from |import\()\"\./([\w.-]+)\"", file.read_text())}
+    named = {
+        name for file in FILES for name in re.findall(r"static/([\w.-]+)|(?:from |import\()\"\./([\w.-]+)\"", file.read_text())
+    }
     wanted = {f"/static/{one or other}" for one, other in named}
     assert wanted == {path for path in PATHS if path.startswith("/static/")}
 
