@@ -20,6 +20,7 @@ let edited = null;
 /** Whether the view stays at the end while the conversation grows, and how far it was scrolled. */
 let isFollowed = true;
 let scrolled = 0;
+let onchange = null;
 
 const on = {
   choose: (answer, at, other) => {
@@ -61,11 +62,10 @@ export function send() {
   const at = edited ?? endOfAnswered();
   const open = edited === null && turns.slice(at).find(({ message }) => message);
   const question = { role: "user", content: open ? `${open.message.content}\n\n${content}` : content };
-  if (ask(at, [question])) {
-    edit(null);
-    byId("prompt").value = "";
-    fit();
-  }
+  if (!ask(at, [question])) return;
+  edited = null;
+  byId("prompt").value = "";
+  fit();
 }
 
 /** Where a question stands that has no answer, or the end. Most templates want the two to take turns: the next one is joined to it. */
@@ -100,6 +100,7 @@ async function run(answer, work) {
   const before = messages(indexOf(answer));
   if (!await begin(answer, work)) return;
   const turn = turns[indexOf(answer)];
+  if (!turn) return; // it was dropped meanwhile
   turn.message = answer.isEmpty ? null : answer.message;
   save();
   const question = before.at(-1);
@@ -174,8 +175,9 @@ export function restore(all) {
   showEnd();
 }
 
-/** Keep the conversation as far as it has come. */
+/** Keep the conversation as far as it has come, and tell that it has changed. */
 function save() {
+  onchange();
   const all = turns.map(({ message, answer }) => message ?? (answer?.isEmpty === false ? answer.message : null)).filter(Boolean);
   try {
     localStorage.setItem(NAME, JSON.stringify({ system: byId("system").value, messages: all }));
@@ -212,12 +214,15 @@ export function showEnd() {
   scrollBy(0, Math.max(0, below()));
 }
 
-/** Take back what was kept, and begin to listen. */
-export function beginChat() {
+/** Take back what was kept, and begin to listen. `tell()` is called whenever the conversation has changed. */
+export function beginChat(tell) {
+  onchange = tell;
   const before = kept();
-  if (before) {
-    byId("system").value = before.system;
-    restore(before.all);
+  try {
+    byId("system").value = before?.system ?? "";
+    if (before) restore(before.all);
+  } catch { // not what this page wrote
+    newChat();
   }
   byId("new-chat").addEventListener("click", newChat);
   byId("system").addEventListener("change", save);

@@ -99,7 +99,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("form").requestSubmit();
 });
 if (matchMedia("(max-width: 46rem)").matches) byId("settings").open = false;
-beginChat();
+beginChat(showCode);
 showFields();
 beginHistory((turns) => isChat() && restore(turns));
 beginServer();

@@ -144,7 +144,7 @@ def test_the_example_of_the_page_is_a_list_of_tools():
 
 def test_the_pictures_are_small():
     pictures = list((Path(__file__).parents[1] / "screenshots").iterdir())
-    assert {picture.name for picture in pictures} == {"playground-light.png", "playground-dark.png", "explorer.png"}
+    assert {picture.name for picture in pictures} == {"chat.png", "explorer.png"}
     assert max(picture.stat().st_size for picture in pictures) < 60_000
 
 
