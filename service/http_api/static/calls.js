@@ -85,7 +85,8 @@ class Call {
       this.give();
     });
     this.field.addEventListener("input", () => this.take(null));
-    this.card.append(make("label", {}, `Result of ${this.name}`, this.field), make("p", { className: "give" }, this.button, this.said));
+    const give = make("p", { className: "give" }, this.button, this.said);
+    this.card.append(make("label", {}, `Result of ${this.name}`, this.field), give);
   }
 
   /** A result, or that it is not given yet. */
@@ -117,13 +118,12 @@ export class Parts {
   #counted = make("span", {}, "0");
   reasoning = make("details", { className: "reasoning", hidden: true }, make("summary", {}, "Reasoning"), this.#thoughts);
   calls = make("ol", { className: "calls", ariaLabel: "Tool calls", hidden: true });
-  status = make("p", { className: "hint calls-status" });
+  status = make("p", { className: "hint calls-status", role: "status" });
   deltas = make("details", { className: "deltas-fold", hidden: true }, make("summary", {}, "Parsed deltas: ", this.#counted),
     make("div", { className: "deltas", tabIndex: 0, role: "region", ariaLabel: "Deltas" }, this.#list));
 
   constructor(onresults) {
     this.onresults = onresults;
-    this.status.role = "status";
   }
 
   /** The calls are cut off: the answer goes on from before them. */

@@ -1,4 +1,4 @@
-/** The tab of the chat: the conversation, which grows by each question and its answer, and is kept in this browser over reloads. */
+/** The tab of the chat: the conversation, which grows by questions and answers, and is kept in this browser over reloads. */
 
 import { Answer } from "./answer.js";
 import { brief } from "./calls.js";
@@ -13,7 +13,8 @@ import { placeOf } from "./tools.js";
 const NAME = "attend.chat";
 /** How near to its end the conversation is still followed, in pixels. */
 const NEAR = 48;
-/** The conversation: {message, element, answer}. What a tool gave back has no element of its own; an answer without anything has no message. */
+/** The conversation: {message, element, answer}. What a tool gave back has no element of its own; an answer of which nothing
+ * came has no message. */
 let turns = [];
 /** The question that is edited. */
 let edited = null;
@@ -68,7 +69,7 @@ export function send() {
   fit();
 }
 
-/** Where a question stands that has no answer, or the end. Most templates want the two to take turns: the next one is joined to it. */
+/** Where a question stands that has no answer, or the end. The next is joined to it: most templates want turns. */
 function endOfAnswered() {
   const last = turns.findLastIndex(({ message }) => message);
   return last >= 0 && turns[last].message.role === "user" ? last : turns.length;
@@ -192,8 +193,8 @@ function kept() {
   try {
     const { system, messages: all } = JSON.parse(localStorage.getItem(NAME));
     const isText = (value) => typeof value === "string";
-    const isGood = ({ role, content, tool_calls: calls }) => (role === "assistant" ? isText(content) || Array.isArray(calls) : isText(content));
-    return isText(system) && all.every(isGood) ? { system, all } : null;
+    const isMessage = ({ content, tool_calls: calls }) => isText(content) || Array.isArray(calls);
+    return isText(system) && all.every(isMessage) ? { system, all } : null;
   } catch {
     return null;
   }

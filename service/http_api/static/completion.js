@@ -52,7 +52,8 @@ async function alternative({ request, promptIds }, ids, other, signal) {
   const body = { prompt: [...promptIds, ...ids], max_tokens: 0, prompt_logprobs: MOST_ALTERNATIVES };
   if (request.body.model) body.model = request.body.model;
   const { choices: [choice] } = await (await post("v1/completions", written(body), signal)).json();
-  const all = Object.entries(choice.prompt_logprobs.at(-1)).map(([id, { decoded_token: its, logprob }]) => [its, logprob, Number(id)]);
+  const last = Object.entries(choice.prompt_logprobs.at(-1));
+  const all = last.map(([id, { decoded_token: its, logprob }]) => [its, logprob, Number(id)]);
   const found = all.find(([its]) => its === other);
   if (!found) throw new Error("This token is no longer among the server's most likely tokens");
   return { id: found[2], ...scored(found[0], found[1], all.sort((a, b) => b[1] - a[1]).slice(0, 5)) };

@@ -12,7 +12,8 @@ const ANSWER_CHARACTERS = 500;
 let take = () => {};
 
 const PLACES = ["#mode-field", "#settings", "#tools-panel"];
-const fields = () => [...document.querySelectorAll(`#prompt, :is(${PLACES}) :is(input, select, textarea)`)].filter(({ id }) => id !== "key");
+const SELECTOR = `#prompt, :is(${PLACES}) :is(input, select, textarea):not(#key)`;
+const fields = () => [...document.querySelectorAll(SELECTOR)];
 const property = ({ type }) => (type === "checkbox" || type === "radio" ? "checked" : "value");
 
 function stored() {
@@ -33,7 +34,7 @@ function store(entries) {
   show();
 }
 
-/** Keep what the form holds, with the prompt, the turns before it and its answer, before all others; the same request is kept once. */
+/** Keep what the form holds, with prompt, turns before it and answer, before all others; the same request is kept once. */
 export function remember(answer, prompt, turns = []) {
   const form = { ...Object.fromEntries(fields().map((field) => [field.id, field[property(field)]])), prompt };
   const request = (entry) => JSON.stringify([entry.form, entry.turns ?? []]);

@@ -17,9 +17,10 @@ const GROUPS = {
   stopping: ["StoppingCriteria", { stop: "stop_strings", min_tokens: "min_tokens", ignore_eos: "ignore_eos" }],
 };
 
-/** The fields of a message that are given, as named arguments. */
-const named = (fields) => Object.entries(fields).filter(([, value]) => value !== undefined).map(([name, value]) => `${name}=${value}`);
-const given = (fields) => named(Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, value === undefined ? value : python(value)])));
+/** The fields of a message that are there, as named arguments: of code, or of values. */
+const named = (fields, write = (code) => code) =>
+  Object.entries(fields).filter(([, value]) => value !== undefined).map(([name, value]) => `${name}=${write(value)}`);
+const given = (fields) => named(fields, python);
 const made = (name, fields) => `pb.${name}(${fields.join(", ")})`;
 
 const callOf = ({ id, function: { name, arguments: its } }) => made("ToolCall", given({ id, name, arguments: its }));

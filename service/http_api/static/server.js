@@ -25,7 +25,8 @@ async function describeServer() {
   const { data } = await (await call("v1/models")).json();
   byId("model").replaceChildren(...data.map(({ id }, i) => make("option", { value: i ? id : "" }, id)));
   byId("model-field").hidden = data.length < 2;
-  for (const [name, value] of Object.entries(data[0].default_sampling)) byId(name).placeholder = name === "top_k" && !value ? "all" : value;
+  for (const [name, value] of Object.entries(data[0].default_sampling)) byId(name).placeholder = value;
+  if (!data[0].default_sampling.top_k) byId("top_k").placeholder = "all";
 }
 
 /** Offer what the chat template can do; the first time, the tab that fits it. */

@@ -2,8 +2,8 @@
 
 import { make } from "./common.js";
 
-/** Each server-sent event as it comes: {data, id}. Comments are left out; a character may span two reads. A connection that breaks ends
- * them too: what tells a whole stream is its last event. */
+/** Each server-sent event as it comes: {data, id}. Comments are left out; a character may span two reads. A connection that
+ * breaks ends them too: what tells a whole stream is its last event. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

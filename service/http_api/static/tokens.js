@@ -68,7 +68,7 @@ export class TokenText {
     this.#held.splice(0, texts.slice(from).join("").includes(text) ? from : texts.findLastIndex(Boolean) + 1);
   }
 
-  /** What is left at the end. Where the answer is whole, a token without text ended it: it is shown, and is no part of the text. */
+  /** What is left at the end. Where the answer is whole, a token without text ended it: shown, and no part of the text. */
   end(isWhole) {
     if (this.#last === "part") this.#held = [];
     if (this.#waiting) this.#write(this.#waiting, this.#held.splice(0));

@@ -84,7 +84,8 @@ export function mark(error) {
   complain(name, error);
 }
 
-/** Where the error of a request that cannot be sent is shown: beside the field that it names, which gets the focus, or for all of the form. */
+/** Where the error of a request that cannot be sent is shown: beside the field that it names, which gets the focus, or above
+ * the buttons. */
 export function placeOf(error) {
   const name = fieldOf(error);
   if (!name) return byId("error");

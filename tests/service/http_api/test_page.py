@@ -149,9 +149,7 @@ def test_the_pictures_are_small():
 
 
 def test_whatever_a_page_names_is_served():
-    named = {
-        name for file in FILES for name in re.findall(r"static/([\w.-]+)|(?:from |import\()\"\./([\w.-]+)\"", file.read_text())
-    }
+    named = {name for file in FILES for name in re.findall(r"static/([\w.-]+)|from \"\./([\w.-]+)\"", file.read_text())}
     wanted = {f"/static/{one or other}" for one, other in named}
     assert wanted == {path for path in PATHS if path.startswith("/static/")}
 
