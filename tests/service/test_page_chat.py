@@ -417,6 +417,7 @@ def test_an_emptied_field_means_the_default_that_it_shows(page):
         }
         asked(page, "a")
         page.check("#mode-completions", force=True)
+        assert page.locator("#prompt").bounding_box()["height"] > 100
         for name in ("temperature", "top_p", "max_tokens"):
             page.fill(f"#{name}", "")
         assert page.get_attribute("#max_tokens", "placeholder") == "16"

@@ -200,8 +200,8 @@ function kept() {
   }
 }
 
-/** The field of the question is as high as its text. */
-function fit() {
+/** In a chat the field of the question is as high as its text. */
+export function fit() {
   const field = byId("prompt");
   field.style.height = "";
   if (byId("form").classList.contains("chat")) field.style.height = `${field.scrollHeight + 2}px`;

@@ -1,6 +1,6 @@
 /** The playground: a chat or a completion, the settings of both, and the request as code. */
 
-import { beginChat, messagesAtHand, restore, send, showEnd } from "./chat.js";
+import { beginChat, fit, messagesAtHand, restore, send, showEnd } from "./chat.js";
 import { asCode } from "./code.js";
 import { generate, textAtHand } from "./completion.js";
 import { byId, copy, showError } from "./common.js";
@@ -68,6 +68,7 @@ function showTab(chat) {
   byId("max_tokens").placeholder = chat ? "no limit" : "16";
   byId("generate").textContent = chat ? "Send" : "Generate";
   byId("keys").textContent = chat ? "Shift + Enter breaks the line" : "Ctrl + Enter";
+  fit();
   if (chat) showEnd();
 }
 
