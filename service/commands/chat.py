@@ -36,6 +36,10 @@ Ctrl-C        stops an answer; at the empty prompt it leaves"""
 COMMANDS = ("/system", "/reset", "/help", "/bye")
 
 
+CALM = {"temperature": 0.7, "top_p": 0.95}
+"""How is drawn where neither flags nor the model say: at temperature 1, as over the wire, small models talk nonsense."""
+
+
 @dataclass
 class Conversation:
     """What was said, and the model that answers. `fields` are those of /v1/chat/completions beside the messages."""
@@ -132,6 +136,8 @@ def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message:
     """Talk until the input ends; with `message` answer it alone. Returns the exit status."""
     with serving(settings, adapter_folders(settings, fields.get("model"))) as (engine, service):
         template = template_of(settings, service)
+        if not {"temperature", "top_p"} & {*fields, *service.defaults.sampling}:
+            fields = {**CALM, **fields}
         if message is not None and template is None:
             tell(f"attend: {service.model_name} has no chat template: the text is continued as it stands")
             engine.start()

@@ -29,10 +29,12 @@ EffortOption = Annotated[
 # Of a chat: without a flag, what a call to a server gets, by generation_config.json with ATTEND_GENERATION_CONFIG=model.
 MaxTokensOption = Annotated[int | None, typer.Option(help="Maximum number of new tokens; default: what the context leaves.")]
 TemperatureOption = Annotated[
-    float | None, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy; default: the model's.")
+    float | None, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy; default: the model's, or 0.7.")
 ]
 TopKOption = Annotated[int | None, typer.Option(help="Top-k sampling: among the k most likely tokens; default: the model's.")]
-TopPOption = Annotated[float | None, typer.Option(help="Top-p (nucleus) sampling, above 0 to 1; default: the model's.")]
+TopPOption = Annotated[
+    float | None, typer.Option(help="Top-p (nucleus) sampling, above 0 to 1; default: the model's, or 0.95.")
+]
 MinPOption = Annotated[float | None, typer.Option(help="Min-p sampling, 0 to 1; default: the model's.")]
 SeedOption = Annotated[int | None, typer.Option(help="Sampling seed: the same seed gives the same text.")]
 StopOption = Annotated[list[str] | None, typer.Option(help="Stop string; may be given up to 4 times.")]

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,28 @@ def test_the_shipped_model_was_not_taught_to_chat(tmp_path):
 
     assert not was_taught(ChatTemplate.load(DEFAULT_MODEL))
     assert was_taught(ChatTemplate(TEMPLATE))
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "drawn"),
+    [
+        ([], None, {"temperature": 0.7, "top_p": 0.95}),
+        (["--temperature", "0"], None, {"temperature": 0.0}),
+        (["--top-p", "0.5"], None, {"top_p": 0.5}),
+        ([], {"temperature": 0.3}, {}),
+    ],
+    ids=str,
+)
+def test_how_a_chat_draws_is_the_callers_the_models_or_calm(folder, attend, monkeypatch, tmp_path, flags, config, drawn):
+    asked, real = [], chat.to_chat
+    monkeypatch.setattr(chat, "to_chat", lambda *given: asked.append(given[-1]) or real(*given))
+    if config is not None:
+        folder = shutil.copytree(folder, tmp_path / "model")
+        (folder / "generation_config.json").write_text(json.dumps(config))
+        monkeypatch.setenv("ATTEND_GENERATION_CONFIG", "model")
+    status, *_ = attend("run", folder, "hello", "--max-tokens", 2, "--dtype", "float32", *flags)
+    assert status == 0
+    assert {name: value for name, value in asked[0].items() if name in ("temperature", "top_p")} == drawn
 
 
 def test_at_a_terminal_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
