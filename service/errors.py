@@ -25,6 +25,10 @@ FULL = "x-attend-full"
 HAProxy takes it away; without HAProxy callers see it."""
 
 
+SHUTTING_DOWN = "the server is shutting down; try another replica"
+"""What a new call is told while running ones end."""
+
+
 class TooLarge(InvalidRequest):
     """A body over the limit."""
 

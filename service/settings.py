@@ -37,6 +37,20 @@ ALIKE = 0.75
 """How much of a name must be that of a setting to be taken for a mistyped one, as `difflib` counts it: SINGEL has 0.83 of
 SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
+GROUPS = {
+    "Model": "model served_model_name device dtype backend quantize pooling score adapter adapters_folder max_adapters",
+    "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
+    "json_whitespace",
+    "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
+    "draft_tokens deterministic num_threads",
+    "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
+    "max_connections_per_source max_errors_per_second",
+    "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
+    "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file cors_origins expose_docs",
+    "Processes": "single replicas max_replicas tensor_parallel",
+    "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",
+}
+"""The settings by what they are about, as `attend serve --help` and the documents show them."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 PATHS = ("chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
@@ -144,8 +158,8 @@ class Settings(BaseModel):
         1 << 19,
         description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
     )
-    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(_whole)] = Field(
-        32, description="tokens in a KV cache block"
+    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(_whole)] = Field(
+        32, description="tokens in a KV cache block: what every backend takes"
     )
     kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(_bytes)] | None = Field(
         None,

@@ -21,7 +21,7 @@ from attend.service.commands.cli import app
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
-from attend.service.settings import Settings, allowed
+from attend.service.settings import GROUPS, Settings, allowed
 from tests import reference
 from tests.fakes import build_server
 from tests.model.checkpoints import KINDS
@@ -33,9 +33,12 @@ MARKED = re.compile(r"(<!-- begin (\w+): written by `make docs` -->\n).*?(<!-- e
 def settings() -> Iterator[list[str]]:
     """Each setting with its default, its values and what it is."""
     yield ["setting", "default", "values", "what"]
-    for name, field in Settings.model_fields.items():
-        default = "" if field.default in (None, "") else str(field.default)
-        yield [f"`{name}`", default, allowed(name), field.description or ""]
+    for group, names in GROUPS.items():
+        yield [f"**{group}**", "", "", ""]
+        for name in names.split():
+            field = Settings.model_fields[name]
+            default = "" if field.default in (None, "") else str(field.default)
+            yield [f"`{name}`", default, allowed(name), field.description or ""]
 
 
 def routes() -> Iterator[list[str]]:

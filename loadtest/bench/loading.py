@@ -3,7 +3,8 @@
 Each turn is a child process that reads the weight files into fresh memory, of pages of the size that the path's own memory
 has (large ones on the native path), and then loads them. Memory is sampled every few milliseconds while it loads: what the
 process owns, which only it can give back, and what is resident, where pages of the mapped files count too. Both are shown
-without what was there before, as parts of the weights' bytes.
+without what was there before, as parts of the weights' bytes. With --gguf the same shape is loaded from GGUF files of random
+blocks, twice in a process: the second time pages are at hand, and the rate is that of the work itself.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 from loadtest.bench.figures import Figure, file, show
+from loadtest.bench.gguf_shapes import KINDS, write_gguf
 from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
 
 SAMPLE_SECONDS = 0.003
@@ -86,6 +88,23 @@ def measure(folder: Path, path: str) -> dict[str, float]:
     return {"read": reading, "load": seconds, "seconds": seconds / reading, "owned": owned / size, "resident": resident / size}
 
 
+def measure_gguf(path: Path) -> dict[str, float]:
+    """GB/s of two loads by the native decoder, in this process."""
+    import torch
+
+    from attend.model.engine.choice import choose_backend, prepare_decoder
+    from attend.model.net.checkpoint import load, read_config
+
+    rates = []
+    for _ in range(2):
+        started, config = time.perf_counter(), read_config(path)
+        net = load(path, torch.bfloat16, "cpu", context=0, keep_codes=True, mapped=True)
+        form = prepare_decoder(net, choose_backend("native", config, torch.bfloat16, "cpu", 32))
+        rates.append(path.stat().st_size / 1e9 / (time.perf_counter() - started))
+        del net, form
+    return dict(zip(("first", "second"), rates, strict=True))
+
+
 def figures(path: str, turns: list[dict[str, float]]) -> list[Figure]:
     """The rows of one path."""
     names = {
@@ -107,16 +126,28 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1B")
     parser.add_argument("--turns", type=int, default=3, help="of each path (default 3)")
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument(
+        "--gguf", nargs="+", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}, in place of safetensors"
+    )
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
+    if "Q4_K_M" in (options.gguf or ()) and SHAPES[options.shape]["hidden_size"] % 256:
+        parser.error(f"rows of {options.shape} are no whole blocks of 256: Q4_K_M needs another shape")
     if options.child:
-        print(json.dumps(measure(Path(options.child[0]), options.child[1])))
+        path, way = Path(options.child[0]), options.child[1]
+        print(json.dumps(measure_gguf(path) if way == "gguf" else measure(path, way)))
         return
-    folder, found = write_shape(options.shape, FOLDER), []
-    command = [sys.executable, "-m", "loadtest.bench.loading", "--child", str(folder)]
-    for path in PATHS:
-        turns = [subprocess.run([*command, path], check=True, capture_output=True, text=True) for _ in range(options.turns)]
-        found += figures(path, [json.loads(turn.stdout) for turn in turns])
+
+    def turns(path: Path, way: str) -> list[dict[str, float]]:
+        command = [sys.executable, "-m", "loadtest.bench.loading", "--child", str(path), way]
+        done = (subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(options.turns))
+        return [json.loads(turn.stdout) for turn in done]
+
+    found, rates = [], {kind: turns(write_gguf(options.shape, kind), "gguf") for kind in options.gguf or ()}
+    for kind, times in rates.items():
+        found += [Figure(f"{kind}: {nth} load", "GB/s", tuple(turn[nth] for turn in times)) for nth in ("first", "second")]
+    for way in () if options.gguf else PATHS:
+        found += figures(way, turns(write_shape(options.shape, FOLDER), way))
     file(options.json, show(found), found, bench="loading", shape=options.shape)
 
 

@@ -42,7 +42,7 @@ from attend.model.engine.ranks import Leader, ShardRunner
 from attend.model.engine.request import EngineInfo, Request, SlowerPath
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.engine.slower import slower_path
+from attend.model.engine.slower import slower_path, with_factor
 from attend.model.errors import EngineFailed, SettingError
 from attend.model.explain.explainer import Explainer
 from attend.model.net.backends import AttentionBackend
@@ -180,6 +180,9 @@ def build_runner(
         check_exact(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
+    if slower is not None and group is None:
+        use_threads(options)
+        slower = with_factor(slower, runner, engine_config)
     return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup, slower)
 
 

@@ -53,22 +53,22 @@ def largest_steps(model: ModelConfig, config: EngineConfig) -> Iterator[StepInpu
     while left and len(counts) < config.max_batch_requests:
         counts.append(min(left, config.max_model_len))
         left -= counts[-1]
-    yield _step(model, config, sorted(counts))  # rows of one token come first
-    yield _step(model, config, [1] * min(config.max_batch_requests, config.max_batch_tokens))
+    yield step_of(model, config, sorted(counts))  # rows of one token come first
+    yield step_of(model, config, [1] * min(config.max_batch_requests, config.max_batch_tokens))
 
 
-def _step(model: ModelConfig, config: EngineConfig, counts: list[int]) -> StepInput:
-    """Rows of so many tokens at the ends of the longest requests, each of which draws."""
-    num_rows, names = len(counts), [f"largest {row}" for row in range(len(counts))]
-    blocks = array("q", [1]) * -(-config.max_model_len // config.block_size)
+def step_of(model: ModelConfig, config: EngineConfig, counts: list[int], end: int | None = None) -> StepInput:
+    """Rows of so many tokens, each of which draws, at the ends of requests of `end` tokens, or of the longest ones."""
+    num_rows, names, end = len(counts), [f"largest {row}" for row in range(len(counts))], end or config.max_model_len
+    blocks = array("q", [1]) * -(-end // config.block_size)
     tables = [[array("q", [1]) if group.has_state else blocks] * num_rows for group in model.memory_groups]
     return StepInput(
         request_ids=names,
         tables=tables,
-        starts=[config.max_model_len - count for count in counts],
+        starts=[end - count for count in counts],
         counts=counts,
         tokens=array("q", [0]) * sum(counts),
-        draws=[Draw(SamplingPlan(LIMITED, seed=0), config.max_model_len)] * num_rows,
+        draws=[Draw(SamplingPlan(LIMITED, seed=0), end)] * num_rows,
         draw_rows=[end - 1 for end in accumulate(counts)],
         draw_ids=names,
     )

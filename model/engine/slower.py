@@ -1,16 +1,29 @@
 """Why another backend serves than the fastest of this machine: told in the log, in /version and as a metric."""
 
+import time
+from collections.abc import Callable
+
 import torch
 
 from attend.model.config import ModelConfig
 from attend.model.engine.choice import ABSENT, COMPUTED, OTHER_NEEDS, computes_parts, kind_of
+from attend.model.engine.config import EngineConfig
+from attend.model.engine.memory import step_of
 from attend.model.engine.request import SlowerPath
+from attend.model.engine.runner import ModelRunner
 from attend.model.net.features import features
 from attend.model.net.native import decoder as native
 from attend.model.net.native.build import absence
 from attend.model.net.native.library import variant as native_variant
+from attend.model.net.transformer import Decoder
 
-LOSS = {"native": "several times slower than the native decoder", "triton": "slower than Triton's kernels"}
+LOSS = {"native": "slower than the native decoder", "triton": "slower than Triton's kernels"}
+ROOF = 0.75
+"""The share of the speed at which weights are read that the native decoder reaches with one stream: model/README.md."""
+READ = 32 << 20
+"""Bytes that are read to measure that speed; of a small model no more than its weights, which stay near the cores."""
+ENOUGH_SECONDS = 0.02
+LEAST_FACTOR = 1.5
 
 
 def slower_path(
@@ -25,6 +38,32 @@ def slower_path(
         return None
     reason, why = _absence(best) or _refusal(best, config, dtype, block_size, shared=shared)
     return SlowerPath(reason, f"the {name} backend serves, {LOSS[best]}: {why}")
+
+
+def with_factor(path: SlowerPath, runner: ModelRunner, config: EngineConfig) -> SlowerPath:
+    """The same, with how many times slower a token of one stream is, as measured here in some 50 ms: a step's time beside that
+    of a read of the weights in bfloat16, which is what holds the native decoder back.
+    """
+    if not isinstance(runner.net, Decoder) or runner.device != "cpu":
+        return path
+    step, size = step_of(runner.net.config, config, [1], end=1), 2 * runner.net.num_parameters
+    read = torch.ones(min(size, READ) // 8 + 1, dtype=torch.int64)
+    seconds = _least_seconds(lambda: runner.submit(step).result())
+    reading = _least_seconds(read.amax) * size / read.nbytes / ROOF
+    if seconds < LEAST_FACTOR * reading:  # other processes had the cores meanwhile
+        return path
+    factor = f"about {seconds / reading:.0f} times {LOSS['native']} ({1e3 * seconds:.1f} ms for a token of one stream)"
+    return path._replace(cause=path.cause.replace(LOSS["native"], factor, 1))
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    """The shortest of several turns, in about ENOUGH_SECONDS. The first one sets up, and counts only where it is long."""
+    found: list[float] = []
+    while not found or (found[0] < 1 and sum(found[1:]) < ENOUGH_SECONDS):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found)
 
 
 def _absence(best: str) -> tuple[str, str] | None:

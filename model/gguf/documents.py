@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -15,11 +16,14 @@ from attend.model.gguf.places import is_gguf, parts
 Document = dict[str, Any]
 Stamps = tuple[tuple[int, int], ...]
 """Size and time of each part of a file."""
+_READING = Lock()
+"""The tokenizer and the weights are read side by side, and what both need once."""
 
 
 def container(path: Path) -> Container:
     """The container of a GGUF file, read anew only where a part has changed. Raises CheckpointError."""
-    return _container(path, _stamps(path))
+    with _READING:
+        return _container(path, _stamps(path))
 
 
 def _stamps(path: Path) -> Stamps:
@@ -33,7 +37,10 @@ def _container(path: Path, stamps: Stamps) -> Container:
 
 def document(path: Path, name: str) -> Document:
     """What a JSON file of the folder would hold; empty where there would be none. Raises CheckpointError."""
-    return deepcopy(_document(path, _stamps(path), name)) if name in DOCUMENTS else {}
+    if name not in DOCUMENTS:
+        return {}
+    with _READING:
+        return deepcopy(_document(path, _stamps(path), name))
 
 
 @lru_cache(maxsize=2)

@@ -224,6 +224,13 @@ def formed(folder: Path) -> Decoder:
     return net
 
 
+def has_codes(folder: Path) -> bool:
+    """Whether matrices of a folder are quantised already, so that `load` makes no other codes of them."""
+    with torch.device("meta"):
+        net = Decoder(read_config(folder), context=0)
+    return bool(whole_numbers(forms_of(net, folder)))
+
+
 def inspect(folder: Path) -> ModelConfig:
     """Check names and shapes of a folder's tensors without reading their values. Raises CheckpointError."""
     config = read_config(folder)

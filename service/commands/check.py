@@ -34,6 +34,7 @@ from attend.v1 import generation_pb2_grpc as rpc
 SETTLE_SECONDS = 5.0
 """How long the metrics may take to show a call that is over."""
 REQUEST = pb.GenerateRequest(text=PROMPT, max_tokens=MAX_TOKENS, temperature=0)
+NO_TEMPLATE = "no chat template, and a refusal that says so"
 NOBODY = "attend-check-no-such-name"
 
 Outcome = Literal["ok", "failed", "skipped"]
@@ -65,6 +66,8 @@ def version(probe: Probe) -> str:
     """What runs there."""
     facts = probe.get("/version").json()
     probe.model, probe.about = facts["model"], f"{facts['device']}, {facts['dtype']}"
+    if probe.is_grpc_guessed and probe.grpc_target is not None and "grpc_port" in facts:
+        probe.grpc_target = f"{probe.grpc_target.rpartition(':')[0]}:{facts['grpc_port']}"
     return f"version {facts['version']}, {facts['model']} ({facts['family']}), {probe.about}"
 
 
@@ -118,14 +121,44 @@ def stream(probe: Probe) -> str:
 def chat(probe: Probe) -> str:
     """A chat, or the refusal of a model that has no template for it."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
-    reply = probe.post("/v1/chat/completions", body)
-    if reply.status == 400 and reply.error(400)["code"] == "no_chat_template":
-        return "no chat template, and a refusal that says so"
-    document = reply.json()
+    document = _conversed(probe, "/v1/chat/completions", body)
+    if document is None:
+        return NO_TEMPLATE
     message = document["choices"][0]["message"]
     require(message["role"] == "assistant" and isinstance(message["content"], str), f"the message is {message}")
     probe.count("http", "/v1/chat/completions", document["usage"]["completion_tokens"])
     return f"{document['usage']['completion_tokens']} tokens: {shown(message['content'].encode())}"
+
+
+def responses(probe: Probe) -> str:
+    """OpenAI's newer API."""
+    document = _conversed(probe, "/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0})
+    if document is None:
+        return NO_TEMPLATE
+    require(document["status"] in ("completed", "incomplete"), f"the status is {document['status']!r}")
+    probe.count("http", "/v1/responses", document["usage"]["output_tokens"])
+    return f"{document['usage']['output_tokens']} tokens, {document['status']}"
+
+
+def messages(probe: Probe) -> str:
+    """Anthropic's API."""
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
+    if not probe.model:
+        raise Skipped("the model's name is not known")
+    document = _conversed(probe, "/v1/messages", body)
+    if document is None:
+        return NO_TEMPLATE
+    require(document["role"] == "assistant", f"the role is {document['role']!r}")
+    probe.count("http", "/v1/messages", document["usage"]["output_tokens"])
+    return f"{document['usage']['output_tokens']} tokens, {document['stop_reason']}"
+
+
+def _conversed(probe: Probe, route: str, body: dict[str, Any]) -> Any:
+    """The answer to a conversation; None for the refusal of a model that has no template for it."""
+    reply = probe.post(route, body)
+    if reply.status == 400 and reply.json(400)["error"]["code"] == "no_chat_template":
+        return None
+    return reply.json()
 
 
 def rerank(probe: Probe) -> str:
@@ -228,6 +261,8 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
     "completion": completion,
     "stream": stream,
     "chat": chat,
+    "responses": responses,
+    "messages": messages,
     "rerank": rerank,
     "tokenize": tokens,
     "bad request": refusal,

@@ -1,33 +1,36 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version as version_of
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attend.model.errors import AttendError, SettingError
-from attend.service.commands.flags import with_settings, without_values
+from attend.service.commands import texts
+from attend.service.commands.flags import (
+    DeviceOption,
+    DtypeOption,
+    GroupedCommand,
+    ModelOption,
+    QuantizeOption,
+    with_settings,
+    without_values,
+)
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.start import given_text, interrupt_unwinds, prepared, start_settings
+from attend.service.runtime.lines import tell
 from attend.service.settings import Settings
 
 PYTHON = sys.version.partition(" ")[0]
 HELP = ("-h", "--help")
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
+app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
 app.add_typer(keys_app, name="keys")
-
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
-]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")]
-DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")]
-QuantizeOption = Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")]
 
 
 def main() -> None:
@@ -36,7 +39,7 @@ def main() -> None:
     try:
         app([*words[1:], "--help"] if words[:1] == ["help"] else words)
     except AttendError as error:
-        print(f"attend: {error}", file=sys.stderr)
+        tell(f"attend: {error}", logging.ERROR)
         sys.exit(2)
 
 
@@ -53,10 +56,13 @@ def attend(
         print(context.get_help())
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_settings
 def serve(settings: Settings) -> None:
-    """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables."""
+    """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables.
+
+    Each flag has a variable: that of --max-model-len is ATTEND_MAX_MODEL_LEN.
+    """
     from attend.service.observe import tracing
 
     tracing.check(settings.otel_endpoint)
@@ -68,66 +74,8 @@ def serve(settings: Settings) -> None:
     raise typer.Exit(run(settings))
 
 
-@app.command()
-def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; without it, that of standard input.", show_default=False)
-    ] = None,
-    model: ModelOption = None,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Top-k sampling: among the k most likely tokens; 0 means all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Top-p (nucleus) sampling: cumulative probability, above 0 to 1.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Min-p sampling: probability relative to the most likely token's.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Sampling seed: the same seed gives the same text.")] = None,
-    n: Annotated[int, typer.Option(help="Number of answers.")] = 1,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given up to 4 times.")] = None,
-    stop_token_ids: Annotated[str, typer.Option(help="Stop token ids, as 1,2,3.")] = "",
-    min_tokens: Annotated[int, typer.Option(help="Minimum number of new tokens.")] = 0,
-    include_stop_str_in_output: Annotated[bool, typer.Option(help="Include the stop string in the answer.")] = False,
-    ignore_eos: Annotated[bool, typer.Option(help="Ignore the end-of-sequence (EOS) token.")] = False,
-    skip_special_tokens: Annotated[bool, typer.Option(help="Leave special tokens out.")] = True,
-    prompt_token_ids: Annotated[str, typer.Option(help="The prompt as token ids, as 1,2,3.")] = "",
-    echo: Annotated[bool, typer.Option(help="Echo the prompt before the answer.")] = False,
-    logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, with 0 to 5 alternatives.")] = None,
-    return_token_ids: Annotated[bool, typer.Option(help="With --json: the answer's token ids too.")] = False,
-    adapter: Annotated[
-        str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
-    ] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    show: Annotated[bool, typer.Option("--show", help="Colour each token by its probability.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
-) -> None:
-    """Continue a prompt in the terminal, streamed, without a server or Ray."""
-    given = adapter if adapter and "=" in adapter else None
-    settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize, "adapter": given})
-    prompt = prompt if prompt_token_ids else given_text(prompt, "prompt")
-    prepared(settings)
-    from attend.service.commands import generate as offline
-
-    fields: dict[str, Any] = dict(  # noqa: C408 - reads like the request that it is
-        prompt=offline.numbers("prompt-token-ids", prompt_token_ids) or prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        n=n,
-        stop=stop or None,
-        stop_token_ids=offline.numbers("stop-token-ids", stop_token_ids) or None,
-        min_tokens=min_tokens,
-        include_stop_str_in_output=include_stop_str_in_output,
-        ignore_eos=ignore_eos,
-        skip_special_tokens=skip_special_tokens,
-        echo=echo,
-        logprobs=logprobs,
-        return_token_ids=return_token_ids,
-    )
-    fields["model"] = ",".join(settings.adapters) if given else adapter or None
-    offline.generate(settings, fields, as_json=json, show=show)
+for verb in (texts.chat, texts.run, texts.generate):
+    app.command()(verb)
 
 
 @app.command()
@@ -152,6 +100,26 @@ def explain(
     from attend.service.commands.explain import show
 
     show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, also with @REVISION.", metavar="MODEL")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder to copy it into; without it, it stays in the cache of the hub.", metavar="DIR", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Download a checkpoint of the Hugging Face hub, check it, and print where it lies.
+
+    HF_TOKEN opens private and gated ones. A download that broke off goes on. What is there already is not downloaded again.
+    """
+    settings = start_settings({"model": model})
+    from attend.service.commands.pull import pull as fetch
+
+    fetch(settings, folder)
 
 
 @app.command()
@@ -221,14 +189,18 @@ def quality(
     folder: Annotated[
         str | None,
         typer.Argument(
-            help="Checkpoint folder, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
             metavar="DIR",
             show_default=False,
         ),
     ] = None,
     quantize: Annotated[
-        str, typer.Option(help="Quantised formats to compare with the model as it is, comma-separated.")
-    ] = "int8,int4",
+        str | None,
+        typer.Option(
+            help="Quantised formats to compare with the model as it is, comma-separated; default: int8,int4, and none where "
+            "the checkpoint is quantised."
+        ),
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -272,7 +244,8 @@ def check(
     grpc: Annotated[
         str | None,
         typer.Option(
-            help="Where it listens for gRPC; default: port 9000 of the URL's host; none: leave gRPC out.", metavar="HOST:PORT"
+            help="Where it listens for gRPC; default: at the URL's host, the port that /version names; none: no gRPC.",
+            metavar="HOST:PORT",
         ),
     ] = None,
     key: Annotated[

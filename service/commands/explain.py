@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attend.model.errors import SettingError
-from attend.service.commands.generate import serving
+from attend.service.commands.offline import serving
 from attend.service.generation.explain import Explaining
 from attend.service.http_api.attention import AttentionWriter
 from attend.service.http_api.pieces import pieces

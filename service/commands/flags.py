@@ -1,4 +1,4 @@
-"""The settings as flags of a command: one for each field of Settings."""
+"""Flags: those that several commands have, and the settings as flags of `serve`, one for each field of Settings."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -6,12 +6,23 @@ from typing import Annotated, Any
 
 import typer
 from pydantic_core import PydanticUndefined
+from typer.core import TyperCommand
 
 from attend.service.commands.start import start_settings
-from attend.service.settings import PREFIX, Settings, allowed
+from attend.service.settings import GROUPS, Settings, allowed
 
 REPEATED = ("adapter",)
 """Settings whose flag may stand several times; their values are joined by commas."""
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")]
+DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")]
+QuantizeOption = Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")]
+AdapterOption = Annotated[
+    str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
+]
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -33,11 +44,11 @@ def without_values(words: Sequence[str]) -> list[str]:
 
 
 def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """Give a command one flag for each field of Settings, with its description, variable and default."""
+    """Give a command one flag for each field of Settings, with its description, values and default."""
 
     def run(folder: str | None, **flags: Any) -> None:
         joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
-        command(start_settings(joined | ({"model": folder} if folder else {})))
+        command(start_settings(joined | ({"model": folder} if folder else {}), is_server=True))
 
     folder = typer.Argument(
         help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.",
@@ -50,8 +61,9 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
         )
     ]
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name), default=None)
-        for name in Settings.model_fields
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, group), default=None)
+        for group, names in GROUPS.items()
+        for name in names.split()
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -59,17 +71,38 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
     return run
 
 
-def _option(name: str) -> Any:
+class GroupedCommand(TyperCommand):
+    """A command whose help has its flags by group. It is plain text: a table would cut their names on a narrow terminal."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Without a table."""
+        self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """A section for each group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                usual = "Arguments" if param.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(row)
+        for name, rows in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
+
+
+def _option(name: str, group: str) -> Any:
     """The flag of a setting as typer reads it. A value is text: Settings reads it as it reads the variable, and both complain
     in the same words.
     """
     field, flag = Settings.model_fields[name], _dashed(name)
     default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
-    about = f"{field.description}; {allowed(name)}; {PREFIX}{name.upper()}{default}"
+    about = f"{field.description}; {allowed(name)}{default}"
+    shown: dict[str, Any] = {"help": about, "show_default": False, "rich_help_panel": group}
     if field.annotation is bool:
-        return Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", help=about, show_default=False, metavar=" ")]
+        return Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", metavar=" ", **shown)]
     kind = list[str] | None if name in REPEATED else str | None
-    return Annotated[kind, typer.Option(f"--{flag}", help=about, show_default=False, metavar="VALUE")]
+    return Annotated[kind, typer.Option(f"--{flag}", metavar="VALUE", **shown)]
 
 
 def _dashed(name: str) -> str:

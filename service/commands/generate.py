@@ -1,117 +1,114 @@
-"""`attend generate`: the service's own path from a request to text, in one process, without Ray."""
+"""`attend generate` and `attend run`: one answer in the terminal, to a prompt as it stands or through the chat template."""
 
 import asyncio
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from attend.model.engine.build import build_engine
-from attend.model.engine.loop import AsyncEngine
-from attend.model.engine.options import EngineOptions
-from attend.model.errors import SettingError
-from attend.model.generation_config import read_defaults
-from attend.service.contract.commands import to_command
-from attend.service.contract.requests import read_completion
-from attend.service.gathered import whole
-from attend.service.generation.adapters import Shelf
-from attend.service.generation.generation import GenerationService
-from attend.service.http_api.body import parse
-from attend.service.http_api.completion_writer import CompletionWriter
-from attend.service.http_api.pieces import pieces
-from attend.service.observe.metrics import Metrics
-from attend.service.records import Chunk, TokenCounts
-from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import read_tokenizer
+from rich.console import Console
+from rich.text import Text
+
+from attend.model.errors import NoChatTemplate, SettingError
+from attend.service.chat.parts import Reasoning
+from attend.service.commands.offline import (
+    Write,
+    adapter_folders,
+    chatted,
+    completed,
+    required,
+    serving,
+    template_of,
+    to_chat,
+)
+from attend.service.records import Chunk
+from attend.service.runtime.checkpoint import was_taught
+from attend.service.runtime.lines import tell
 from attend.service.settings import Settings
 
-MEMORY = 1 << 30
-"""Bytes of KV cache: enough for one call."""
 
+def generate(
+    settings: Settings,
+    fields: Mapping[str, Any],
+    *,
+    as_json: bool,
+    show: bool = False,
+    chat: bool | None = None,
+    system: str = "",
+) -> None:
+    """Make one answer; `fields` are those of /v1/completions, and `model` is the name of a LoRA adapter or None.
 
-def generate(settings: Settings, fields: Mapping[str, Any], *, as_json: bool, show: bool = False) -> None:
-    """Run one completion; `fields` are those of /v1/completions, and `model` is the name of a LoRA adapter or None.
-
+    With `chat` the prompt is the user's message; None: where the model was taught to chat, which is said.
     Text goes to standard output as it is made; with `show` in colours for the probability of its tokens.
     """
     if show and as_json:
         raise SettingError("--show and --json cannot be given together: JSON has no colours")
-    adapters = {name: adapter_folder(settings, name) for name in (fields["model"],) if name is not None}
     if show and fields["logprobs"] is None:
         fields = {**fields, "logprobs": 0}
-    with serving(settings, adapters) as (engine, service):
+    with serving(settings, adapter_folders(settings, fields["model"])) as (engine, service):
+        template = None if chat is False else template_of(settings, service)
+        if chat is None and (template is None or not was_taught(template)):
+            template = None
+        elif chat:
+            template = required(template, service)
+        if system and template is None:
+            raise NoChatTemplate(f"--system needs a chat, and {service.model_name} would continue the text itself: --chat")
         engine.start()
-        asyncio.run(_run(service, fields, as_json=as_json, write=coloured() if show else plain))
+        write: Write = coloured() if show else plain
+        if template is None:
+            asyncio.run(_run(completed(service, fields, _no_write if as_json else write), as_json=as_json))
+            return
+        if chat is None:
+            tell(f"attend: used the chat template of {service.model_name}: --raw continues the text itself")
+        asked = to_chat(settings, service, template, as_chat(fields, system))
+        asyncio.run(_run(chatted(service, asked, _no_write if as_json else write), as_json=as_json))
 
 
-@contextmanager
-def serving(
-    settings: Settings, adapters: Mapping[str, Path] = MappingProxyType({})
-) -> Iterator[tuple[AsyncEngine, GenerationService]]:
-    """An engine for one call, not yet started, and the service around it; `adapters` are the folders of those that it has."""
-    settings = hub.with_folder(settings)
-    options = EngineOptions(
-        device=settings.device,
-        dtype=settings.dtype,
-        quantize=settings.quantize,
-        kv_cache_memory=MEMORY,
-        adapters=bool(adapters),
-    )
-    with loading.shown(sys.stderr) as report:
-        engine = build_engine(settings.folder, options, report)
-    defaults = read_defaults(settings.folder, settings.generation_config)
-    tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
-    shelf = None if engine.adapters is None else Shelf(engine.adapters, dict(adapters), most=1, taken=settings.name)
-    try:
-        yield engine, GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults, shelf=shelf)
-    finally:
-        engine.close()
+def as_chat(fields: Mapping[str, Any], system: str) -> dict[str, Any]:
+    """The fields of a chat for those of a completion, with the prompt as the user's message."""
+    prompt, logprobs, echo = fields["prompt"], fields["logprobs"], fields["echo"]
+    if not isinstance(prompt, str) or echo:
+        raise SettingError("a chat takes its prompt as text, and does not echo it: leave --prompt-token-ids and --echo out")
+    rest = {name: value for name, value in fields.items() if name not in ("prompt", "logprobs", "echo")}
+    scores = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
+    messages = [{"role": "system", "content": system}] if system else []
+    return rest | scores | {"messages": [*messages, {"role": "user", "content": prompt}]}
 
 
-async def _run(service: GenerationService, fields: Mapping[str, Any], *, as_json: bool, write: Callable[[Chunk], None]) -> None:
-    document = await completed(service, fields, (lambda chunk: None) if as_json else write)
+async def _run(answer: Any, *, as_json: bool) -> None:
+    document = await answer
     if as_json:
         json.dump(document, sys.stdout)
     else:
         for choice in document["choices"][1:]:
-            print(f"\n--- answer {choice['index']}\n{choice['text']}", end="")
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            print(f"\n--- answer {choice['index']}\n{text}", end="")
     print(flush=True)
 
 
-async def completed(
-    service: GenerationService, fields: Mapping[str, Any], write: Callable[[Chunk], None] = lambda chunk: None
-) -> dict[str, Any]:
-    """What POST /v1/completions would answer to these fields; `write` gets the chunks of the first answer as they are made."""
-    body = read_completion(parse(json.dumps(dict(fields)).encode()))
-    command = to_command(body, "offline", service.defaults)
-    record = Metrics(service.engine, service.model_name).open("http", "/v1/completions")
-    chunks = []
-    adapter = service.adapter_of(command)
-    async for batch in service.generate(command, record, adapter=adapter):
-        chunks += batch
-        for chunk in batch:
-            if chunk.index == 0:
-                write(chunk)
-    writer = CompletionWriter(
-        body,
-        command.request_id,
-        body.model or service.model_name,
-        service.fingerprint(adapter),
-        TokenCounts(command.n),
-        service.tokenizer,
-    )
-    writer.usage.add(chunks)
-    document: dict[str, Any] = json.loads(b"".join(pieces(writer.whole(whole(chunks)))))
-    return document
+def _no_write(chunk: Chunk) -> None:
+    pass
 
 
 def plain(chunk: Chunk) -> None:
-    """Print the text that a chunk adds."""
+    """Print the text that a chunk adds; reasoning goes to a person alone, dim on standard error."""
+    for part in chunk.parts or ():
+        if isinstance(part, Reasoning):
+            dim(part.text, end="")
     print(shown(chunk), end="", flush=True)
+
+
+@cache
+def _aside() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def dim(text: str, end: str = "\n") -> None:
+    """Write what is no answer, for a person alone: dim, on standard error where that is a terminal."""
+    if sys.stderr.isatty():
+        _aside().print(Text(text, "dim"), end=end)
 
 
 SHADES = ((0.5, ""), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "bold red"))
@@ -119,11 +116,11 @@ SHADES = ((0.5, ""), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "bold red"))
 
 
 def coloured() -> Callable[[Chunk], None]:
-    """Prints the text that a chunk adds, in the colour of its least likely token, where the terminal has colours."""
-    from rich.console import Console
-    from rich.text import Text
-
+    """Prints the text that a chunk adds, in the colour of its least likely token; where there are no colours, says so."""
     console = Console(highlight=False, soft_wrap=True)
+    if console.no_color or not console.is_terminal or console.color_system is None:
+        tell("attend: there are no colours here: --json --logprobs 0 prints the probabilities as numbers")
+        return plain
 
     def write(chunk: Chunk) -> None:
         if chunk.prompt is not None:
@@ -135,18 +132,6 @@ def coloured() -> Callable[[Chunk], None]:
             console.print(Text.assemble("\n\nprobability of each token:", *legend), end="")
 
     return write
-
-
-def adapter_folder(settings: Settings, name: str) -> Path:
-    """The folder of an adapter: the one given with `adapter`, else the one of this name in `adapters_folder`."""
-    if name in settings.adapters:
-        return settings.adapters[name]
-    if not settings.adapters_folder:
-        known = ", ".join(settings.adapters) or "none"
-        raise SettingError(
-            f"--adapter must be one adapter, NAME=FOLDER or a known NAME; got {name[:64]!r}, and known are: {known}"
-        )
-    return Path(settings.adapters_folder).absolute() / name
 
 
 def shown(chunk: Chunk) -> str:

@@ -56,7 +56,9 @@ def show(settings: Settings, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found))
     else:
-        print("\n".join(f"{name:<15} {text}" for name, text in lines(found)))
+        rows = lines(found)
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name:<{width}} {text}" for name, text in rows))
     return 0
 
 
@@ -84,8 +86,10 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
         ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
+    same: dict[str, list[str]] = {}
     for name, memory in found["memory"].items():
-        rows.append((f"in {name}", f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}"))
+        same.setdefault(f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}", []).append(name)
+    rows += [(f"in {' and '.join(names)}", words) for words, names in same.items()]
     rows.append(("kv_dtype int8", _in_words(found["kv_int8"])))
     return rows
 

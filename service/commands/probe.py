@@ -66,6 +66,8 @@ class Probe:
     grpc_target: str | None
     """HOST:PORT; None leaves gRPC out."""
     key: str | None = None
+    is_grpc_guessed: bool = False
+    """Whether nobody has said where gRPC is: the server may."""
     model: str = ""
     about: str = ""
     text: str | None = None
@@ -122,7 +124,10 @@ class Probe:
 
 
 def target(url: str, grpc_target: str | None, key: str | None) -> Probe:
-    """The server to check. gRPC is at the URL's host, port 9000, unless given; "none" leaves it out. Raises SettingError."""
+    """The server to check. gRPC is at the URL's host, at the port that /version names, unless given; "none" leaves it out.
+
+    Raises SettingError.
+    """
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, _ = parts.hostname, parts.port
@@ -134,7 +139,7 @@ def target(url: str, grpc_target: str | None, key: str | None) -> Probe:
         raise SettingError("the API key must be printable ASCII characters")
     beside = grpc_target or f"{f'[{host}]' if ':' in host else host}:{GRPC_PORT}"
     base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-    return Probe(base, None if grpc_target == "none" else beside, key or None)
+    return Probe(base, None if grpc_target == "none" else beside, key or None, is_grpc_guessed=not grpc_target)
 
 
 def require(holds: bool, otherwise: str) -> None:

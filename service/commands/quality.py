@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.scorer import ServingScorer
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import lacks_head, read_config
+from attend.model.net.checkpoint import has_codes, lacks_head, read_config
 from attend.model.net.outliers import write_with_outliers
 from attend.model.quality import Quality, Scorer, compare
 from attend.model.text.tokenizer import Tokenizer
@@ -152,16 +152,18 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def show(
-    settings: Settings, *, quantize: str, text: Path | None, num_bytes: int | None, outliers: float | None, as_json: bool
+    settings: Settings, *, quantize: str | None, text: Path | None, num_bytes: int | None, outliers: float | None, as_json: bool
 ) -> None:
     """Measure, and print a table or one JSON object. Raises CheckpointError or SettingError."""
-    names, read = names_of(quantize), read_text(text)
+    names, read = None if quantize is None else names_of(quantize), read_text(text)
     if num_bytes is not None and num_bytes < 1:
         raise SettingError(f"bytes must be at least 1; got {num_bytes}")
     settings = hub.with_folder(settings)
     config = read_config(settings.folder)
     if lacks_head(settings.folder):
         raise CheckpointError(f"{settings.folder} has no head: there are no probabilities to measure")
+    if names is None:
+        names = [] if has_codes(settings.folder) else ["int8", "int4"]
     tokenizer = read_tokenizer(settings.folder, config.vocab_size)
     start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     context = min(CONTEXT, config.max_positions)

@@ -157,16 +157,16 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
 
 def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
     """Asks a model in this process, loaded for it."""
-    from attend.service.commands import generate
+    from attend.service.commands.offline import completed, serving
 
     facts: dict[str, str] = {}
 
     def ask(body: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in body.items() if name != "model"}
-        with generate.serving(settings) as (engine, service):
+        with serving(settings) as (engine, service):
             facts.update(dtype=engine.info.dtype, backend=engine.info.backend)
             engine.start()
-            return asyncio.run(generate.completed(service, own))
+            return asyncio.run(completed(service, own))
 
     return ask, lambda: is_precise(facts)
 

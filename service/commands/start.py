@@ -7,7 +7,7 @@ from typing import Any
 
 from attend.model.errors import SettingError
 from attend.model.net.native.build import provide
-from attend.service.runtime.hub import tell
+from attend.service.runtime.lines import speak, tell
 from attend.service.runtime.model_path import located
 from attend.service.settings import Settings, read_settings, unknown_variables
 from attend.service.untested import untested
@@ -16,9 +16,14 @@ MOST_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""
 
 
-def start_settings(given: Mapping[str, Any], *, locate: bool = True) -> Settings:
-    """The settings of a command; tells which variables nobody reads. Raises SettingError, and with `locate` CheckpointError."""
+def start_settings(given: Mapping[str, Any], *, locate: bool = True, is_server: bool = False) -> Settings:
+    """The settings of a command; tells which variables nobody reads. Raises SettingError, and with `locate` CheckpointError.
+
+    A server writes all its lines in its `log_format`.
+    """
     settings = read_settings(given)
+    if is_server:
+        speak(settings.log_format)
     for name in unknown_variables():
         tell(f"attend: {name} is not a setting, and is ignored")
     return located(settings, lambda line: tell(f"attend: {line}")) if locate else settings

@@ -125,7 +125,7 @@ METRICS = Route(
 VERSION = Route(
     *("GET", "/version", "operations", "Version", "What is running."),
     "what is running: version, model, family, device, dtype, weight format, attention backend, why it is "
-    "[not the fastest](#the-slower-path), fingerprint",
+    "[not the fastest](#the-slower-path), port of gRPC, fingerprint",
 )
 ROUTES = (
     *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, RERANK, SCORE),

@@ -70,6 +70,8 @@ class Version(TypedDict):
     """Why the fastest way of this machine does not serve; null where it does, or another was asked for by its name."""
     untested: Annotated[list[str], Field(examples=[[]])]
     """Installed packages outside the versions that Attend was tested with, a sentence each."""
+    grpc_port: Annotated[int, Field(examples=[9000])]
+    """The port of gRPC, as the setting of this name has it. What stands in front of the server may have another."""
     system_fingerprint: Fingerprint
 
 

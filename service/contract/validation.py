@@ -86,7 +86,10 @@ def explained(
         return (NotSupported if kind == UNSUPPORTED else InvalidRequest)(
             f"{shown} {first['msg']}; got {describe(value)}", field
         )
-    wanted = "; or ".join(dict.fromkeys(_wanted(mistake.error) for mistake in same))
+    kinds = dict.fromkeys(_wanted(mistake.error) for mistake in same)
+    if "a number" in kinds:
+        kinds.pop("an integer", None)  # which is one
+    wanted = ", or ".join(kinds)
     return InvalidRequest(f"{shown} must be {wanted}; got {describe(value)}", field)
 
 

@@ -1,6 +1,7 @@
 """The service between the transports and the engine: validate, tokenize, admit, stream, time, count."""
 
 import asyncio
+import difflib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -171,7 +172,9 @@ class GenerationService:
         adapter = None if self.shelf is None else self.shelf.get(name)
         if adapter is None and name != self.model_name:
             has = ", ".join(map(repr, [self.model_name, *self.adapters][:SHOWN]))
-            raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {has}")
+            near = difflib.get_close_matches(name[:128], [self.model_name, *self.adapters], 1)
+            guess = f": did you mean {near[0]!r}?" if near else ""
+            raise ModelNotFound(f"the model {name[:128]!r} does not exist; this server has {has}{guess}")
         return adapter
 
     def check_model(self, name: str) -> None:

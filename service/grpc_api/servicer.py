@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from attend.model.errors import InvalidRequest, NoChatTemplate
+from attend.model.errors import InvalidRequest, NoChatTemplate, Unavailable
 from attend.model.params import at_most, describe
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
@@ -24,7 +24,7 @@ from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
 from attend.service.contract.routes import SERVICE
-from attend.service.errors import INTERNAL, advice, sentence, wire
+from attend.service.errors import INTERNAL, SHUTTING_DOWN, advice, sentence, wire
 from attend.service.gathered import Gathered
 from attend.service.generation.aside import alone
 from attend.service.generation.embed import command_of
@@ -331,18 +331,18 @@ class GrpcMethods:
         if self.keys is None:
             return None
         given = context.invocation_metadata()
-        return self.keys.authenticate(
-            *(value for name, value in given if name == "authorization"),
-            x_api_key=[value for name, value in given if name == "x-api-key"],
-        )
+        sent = {wanted: [value for name, value in given if name == wanted] for wanted in ("authorization", "x-api-key")}
+        return self.keys.authenticate(*sent["authorization"], x_api_key=sent["x-api-key"])
 
     async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
         """The key of a call that has work to do, charged for the call before its message is read."""
         await yield_to_loop()
         key = self._key(context)
+        if record is not None:
+            record.key = name_of(key)
+            if self.is_draining():
+                raise Unavailable(SHUTTING_DOWN)
         if key is not None:
-            if record is not None:
-                record.key = key.name
             key.arrive()
         return key
 

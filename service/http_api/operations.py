@@ -30,7 +30,7 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.errors import AnswerChanged, TooLarge, WrongMediaType
+from attend.service.errors import SHUTTING_DOWN, AnswerChanged, TooLarge, WrongMediaType
 from attend.service.http_api import event_ids
 from attend.service.observe.capacity import MAX_TOKENS, Question
 
@@ -46,7 +46,7 @@ BODY: tuple[Exception, ...] = (_KEY, _MODEL, _TOO_LARGE, _NOT_JSON, BUG)
 _REFUSALS: tuple[Exception, ...] = (
     Overloaded("the queue is full", retry_after=1),
     RateLimited("the API key's limit of requests is reached", retry_after=12, reason="key_requests"),
-    Unavailable("the server is shutting down; try another replica"),
+    Unavailable(SHUTTING_DOWN),
     DeadlineExceeded("the deadline passed before the first token"),
 )
 _TEXT_TOO_LONG = ContextTooLong("prompt: /v1/attention takes at most 512 tokens; prompt and answer have 600", "prompt")

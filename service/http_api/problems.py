@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape, of every origin: ours, the router's (404, 405), or a bug."""
 
+import difflib
 import logging
 from typing import cast
 
@@ -11,10 +12,13 @@ from starlette.exceptions import HTTPException
 from attend.model.errors import AttendError, DeadlineExceeded, Unauthenticated
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
-from attend.service.contract.routes import MESSAGES
+from attend.service.contract.routes import MESSAGES, ROUTES
 from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
+PATHS = [route.path for route in ROUTES if "{" not in route.path]
+ALIKE, MOST_COMPARED = 0.85, 64
+"""How much of a path must be that of a route to be taken for it, as `difflib` counts; and its characters that are compared."""
 
 
 def error_body(error: BaseException, request_id: str) -> Error:
@@ -65,6 +69,17 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
     return Response(orjson.dumps(body), wire(error).status, headers, "application/json")
 
 
+def _way_out(error: HTTPException, request: Request) -> str:
+    """What to do about a path that is no route, or a method that its route does not take."""
+    if error.status_code == 405:
+        return f": it takes {(error.headers or {}).get('Allow')}"
+    if error.status_code != 404:
+        return ""
+    near = difflib.get_close_matches(request.url.path[:MOST_COMPARED], PATHS, 1, ALIKE)
+    about = ": /docs has the routes" if any(getattr(route, "path", "") == "/docs" for route in request.app.routes) else ""
+    return f": did you mean {near[0]}?" if near else about
+
+
 def install(app: FastAPI) -> None:
     """Have every error of `app` answered in this shape."""
 
@@ -75,7 +90,7 @@ def install(app: FastAPI) -> None:
 
     async def routers(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}"
+        message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}{_way_out(error, request)}"
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
         document: Error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
         shaped: object = document

@@ -64,7 +64,7 @@ class Json(Response):
 
 def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
-    generating = APIRouter(dependencies=[guard(site.keys, site.metrics)])
+    generating = APIRouter(dependencies=[guard(site.keys, site.metrics, site.is_draining)])
     _add_generation(generating, site)
     add_responses(generating, site)
     add_messages(generating, site)
@@ -241,6 +241,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
             "backend": info.backend,
             "slower_path": info.slower_path and info.slower_path.cause,
             "untested": list(untested()),
+            "grpc_port": site.grpc_port,
             "system_fingerprint": info.fingerprint,
         }
         return Json(running)

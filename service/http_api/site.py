@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from fastapi import Request, params
 from fastapi.responses import Response
 
+from attend.model.errors import Unavailable
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
 from attend.service.access.quota import Key
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
+from attend.service.errors import SHUTTING_DOWN
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import most_bytes, most_bytes_of_texts
@@ -44,6 +46,8 @@ class Site:
     """Whether unknown fields are errors."""
     keep_billing_header: bool = False
     """Whether the block of a system prompt stays that Claude Code writes for billing."""
+    grpc_port: int = 9000
+    """Where gRPC listens."""
     beyond_context: Beyond = ""
     """What a max_tokens beyond the context leads to."""
 
@@ -74,9 +78,12 @@ class Site:
         return response
 
 
-def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depends:
+def guard(
+    keys: KeyRing | None, metrics: Metrics | None = None, is_draining: Callable[[], bool] = lambda: False
+) -> params.Depends:
     """What asks for an API key, charges it for each call that has work to do (a POST), before its body is read, and counts a
-    refusal in `metrics`: a dependency of the routes, not a match on paths, which a forged Host header could move.
+    refusal in `metrics`. While the server drains that comes first. A dependency of the routes, not a match on paths, which a
+    forged Host header could move.
     """
 
     async def authenticate(request: Request) -> None:
@@ -84,6 +91,8 @@ def guard(keys: KeyRing | None, metrics: Metrics | None = None) -> params.Depend
         with nullcontext() if record is None else record.errors():
             key = None if keys is None else key_of(keys, request)
             request.state.key = key
+            if request.method == "POST" and is_draining():
+                raise Unavailable(SHUTTING_DOWN)
             if key is not None and request.method == "POST":
                 if record is not None:
                     record.key = key.name

@@ -1,10 +1,11 @@
 """Where the driver process begins: a Ray that the driver cannot work with is refused in a sentence."""
 
+import logging
 import sys
 
 from attend.model.errors import SettingError
 from attend.service.runtime.interfaces import check_interfaces
-from attend.service.runtime.lifecycle import say
+from attend.service.runtime.lines import tell
 
 
 def main() -> int:
@@ -12,7 +13,7 @@ def main() -> int:
     try:
         check_interfaces("ray")
     except SettingError as error:
-        say(f"attend: {error}")
+        tell(f"attend: {error}", logging.ERROR)
         return 2
     from attend.service.runtime.driver import run
 

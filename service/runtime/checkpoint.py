@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import CheckpointError
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.control_tokens import ControlTokens
 from attend.model.text.tokenizer import Tokenizer
+from attend.model.text.tokenizer_files import read_facts
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
@@ -13,7 +15,11 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
     Added tokens may lie beyond the model's, as image tokens do in a text model: a prompt that has one is refused by itself.
     """
-    tokenizer = Tokenizer.load(folder)
+    return of_model(Tokenizer.load(folder), folder, vocab_size)
+
+
+def of_model(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> Tokenizer:
+    """The same tokenizer, for a model of so many tokens. Raises as `read_tokenizer` does."""
     if tokenizer.size <= vocab_size:
         return tokenizer
     last, token = max(((i, token) for token, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()), default=(-1, ""))
@@ -34,3 +40,8 @@ def read_template(
     if template is not None and not special_tokens_in_content:
         template.control = ControlTokens(tokenizer.raw, template.sources)
     return template
+
+
+def was_taught(template: ChatTemplate) -> bool:
+    """Whether a model with this template was taught to chat: the shipped one, and copies of it, only join the messages."""
+    return bool(template.source != read_facts(DEFAULT_MODEL)["chat_template"])

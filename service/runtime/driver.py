@@ -26,7 +26,8 @@ from attend.service.runtime import hub
 from attend.service.runtime import reachable as routes
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
-from attend.service.runtime.lifecycle import before, beside, catch_signals, ready_line, say
+from attend.service.runtime.lifecycle import before, beside, catch_signals, ready_line
+from attend.service.runtime.lines import speak, tell
 from attend.service.runtime.place import gpus_wanted
 from attend.service.settings import Settings
 
@@ -50,13 +51,14 @@ async def main(settings: Settings, statistics: int) -> int:
     Returns the exit status: 0, or 128 and the signal where it was told to stop before it was ready.
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
-    settings = hub.with_folder(settings, say)  # once, before replicas start, and in sight of the person who waits
+    speak(settings.log_format)
+    settings = hub.with_folder(settings, tell)  # once, before replicas start, and in sight of the person who waits
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
     context = context_of(settings.folder)
     context = min(context, settings.max_model_len or context)
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(most_bytes(context)))  # for the processes that Ray starts
-    say(f"Starting Ray for {settings.name} ...")
+    tell(f"Starting Ray for {settings.name} ...")
     without_helpers()
     ray.init(
         address="local",
@@ -76,7 +78,7 @@ async def main(settings: Settings, statistics: int) -> int:
         if ready:
             lost = await before(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
         if await may_serve(unknown=started):
-            say("Draining: running streams may end ...")
+            tell("Draining: running streams may end ...")
             await drain(settings)
     finally:
         await stop_everything(serving=started)
@@ -112,7 +114,7 @@ def check_room(settings: Settings, resources: dict[str, float]) -> None:
 
 async def start(settings: Settings, statistics: int) -> None:
     """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
-    say(f"Loading {settings.folder} ...")
+    tell(f"Loading {settings.folder} ...")
     proxies = beside(
         serve.start,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
@@ -127,7 +129,7 @@ async def start(settings: Settings, statistics: int) -> None:
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
-        say("HAProxy does not route to every replica yet: requests that it cannot route get 503")
+        tell("HAProxy does not route to every replica yet: requests that it cannot route get 503")
 
 
 def has_controller() -> bool:
@@ -147,7 +149,7 @@ async def tell_changes(statistics: int | None) -> None:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
             now = await beside(census.take, APP)
             for line in census.news(last, now) if last else ():
-                say(line)
+                tell(line)
             last = now
             if statistics is not None and await leads_nowhere(lost, now, statistics):
                 return
@@ -159,10 +161,10 @@ async def leads_nowhere(lost: routes.Lost, cluster: census.Census, statistics: i
     leads = "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.known, APP, statistics) > 0
     what = lost.look(leads, asyncio.get_running_loop().time())
     if what == "restart":
-        say(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
+        tell(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
         await beside(census.restart_proxies)
     if what == "end":
-        say(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
+        tell(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
     return what == "end"
 
 
@@ -180,7 +182,7 @@ async def say_ready(settings: Settings) -> None:
     while asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(RayServeException, TimeoutError, ray.exceptions.RayError):
             if facts := await ask_replicas("describe", seconds=5.0):
-                return say(ready_line(settings, facts[0]))
+                return tell(ready_line(settings, facts[0]))
         await asyncio.sleep(AGAIN_SECONDS)
     raise EngineFailed(f"no replica has reported its model within {DESCRIBE_SECONDS:g} s")
 
@@ -198,7 +200,7 @@ async def drain(settings: Settings) -> None:
     try:
         await ask_replicas("drain", settings.drain_seconds, seconds=settings.drain_seconds + 2)
     except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
-        say(f"A replica did not drain: {type(error).__name__}")
+        tell(f"A replica did not drain: {type(error).__name__}")
 
 
 async def ask_replicas(method: str, *arguments: object, seconds: float) -> list[Any]:
@@ -222,5 +224,5 @@ def run(words: Sequence[str]) -> int:
     try:
         return asyncio.run(main(Settings.from_json(words[0]), int(words[1])))
     except AttendError as error:
-        say(f"attend: {error}")
+        tell(f"attend: {error}", logging.ERROR)
         return 2

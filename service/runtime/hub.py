@@ -22,6 +22,7 @@ from pathlib import Path
 from attend.model.errors import CheckpointError
 from attend.model.gguf.places import SUFFIX, part_paths
 from attend.model.weights import INDEX, way_out, weight_names
+from attend.service.runtime.lines import tell
 from attend.service.runtime.model_path import located
 from attend.service.settings import HUB, REFERENCE, Settings
 
@@ -33,11 +34,6 @@ STALE_SECONDS = 3600
 """Age of a partial file that is no longer written to: a killed download leaves one."""
 SHA256 = re.compile("[0-9a-f]{64}")
 Say = Callable[[str], None]
-
-
-def tell(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def with_folder(settings: Settings, say: Say = tell) -> Settings:

@@ -6,12 +6,12 @@ import json
 import os
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from attend.model.errors import SettingError
+from attend.service.runtime.lines import tell
 from attend.service.runtime.renew import BadPair, doubt, pair
 from attend.service.settings import Settings
 
@@ -59,11 +59,11 @@ def check_certificate(settings: Settings) -> None:
     except BadPair as error:
         raise SettingError(str(error)) from error
     if why is not None:
-        say(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
+        tell(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
-    """Where the server listens, what it serves, who may call, and how to try it."""
+    """Where the server listens, what it serves, who may call, how to try it, and which page to open."""
     host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
     processes = "  one process, without Ray" if settings.single else ""
@@ -75,6 +75,7 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
         f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
         f"{processes}{openness(settings)}\n"
         f"Try:   {example(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
+        + (f"\nOpen:  {scheme}://{host}:{settings.port}/ in a browser" if settings.expose_docs else "")
     )
 
 
@@ -99,10 +100,10 @@ def openness(settings: Settings) -> str:
 
 
 def example(settings: Settings, url: str, *, chats: bool) -> str:
-    """A command that calls the server. The shipped model has a chat template, but was not taught to chat."""
+    """A command that calls the server; `chats`: the model was taught to."""
     words, route = ["curl", "-N"], "completions"
     body: dict[str, Any] = {"prompt": "def fibonacci(n):", "max_tokens": 48, "stream": True}
-    if chats and settings.model:
+    if chats:
         route, body = "chat/completions", {"messages": [{"role": "user", "content": "Who are you?"}], "stream": True}
     if settings.tls_cert:
         words += ["--cacert", shlex.quote(settings.tls_cert)]
@@ -131,8 +132,3 @@ def catch_signals() -> Stop:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
-
-
-def say(text: str) -> None:
-    """A line for the person who started the server."""
-    print(text, file=sys.stderr, flush=True)

@@ -62,7 +62,7 @@ def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
         raise SettingError(f"port and grpc_port are both {http}: they must differ")
     for name, port in (("port", http), ("grpc_port", grpc)):
         if not is_free(port):
-            raise SettingError(f"{name} {port} is taken: another process listens on it")
+            raise SettingError(f"{name} {port} is taken: another process listens on it; choose another {name}")
     for step in range(SLOTS):
         ports = Ports(http, grpc, (http + step) % SLOTS)
         if {http, grpc} & set(ports.inner) or (lock := _lock(ports.slot)) is None:

@@ -9,10 +9,11 @@ import os
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from threading import Thread
+from threading import Timer
 from typing import Any, TextIO
 
 from starlette.types import ASGIApp
@@ -24,6 +25,7 @@ from attend.model.generation_config import read_defaults
 from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
@@ -38,10 +40,12 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
-from attend.service.runtime.checkpoint import read_template, read_tokenizer
+from attend.service.runtime.checkpoint import of_model, read_template, was_taught
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
 
+SHAPES_SECONDS = 0.5
+"""When the shapes of requests are built that nobody has asked for yet: half a second's work, out of the way of a start."""
 SWITCH_SECONDS = 0.001
 """How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
 thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
@@ -64,9 +68,11 @@ class Replica(GrpcMethods):
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         with log_terminal(settings) as terminal, loading.shown(terminal) as report:
             group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
-            self.engine = build_engine(settings.folder, engine_options(settings), report, group)
+            with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
+                reading = aside.submit(Tokenizer.load, settings.folder)
+                self.engine = build_engine(settings.folder, engine_options(settings), report, group)
         self.shelf = open_shelf(settings, self.engine)
-        tokenizer = read_tokenizer(settings.folder, self.engine.info.vocab_size)
+        tokenizer = of_model(reading.result(), settings.folder, self.engine.info.vocab_size)
         warn = logging.getLogger("attend.service").warning
         embedding = chosen_rules(read_rules(settings.folder), settings.pooling, warn)
         self.service = GenerationService(
@@ -100,7 +106,9 @@ class Replica(GrpcMethods):
             behind_edge=settings.proxy == "haproxy" and not settings.single,
         )
         self.engine.start()
-        Thread(target=build_all, name="shapes", daemon=True).start()
+        later = Timer(SHAPES_SECONDS, build_all)
+        later.daemon = True
+        later.start()
         if self.shelf is not None:
             self.shelf.follow()
 
@@ -126,6 +134,7 @@ class Replica(GrpcMethods):
             strict_fields=self.settings.strict_fields,
             keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
+            grpc_port=self.settings.grpc_port,
         )
         return build_app(
             site,
@@ -160,7 +169,7 @@ class Replica(GrpcMethods):
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "chats": self.template is not None,
+            "chats": self.template is not None and was_taught(self.template),
         }
 
     def close(self) -> None:

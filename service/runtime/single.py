@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from attend.model.errors import EngineFailed, SettingError
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
-from attend.service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line, say
+from attend.service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line
+from attend.service.runtime.lines import tell
 from attend.service.runtime.ports import is_free
 from attend.service.settings import Settings
 
@@ -57,7 +58,7 @@ def claimed(settings: Settings) -> socket.socket:
         raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
     for name in ("port", "grpc_port"):
         if not is_free(number := getattr(settings, name)):
-            raise SettingError(f"{name} {number} is taken: another process listens on it")
+            raise SettingError(f"{name} {number} is taken: another process listens on it; choose another {name}")
     try:
         return bound(settings.host, settings.port)
     except OSError as error:
@@ -91,7 +92,7 @@ async def main(settings: Settings, http: socket.socket) -> int:
     from attend.service.runtime.replica import Replica
 
     stop = catch_signals()
-    say(f"Loading {settings.name} ...")
+    tell(f"Loading {settings.name} ...")
     loading = beside(Replica, settings, REPLICA)
     if not await before(stop, _finished(loading)):
         os._exit(128 + stop.number)  # the thread that loads cannot be ended
@@ -127,13 +128,13 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     await rpc.start()
     http.listen(server.config.backlog)  # the task may not come to it before the line below is read
     serving = asyncio.create_task(server.serve([http]))
-    say(ready_line(settings, await replica.describe()))
+    tell(ready_line(settings, await replica.describe()))
     try:
         await before(stop, watch(replica, certificate))
     except EngineFailed as error:
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
-    say("Stopping: running streams may end ...")
+    tell("Stopping: running streams may end ...")
     await replica.drain(settings.drain_seconds)
     server.should_exit = True
     await asyncio.gather(serving, rpc.stop(1.0))

@@ -19,7 +19,8 @@ from pathlib import Path
 from attend.model.errors import SettingError
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
 from attend.service.runtime.files import hold, raise_limit
-from attend.service.runtime.lifecycle import check_certificate, say
+from attend.service.runtime.lifecycle import check_certificate
+from attend.service.runtime.lines import tell
 from attend.service.runtime.ports import claim
 from attend.service.settings import Settings
 
@@ -89,7 +90,7 @@ def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
         told.append(number)
         if len(told) == 1:
             with contextlib.suppress(OSError):  # nobody may read it any more
-                say("Stopping ...")
+                tell("Stopping ...")
 
     for number in STOPS:
         signal.signal(number, stop)

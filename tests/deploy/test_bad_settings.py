@@ -47,7 +47,7 @@ def test_a_taken_port_ends_the_standalone_pod_with_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, line = last_line("serve", ATTEND_PORT=str(port))
-    assert (status, line) == (2, f"attend: port {port} is taken: another process listens on it")
+    assert (status, line) == (2, f"attend: port {port} is taken: another process listens on it; choose another port")
 
 
 def test_a_missing_key_file_ends_the_standalone_pod_with_one_sentence(tmp_path):

@@ -386,7 +386,7 @@ def test_a_port_that_is_taken_ends_the_container_with_its_number_in_the_last_lin
         taken = other.getsockname()[1]
         port, grpc_port = free_ports(2)
         status, last = ended(**{"port": port, "grpc_port": grpc_port, name: taken})
-    assert (status, last) == (2, f"attend: {name} {taken} is taken: another process listens on it")
+    assert (status, last) == (2, f"attend: {name} {taken} is taken: another process listens on it; choose another {name}")
 
 
 def test_one_port_for_both_transports_ends_the_container():

@@ -216,4 +216,4 @@ def attend(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
     done = attend("serve", "--port", str(server.http), "--grpc-port", str(free_port()))
     assert done.returncode == 2
-    assert done.stderr == f"attend: port {server.http} is taken: another process listens on it\n"
+    assert done.stderr == f"attend: port {server.http} is taken: another process listens on it; choose another port\n"

@@ -216,7 +216,8 @@ def test_a_wheel_without_it_has_it_built_once_and_uses_it(installed, ran, withou
 
 def test_without_a_compiler_one_line_names_the_loss(installed, ran, without_library, tmp_path):
     _, [line] = generated(installed, tmp_path, PATH="/nowhere")
-    assert "several times slower than the native decoder: it was not built: install g++, and start again" in line
+    assert "slower than the native decoder" in line
+    assert line.endswith("it was not built: install g++, and start again")
 
 
 def test_an_index_shows_a_description_whose_links_lead_somewhere(installed):

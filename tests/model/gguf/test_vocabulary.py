@@ -13,8 +13,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from attend.model.errors import CheckpointError
+from attend.model.gguf.container import Container
 from attend.model.gguf.documents import document
 from attend.model.gguf.splits import SPLITS
+from attend.model.gguf.vocabulary import Vocabulary, _merges
 from attend.model.net.checkpoint import read_config
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -266,3 +268,20 @@ def test_scores_are_needed_where_there_are_no_merges(folder, tmp_path):
     path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.scores must be an array of float"):
         Tokenizer.load(path)
+
+
+@law
+@given(st.lists(st.text("ab▁é𝄞", min_size=1, max_size=5), min_size=1, max_size=40, unique=True))
+def test_the_merges_of_a_vocabulary_are_all_its_pairs_in_the_order_of_their_scores(words):
+    """Read as it is said: each word that is two others, the best score first, and of those the longest first part."""
+    scores = [float(len(word) % 3) for word in words]
+    ids = {word: token for token, word in enumerate(words)}
+    pairs = [
+        (-scores[token], -at, at - len(word), token)
+        for word, token in ids.items()
+        for at in range(1, len(word))
+        if word[:at] in ids and word[at:] in ids
+    ]
+    metadata = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.scores": scores, "tokenizer.ggml.model": "llama"}
+    found = _merges(Vocabulary(Container(Path("tiny.gguf"), (), metadata, {})))
+    assert found == [(words[token][:-at], words[token][-at:]) for _, at, _, token in sorted(pairs)]

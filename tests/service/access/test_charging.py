@@ -74,6 +74,22 @@ def test_a_limit_refuses_the_first_call_too_many_and_no_caller_without_a_limit(t
         assert free.post({"prompt": "ab"} | body, headers={"authorization": BEARER}).status_code == 200
 
 
+def test_while_the_server_ends_that_is_what_a_key_over_its_limit_is_told(tmp_path):
+    """A client that is told to wait would try again at a server that ends."""
+    server = build_server(FakeEngine(), keys=ring(tmp_path, requests_per_minute=1))
+    ask = {"headers": {"authorization": BEARER}}
+    assert server.post({"prompt": "a", "max_tokens": 1}, **ask).status_code == 200
+    assert server.post({"prompt": "a", "max_tokens": 1}, **ask).status_code == 429
+    server.engine.draining = True
+    refused = server.post({"prompt": "a", "max_tokens": 1}, **ask)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert server.post({"prompt": "a"}, headers={"authorization": "Bearer none"}).status_code == 401
+    context = CallContext()
+    context.metadata = [("authorization", BEARER)]
+    asyncio.run(server.methods.Generate(pb.GenerateRequest(text="a").SerializeToString(), context))
+    assert context.code is StatusCode.UNAVAILABLE
+
+
 # Tokens, whatever becomes of the answer
 
 

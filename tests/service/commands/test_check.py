@@ -179,14 +179,14 @@ def test_a_good_server_passes_every_check(server):
     assert outcomes(results, "ok") == set(CHECKS) - {"API key"}, results
     assert "return 42" in results["completion"].detail
     assert "scores 1.000, " in results["rerank"].detail
-    assert "6 calls" in results["metrics"].detail
+    assert "8 calls" in results["metrics"].detail
     assert all(result.milliseconds >= 0 and result.detail for result in results.values())
 
 
 def test_a_guarded_server_passes_every_check_with_its_key(guarded):
     results = guarded.results()
     assert outcomes(results, "ok") == set(CHECKS), results
-    assert "no chat template" in results["chat"].detail
+    assert all("no chat template" in results[name].detail for name in ("chat", "responses", "messages"))
 
 
 @pytest.mark.parametrize(("key", "told"), [("", "needs a key: --key KEY"), ("another", "does not take this key")])
@@ -223,6 +223,20 @@ def test_grpc_can_be_left_out_and_is_said_to_be(server):
     results = server.results(grpc="none")
     assert outcomes(results, "skipped") == {"API key", "gRPC health", "gRPC Generate", "gRPC GenerateStream"}
     assert not outcomes(results, "failed")
+
+
+def test_the_server_says_where_its_grpc_is_unless_it_is_given(server):
+    guessed = target(f"http://127.0.0.1:{server.http}", None, None)
+    check.version(guessed)
+    assert guessed.grpc_target == "127.0.0.1:9000"
+    server.sabotage.http["/version"] = lambda status, body: (status, body.replace(b'"grpc_port":9000', b'"grpc_port":4711'))
+    try:
+        for asked, told in ((None, "127.0.0.1:4711"), ("other:1", "other:1"), ("none", None)):
+            probe = target(f"http://127.0.0.1:{server.http}", asked, None)
+            check.version(probe)
+            assert probe.grpc_target == told
+    finally:
+        server.sabotage.http.clear()
 
 
 def test_a_grpc_port_where_nobody_listens_fails_the_grpc_checks_alone(server):
@@ -273,6 +287,10 @@ WRONGS = [
     ("stream", COMPLETIONS, streams(with_text("data: [DONE]", 'data: {"error":{"message":"cut"}}\n\ndata: [DONE]'))),
     ("chat", "/v1/chat/completions", with_status(500)),
     ("chat", "/v1/chat/completions", with_text("assistant", "user")),
+    ("responses", "/v1/responses", with_status(500)),
+    ("responses", "/v1/responses", with_text("incomplete", "lost")),
+    ("messages", "/v1/messages", with_status(500)),
+    ("messages", "/v1/messages", with_text("assistant", "user")),
     ("tokenize", "/detokenize", with_text("3.14", "3.15")),
     ("rerank", "/v1/rerank", with_status(500)),
     ("rerank", "/v1/rerank", with_text('"relevance_score":1.0', '"relevance_score":-1.0')),

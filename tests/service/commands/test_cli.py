@@ -2,9 +2,11 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from attend.service.commands import bench, cli
 from attend.service.commands import inspect as inspect_cli
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.shapes import wires
-from attend.service.settings import PREFIX, Settings
+from attend.service.settings import GROUPS, PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 from tests.model.net.formats.writing import GPTQ, gptq, is_matrix, pack_folder, plain_folder
@@ -61,16 +63,40 @@ def test_help_lists_every_command(attend):
     assert all(command in out for command in COMMANDS)
 
 
-def test_serve_help_lists_every_setting_with_its_variable_and_default(attend):
+def test_serve_help_lists_every_setting_with_its_default_under_what_it_is_about(attend):
     status, out, _ = attend("serve", "--help")
-    lines = [" ".join(line.split()) for line in out.splitlines()]
+    words = " " + " ".join(re.sub(r"-\n +", "-", out.partition("\nModel:")[2]).split())  # lines end after hyphens too
     assert status == 0
+    assert sorted(name for names in GROUPS.values() for name in names.split()) == sorted(Settings.model_fields)
+    assert all(f"\n{group}:\n" in out for group in GROUPS)
+    assert "--max-model-len is ATTEND_MAX_MODEL_LEN" in out
     for name, field in Settings.model_fields.items():
-        (line,) = [line for line in lines if f"--{name.replace('_', '-')} " in line]
-        assert PREFIX + name.upper() in line
-        assert field.description in line
+        (about,) = re.findall(rf" --{name.replace('_', '-')} .*?(?= --\w|$)", re.sub(r" / --no-\S+", "", words))
+        assert field.description in about
         if field.default not in (None, ""):
-            assert f"(default {field.default})" in line
+            assert f"(default {field.default})" in about
+
+
+def test_no_flag_is_cut_in_a_narrow_terminal(attend, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = attend("serve", "--help")[1]
+    assert "…" not in out
+    assert all(f"--{name.replace('_', '-')}" in out for name in Settings.model_fields)
+
+
+def test_the_shell_completes_commands_flags_and_those_of_serve(tmp_path):
+    """As bash does, by the script that the command itself prints."""
+    script = Path(sys.executable).with_name("attend")
+    made = subprocess.run([script, "--show-completion", "bash"], capture_output=True, text=True, check=True).stdout
+
+    def completed(*words):
+        code = f'{made}\nCOMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _attend_completion "{script}"; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", code, "bash", *words], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("attend", "ch") == ["chat", "check"]
+    assert completed("attend", "serve", "--max-mo") == ["--max-model-len"]
+    assert completed("attend", "serve", "--single", "--kv-") == ["--kv-cache-memory", "--kv-dtype"]
 
 
 def test_help_is_instant_because_it_loads_no_model_code():
@@ -306,7 +332,7 @@ def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(atten
     rest = found["parameters"] - packed
     assert found["memory"]["bfloat16"]["weights_bytes"] == packed + packed // 16 + 4 * rows + 2 * rest
     out = attend("inspect", folder)[1]
-    assert "quantised       GPTQ (gptq), 8 bits, a scale for 128 columns of a row" in out and "I32" in out
+    assert "quantised               GPTQ (gptq), 8 bits, a scale for 128 columns of a row" in out and "I32" in out
 
 
 def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):

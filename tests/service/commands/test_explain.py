@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -56,10 +57,9 @@ def test_a_layer_that_keeps_a_state_says_so_and_what_layers_would_say_is_listed(
     assert "logit lens of layer  2: the next token is e" in shown
 
 
-def run(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "attend.service.commands.cli", *words], capture_output=True, text=True, timeout=120
-    )
+def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "attend.service.commands.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | (env or {}))
 
 
 def test_the_shipped_model_explains_a_text():
@@ -81,7 +81,8 @@ def test_a_layer_that_does_not_exist_is_a_sentence():
 
 def test_generate_shows_the_same_text_with_a_legend_and_not_as_json():
     plain, shown = (run("generate", "def f(", "--max-tokens", "8", *more) for more in ((), ("--show",)))
-    assert plain.stdout.rstrip("\n") in shown.stdout
+    assert plain.stdout == shown.stdout and "no colours here" in shown.stderr, "in a pipe they tell nothing apart"
+    shown = run("generate", "def f(", "--max-tokens", "8", "--show", env={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
     assert "probability of each token" in shown.stdout
     refused = run("generate", "def f(", "--show", "--json")
     assert refused.returncode == 2

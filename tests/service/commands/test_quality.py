@@ -15,6 +15,8 @@ from attend.service.commands import cli
 from attend.service.commands.quality import Text, names_of, read_text, show, table
 from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
+from tests.model.gguf_files import Type
+from tests.service.test_gguf import write
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,16 @@ def test_a_bad_factor_of_outliers_is_refused(forms, factor):
 def test_a_bad_number_of_bytes_is_refused(forms):
     with pytest.raises(SettingError, match="bytes must be at least 1; got 0"):
         forms(num_bytes=0)
+
+
+def test_of_a_quantised_checkpoint_its_own_numbers_are_told(attend, text, tmp_path):
+    """No other form is made of its codes; one that is asked for is still refused by name."""
+    file = write(tmp_path / "small.gguf", Type.Q8_0)
+    status, out, err = attend("quality", file, "--bytes", "9000", "--json")
+    assert status == 0, err
+    assert len(json.loads(out)["forms"]) == 1
+    status, out, err = attend("quality", file, "--bytes", "9000", "--quantize", "int8")
+    assert (status, out) == (2, "") and "is already quantised" in err
 
 
 def test_the_command_prints_one_json_object(attend, folder, text):

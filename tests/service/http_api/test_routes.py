@@ -102,6 +102,41 @@ def test_usage_is_absent_unless_asked_for():
         assert not any("usage" in event for event in streamed)
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/completion", "did you mean /v1/completions?"),
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/api/generate", "/docs has the routes"),
+        ("/" + "v" * 9999, "/docs has the routes"),
+    ],
+)
+def test_a_path_that_is_no_route_is_told_the_one_that_it_resembles(path, told):
+    answer = get(build_server(), path, "POST", json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].endswith(f": Not Found: {told}")
+    hidden = get(build_server(expose_docs=False), path, "POST", json={}).json()["error"]["message"]
+    assert "/docs" not in hidden
+
+
+def test_a_method_that_a_route_does_not_take_is_told_the_one_that_it_takes():
+    answer = get(build_server(), "/v1/completions", "GET")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["message"].endswith(": it takes POST")
+
+
+def test_a_model_that_is_mistyped_is_told_the_one_that_there_is():
+    message = build_server().post({"prompt": "a", "model": "faek"}).json()["error"]["message"]
+    assert message.endswith("this server has 'fake': did you mean 'fake'?")
+    assert "did you mean" not in build_server().post({"prompt": "a", "model": "gpt-4"}).json()["error"]["message"]
+
+
+def test_a_number_as_text_is_one_sentence():
+    message = build_server().post({"prompt": "a", "temperature": "0"}).json()["error"]["message"]
+    assert message == "temperature must be a number; got '0' (string)"
+
+
 REFUSALS = [
     (Overloaded("the queue is full", 7), 429, "rejected", {"retry-after": "7"}),
     (Unavailable("draining"), 503, "rejected", {"retry-after": "1"}),

@@ -13,7 +13,9 @@ FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True}
 
 
 def lines(**settings):
-    ready, example = ready_line(Settings(**settings), FACTS).split("\n")
+    chats = settings.pop("chats", False)
+    ready, example, page = ready_line(Settings(**settings), FACTS | {"chats": chats}).split("\n")
+    assert page.startswith("Open:  http") and page.endswith("/ in a browser")
     assert ready.startswith("Ready: ") and example.startswith("Try:   ")
     return ready, example.removeprefix("Try:   ")
 
@@ -54,9 +56,15 @@ def test_a_server_without_keys_says_to_whom_it_is_open(settings, reach):
     assert "open to" not in lines(**settings, api_keys_file="keys")[0]
 
 
+def test_a_page_that_is_not_served_is_not_named():
+    assert "Open" not in ready_line(Settings(expose_docs=False), FACTS)
+
+
 def test_the_example_fits_what_is_served():
     assert "/v1/completions" in lines()[1], "the shipped model was not taught to chat"
-    words = shlex.split(lines(model="x", tls_cert="/a b/tls.crt", tls_key="k", api_keys_file="keys", host="a.example")[1])
+    words = shlex.split(
+        lines(model="x", chats=True, tls_cert="/a b/tls.crt", tls_key="k", api_keys_file="keys", host="a.example")[1]
+    )
     assert words[:3] == ["curl", "-N", "--cacert"] and words[3] == "/a b/tls.crt"
     assert words[4:6] == ["-H", "Authorization: Bearer $ATTEND_API_KEY"]
     assert json.loads(words[7])["messages"][0]["role"] == "user"

@@ -1,6 +1,8 @@
 """`attend serve --single`: one process without Ray keeps the laws of a server."""
 
 import asyncio
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from attend.service.runtime import single
 from attend.service.runtime.front import bound
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
+from tests.service.certificates import Authority
 from tests.service.server import Server, free_port, free_ports, running, started, wait_for
 from tests.service.test_contract import (  # noqa: F401 - the laws of any server
     stub,
@@ -67,6 +70,24 @@ def test_check_finds_nothing_wrong(server: Server) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_line_is_json_where_log_lines_are_and_the_call_that_it_prints_works(tmp_path: Path) -> None:
+    """With a key and a certificate, as somebody pastes it."""
+    authority = Authority(tmp_path)
+    cert, key = authority.sign("server")
+    cert.write_bytes(cert.read_bytes() + authority.ca.read_bytes())
+    secret = attend("keys", "add", "me", "--file", str(tmp_path / "keys.json")).stdout.strip()
+    words = ["--api-keys-file", str(tmp_path / "keys.json"), "--tls-cert", str(cert), "--tls-key", str(key)]
+    with running(tmp_path / "log", "--single", "--log-format", "json", *words, "--host", "127.0.0.1") as server:
+        lines = [json.loads(line)["message"] for line in server.output().splitlines()]
+        [call] = [line.removeprefix("Try:   ") for line in lines if line.startswith("Try: ")]
+        done = subprocess.run(["sh", "-c", call.replace("://localhost", "://127.0.0.1")], capture_output=True, text=True,
+                              env=os.environ | {"ATTEND_API_KEY": secret}, timeout=60, check=True)  # fmt: skip
+        assert done.stdout.endswith("data: [DONE]\n\n")
+        assert f"Open:  https://localhost:{server.http}/ in a browser" in lines
+        server.stop()
+    assert any("Stopping" in json.loads(line)["message"] for line in server.output().splitlines())
+
+
 def test_a_call_gets_its_own_id_back_and_one_id_alone(server: Server) -> None:
     import http.client
 
@@ -91,7 +112,7 @@ def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
     ):
         done = attend("serve", "--single", *map(str, flags))
         assert done.returncode == 2
-        assert done.stderr == f"attend: {name} {port} is taken: another process listens on it\n"
+        assert done.stderr == f"attend: {name} {port} is taken: another process listens on it; choose another {name}\n"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +219,7 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
     monkeypatch.setattr("attend.service.runtime.front.http_server", lambda *given, **named: other)
     monkeypatch.setattr("attend.service.grpc_api.server.grpc_server", lambda *given, **named: other)
     monkeypatch.setattr(single, "ready_line", lambda *given: "Ready")
-    monkeypatch.setattr(single, "say", heard)
+    monkeypatch.setattr(single, "tell", heard)
 
     async def serve() -> int:
         (stop := asyncio.Event()).set()
