@@ -34,7 +34,7 @@ FIRST = [
     "deploy/test_container.py",
     "deploy/test_monitoring.py",
     "service/test_replaced.py",
-    "service/test_tutorial.py",
+    "service/test_documents_run.py",
     "service/test_adapters_served.py",
     "service/test_end_to_end.py",
     "service/test_contract.py",
