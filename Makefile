@@ -152,8 +152,8 @@ overload: setup  ## three times the calls that a server of our own can answer; t
 bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; default HEAD~1); fails where the engine became slower
 	$(BIN)/python -m loadtest.bench.gate $(ARGS)
 
-screenshots: setup  ## the README's pictures of the page, of a server of its own (needs Chromium)
-	$(BIN)/python -m tests.service.pictures
+screenshots: setup  ## the README's pictures of the page, of servers of its own; ARGS names a model that chats (needs Chromium)
+	$(BIN)/python -m tests.service.pictures $(ARGS)
 
 docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, and the fields of our own clients
 	$(BIN)/python -m tests.docs

@@ -394,8 +394,8 @@ class RayLike:
 
 
 @asynccontextmanager
-async def grpc_channel(server: Server) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a real gRPC server on a free loopback port, for as long as the block lasts."""
+async def grpc_port(server: Server) -> AsyncIterator[int]:
+    """The free loopback port of a real gRPC server, for as long as the block lasts."""
     real = grpc.aio.server()
     servicer = RayLike(server.methods)
     add_generation_service(servicer, real)
@@ -403,10 +403,16 @@ async def grpc_channel(server: Server) -> AsyncIterator[grpc.aio.Channel]:
     port = real.add_insecure_port("127.0.0.1:0")
     await real.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
+        yield port
     finally:
         await real.stop(None)
+
+
+@asynccontextmanager
+async def grpc_channel(server: Server) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to such a server."""
+    async with grpc_port(server) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -18,9 +18,11 @@ POLICY = {
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "X-DNS-Prefetch-Control": "off",
     "Cache-Control": "no-cache",
 }
-"""Only files of this server run, and no text of a model can become markup: the browser itself refuses it."""
+"""Only files of this server run, no text of a model can become markup, and no host that it links to is looked up: the browser
+itself refuses it."""
 
 
 def add_pages(app: FastAPI, dependencies: Sequence[Depends]) -> None:

@@ -63,7 +63,7 @@ def finish(page) -> None:
 
 
 def figures(page) -> dict[str, str]:
-    names, values = page.locator("#figures dt").all_inner_texts(), page.locator("#figures dd").all_inner_texts()
+    names, values = page.locator(".figures dt").all_inner_texts(), page.locator(".figures dd").all_inner_texts()
     return dict(zip(names, values, strict=True))
 
 

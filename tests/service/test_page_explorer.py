@@ -115,9 +115,9 @@ def test_a_chat_is_explored_as_the_template_wrote_it(page):
     fake = FakeAttention(fastapi_of(server))
     with serving(server.app) as live:
         opened(page, live, prompt="ab")
-        page.select_option("#mode", "chat")
         finish(page)
-        explore(page)
+        page.click(".answer >> text=Explore attention")
+        expect(page.locator("#explorer-status")).to_contain_text("tokens,")
     assert bytes(fake.bodies[0]["prompt"]) == b"user: ab\n"
 
 

@@ -18,7 +18,7 @@ pytestmark = [pages.pytestmark, pytest.mark.long]
 
 TEMPLATE = ChatTemplate(
     "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-    "{% for m in messages %}{{ m | tojson }}\n{% endfor %}{{ reasoning_effort }}"
+    "{% for m in messages if m.role %}{{ m | tojson }}\n{% endfor %}{{ reasoning_effort }}"
 )
 WEATHER = {"city": "Zürich 🌍", "unit": "celsius"}
 SUM = {"a": 9007199254740993, "b": -0.5}
@@ -49,9 +49,9 @@ def app(engine: FakeEngine, template: ChatTemplate = TEMPLATE):
 def opened_chat(page, live, example: bool = True, **fields: str) -> list[dict[str, Any]]:
     """A chat with the example's tools. Returns the bodies of the calls for chat, which grow."""
     bodies: list[dict[str, Any]] = []
-    page.on("request", lambda request: "chat" in request.url and bodies.append(json.loads(request.post_data)))
+    page.on("request", lambda request: "chat/completions" in request.url and bodies.append(json.loads(request.post_data)))
     opened(page, live, **{"prompt": "a", "max_tokens": "900", **fields})
-    page.select_option("#mode", "chat")
+    page.check("#mode-chat", force=True)
     page.click("#tools-panel > summary")
     if example:
         page.click("#example")
@@ -69,7 +69,7 @@ def texts(page, selector: str) -> list[str]:
 
 def listed(page) -> list[tuple[str, str]]:
     """(kind, text) of the deltas in the list."""
-    return [tuple(pair) for pair in page.locator("#deltas li").evaluate_all(
+    return [tuple(pair) for pair in page.locator(".answer:last-child .deltas li").evaluate_all(
         "all => all.map(one => [one.children[0].textContent, one.children[1].textContent])"
     )]  # fmt: skip
 
@@ -82,15 +82,15 @@ def test_deltas_joined_are_the_whole_answer_wherever_they_are_shown(page, burst)
         finish(page)
         kinds = listed(page)
         pieces = page.locator(".pieces").evaluate_all("all => all.map(one => [...one.children].map(span => span.textContent))")
-        assert texts(page, "#thoughts") == [THOUGHTS]
-        assert texts(page, "#answer .scored") == [*"I look."]
-        assert page.locator("#answer").inner_text() == "I look."
+        assert texts(page, ".thoughts") == [THOUGHTS]
+        assert texts(page, ".answer:last-child .scored") == [*"I look."]
+        assert page.locator(".prose").inner_text() == "I look."
         lines = texts(page, ".call .arguments")
         assert texts(page, ".call .head b") == ["get_weather", "add"]
         assert texts(page, ".call .finish") == ["tool_calls"] * 2
         assert len({*texts(page, ".call .head code")} - {""}) == 2
-        expect(page.locator("#calls-status")).to_have_text("To be answered: get_weather, add")
-        expect(page.locator("#deltas-count")).to_have_text(f"{len(kinds)}")
+        expect(page.locator(".answer:last-child .calls-status")).to_have_text("To be answered: get_weather, add")
+        expect(page.locator(".deltas-fold summary span")).to_have_text(f"{len(kinds)}")
     joined = ["".join(each) for each in pieces]
     assert {kind: "".join(text for its, text in kinds if its == kind) for kind, _ in kinds} == {
         "reasoning": THOUGHTS.replace("\n", "\\n"),
@@ -112,7 +112,7 @@ def test_a_call_is_shown_while_it_streams(page):
         card = page.locator(".call")
         expect(card.locator(".pieces")).to_have_text('{"city": "')
         expect(card).to_have_attribute("aria-busy", "true")
-        expect(page.locator("#calls-status")).to_have_text("Calling get_weather")
+        expect(page.locator(".answer:last-child .calls-status")).to_have_text("Calling get_weather")
         assert [card.locator("details").get_attribute("open"), card.locator(".arguments, textarea").count()] == ["", 0]
         live.loop.call_soon_threadsafe(engine.release, 900)
         expect(page.locator("#status")).to_have_text(f"Done: {len(CALLS.encode()) + 1} tokens, tool_calls")
@@ -125,9 +125,9 @@ def test_the_list_keeps_the_last_deltas_and_counts_them_all(page):
         opened_chat(page, live)
         finish(page)
         kinds = listed(page)
-        assert page.locator("#deltas").evaluate("list => list.start") == 121
-        expect(page.locator("#deltas-count")).to_have_text("620, the last 500 are shown")
-        assert page.locator("#answer .scored").count() == 621
+        assert page.locator(".deltas ol").evaluate("list => list.start") == 121
+        expect(page.locator(".deltas-fold summary span")).to_have_text("620, the last 500 are shown")
+        assert page.locator(".answer:last-child .scored").count() == 621
     assert "".join(text for _, text in kinds) == text[-500:]
 
 
@@ -137,29 +137,34 @@ def test_the_loop_by_hand_sends_the_calls_and_their_results_once_there_are_all(p
         bodies = opened_chat(page, live)
         finish(page)
         ids = texts(page, ".call .head code")
-        expect(page.locator("#reply")).to_be_hidden()
+        page.fill("#prompt", "b")
+        page.press("#prompt", "Enter")
+        expect(page.locator("#error")).to_contain_text("wait for their results")
+        page.fill("#prompt", "")
         give(page, 0, "21 degrees")
-        expect(page.locator("#calls-status")).to_have_text("To be answered: add")
+        expect(page.locator(".answer:last-child .calls-status")).to_have_text("To be answered: add")
         expect(page.locator(".call textarea").nth(1)).to_be_focused()
         page.keyboard.type("9007199254740992.5")
         page.keyboard.press("Control+Enter")
-        expect(page.locator("#answer .scored").nth(0)).to_have_text("I")
-        expect(page.locator("#answer")).to_contain_text(FINAL)
+        expect(page.locator(".answer:last-child .scored").nth(0)).to_have_text("I")
+        expect(page.locator(".answer:last-child .prose")).to_contain_text(FINAL)
         expect(page.locator("#status")).to_contain_text("Done")
-        expect(page.locator("#generate")).to_be_focused()
-        assert (page.locator(".call").count(), page.input_value("#prompt")) == (0, "")
-        assert texts(page, "#turns b") == ["You", "Model", "Result of get_weather", "Result of add"]
+        assert page.locator(".call textarea").evaluate_all("all => all.map(one => [one.value, one.readOnly])") == [
+            ["21 degrees", True], ["9007199254740992.5", True]
+        ]  # fmt: skip
         page.click("#code > summary")
         curl, openai = written(page, "curl"), written(page, "python")
         page.reload()
         expect(page.locator("#facts")).to_contain_text("tokens of context")
+        expect(page.locator(".prose").nth(1)).to_have_text(FINAL)
+        assert [json.loads(text) for text in texts(page, ".call .arguments")] == [WEATHER, SUM]
+        page.click("#new-chat")
         page.click("#history > summary")
         page.locator("#past button", has_text=FINAL).click()
         page.click("#code > summary")
         assert written(page, "curl") == curl
-        page.click("#generate")
-        expect(page.locator("#reply")).to_be_visible()
-        page.click("#reply")
+        page.click("text=Retry >> nth=-1")
+        expect(page.locator("#status")).to_contain_text("Done")
         page.fill("#prompt", "b")
         finish(page)
     first, second, again, last = [body["messages"] for body in bodies]
@@ -191,7 +196,6 @@ def test_bad_json_is_said_beside_the_field_and_nothing_is_sent(page, typed, says
         expect(page.locator("#tools-error")).to_contain_text(says_so)
         page.click("#tools-panel > summary")
         page.click("#generate")
-        expect(page.locator("#status")).to_have_text("Failed")
         expect(page.locator("#tools-error")).to_be_visible()
         expect(page.locator("#tools")).to_be_focused()
         expect(page.locator("#tools")).to_have_attribute("aria-invalid", "true")
@@ -208,13 +212,13 @@ def test_a_request_that_is_not_sent_leaves_the_calls_to_be_answered(page):
         finish(page)
         tools = page.input_value("#tools")
         page.fill("#tools", "[")
-        page.click("#generate")
-        expect(page.locator("#status")).to_have_text("Failed")
-        assert texts(page, ".call .finish") == ["tool_calls"] * 2
-        page.fill("#tools", tools)
         give(page, 0, "")
         give(page, 1, "")
-        expect(page.locator("#answer")).to_contain_text(FINAL)
+        expect(page.locator("#tools")).to_be_focused()
+        assert texts(page, ".call .finish") == ["tool_calls"] * 2
+        page.fill("#tools", tools)
+        give(page, 1, "")
+        expect(page.locator(".answer:last-child .prose")).to_contain_text(FINAL)
 
 
 def test_the_servers_sentence_about_a_tool_stands_beside_the_tools(page):
@@ -223,8 +227,10 @@ def test_the_servers_sentence_about_a_tool_stands_beside_the_tools(page):
         page.fill("#tools", '[{"type": "function", "function": {"name": "two words"}}]')
         page.click("#generate")
         expect(page.locator("#tools-error")).to_contain_text("tools[0].function.name must be 1 to 64 letters")
+        expect(page.locator(".answer .error")).to_contain_text("tools[0].function.name must be 1 to 64 letters")
         page.fill("#tools", "")
-        finish(page)
+        page.click("text=Retry")
+        expect(page.locator("#status")).to_contain_text("Done")
         expect(page.locator("#tools-error")).to_be_hidden()
 
 
@@ -233,18 +239,19 @@ def test_the_servers_sentence_about_a_tool_stands_beside_the_tools(page):
     [
         ("tool_choice.function.name", "tool_choice-error"),
         ("reasoning_effort", "reasoning_effort-error"),
-        ("messages[2].tool_call_id", "error"),
-        (None, "error"),
+        ("messages[2].tool_call_id", None),
+        (None, None),
     ],
 )
-def test_an_error_stands_beside_the_field_that_it_names(page, param, place):
+def test_an_error_stands_at_the_answer_and_beside_the_field_that_it_names(page, param, place):
     refusal = {"error": {"message": "it is so", "type": "invalid_request_error", "param": param, "code": None}}
     with serving(app(engine_of(CALLS))) as live:
         opened_chat(page, live)
         page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=refusal))
         page.click("#generate")
-        expect(page.locator(f"#{place}")).to_have_text("it is so")
-        assert page.locator("[role=alert]:visible").count() == 1
+        expect(page.locator(".answer .error")).to_have_text("it is so")
+        assert texts(page, "#ask [role=alert]:not([hidden])") == ["it is so"] * bool(place)
+        assert not place or page.locator(f"#{place}").is_visible()
 
 
 NAMED = {"type": "function", "function": {"name": "none"}}
@@ -300,7 +307,6 @@ def test_a_call_that_was_cut_cannot_be_answered_and_the_chat_goes_on_without_it(
         finish(page)
         expect(page.locator(".call")).to_contain_text("cannot be answered")
         assert texts(page, ".call .finish") == ["length"]
-        page.click("#reply")
         page.fill("#prompt", "b")
         finish(page)
     assert bodies[1]["messages"][1] == {"role": "assistant", "content": ""}
@@ -312,12 +318,12 @@ def test_an_answer_with_calls_goes_on_from_another_token_as_a_text(page):
         opened_chat(page, live)
         page.select_option("#reasoning_effort", "low")
         finish(page)
-        page.locator("#answer .scored").nth(1).click()
-        page.locator("#alternatives button").nth(2).click()
+        page.click("text=Probabilities >> nth=0")
+        page.locator(".scored").nth(1).click()
+        page.locator(".alternatives button").nth(2).click()
         expect(page.locator("#status")).to_contain_text("Done")
         assert page.locator(".call").count() == 0
-        expect(page.locator("#answer")).to_contain_text("<tool_call>")
-        expect(page.locator("#reply")).to_be_visible()
+        expect(page.locator(".answer:last-child .prose")).to_contain_text("<tool_call>")
 
 
 def test_names_arguments_and_reasoning_are_text_whatever_they_hold(page):
@@ -327,8 +333,8 @@ def test_names_arguments_and_reasoning_are_text_whatever_they_hold(page):
         finish(page)
         assert json.loads(texts(page, ".call .arguments")[0]) == arguments
         give(page, 0, HOSTILE)
-        expect(page.locator("#answer")).to_contain_text(FINAL)
-        assert HOSTILE in texts(page, "#turns p")
+        expect(page.locator(".answer:last-child .prose")).to_contain_text(FINAL)
+        assert page.locator(".call textarea").first.input_value() == HOSTILE
         assert page.locator("main img, main script").count() == 0
 
 
@@ -354,6 +360,7 @@ def test_the_panel_and_the_cards_fit_and_axe_finds_nothing(page, width, scheme):
         page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert violations(page) == []
+        page.evaluate("document.getElementById('tools-panel').open = true")
         page.fill("#tools", "[" * 300)
         expect(page.locator("#tools-error")).to_be_visible()
         give(page, 1, "3")

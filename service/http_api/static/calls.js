@@ -1,6 +1,6 @@
 /** The parts of a chat's answer as they are parsed: its reasoning, its calls, whose results are sent back, and each delta. */
 
-import { byId, make, visible } from "./common.js";
+import { make, visible } from "./common.js";
 
 const MOST_DELTAS = 500;
 
@@ -77,15 +77,16 @@ class Call {
     if (!this.isWhole) return;
     this.field = make("textarea", { rows: 2, spellcheck: false, autocapitalize: "off" });
     this.said = make("span", { className: "hint" });
-    const button = make("button", { type: "button", onclick: () => this.give() }, "Send back");
-    button.ariaLabel = `Send back the result of ${this.name}`;
+    this.button = make("button", { type: "button", onclick: () => this.give() }, "Send back");
+    this.button.ariaLabel = `Send back the result of ${this.name}`;
     this.field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
       event.stopPropagation(); // elsewhere it generates
       this.give();
     });
     this.field.addEventListener("input", () => this.take(null));
-    this.card.append(make("label", {}, `Result of ${this.name}`, this.field), make("p", { className: "give" }, button, this.said));
+    const give = make("p", { className: "give" }, this.button, this.said);
+    this.card.append(make("label", {}, `Result of ${this.name}`, this.field), give);
   }
 
   /** A result, or that it is not given yet. */
@@ -98,72 +99,85 @@ class Call {
     this.take(this.field.value);
     this.onresult();
   }
+
+  /** The result went to the model. */
+  settle(result) {
+    this.take(result);
+    Object.assign(this.field, { value: result, readOnly: true });
+    this.button.parentElement.remove();
+  }
 }
 
-/** The parts of one answer. `onresults(messages)` gets the results of all calls, as messages, once there are all. */
+/** The parts of one answer, as elements. `onresults(messages)` gets the results of all calls, as messages, once there are all. */
 export class Parts {
   #calls = [];
   #reasoning = "";
   #count = 0;
+  #thoughts = make("pre", { className: "thoughts" });
+  #list = make("ol");
+  #counted = make("span", {}, "0");
+  reasoning = make("details", { className: "reasoning", hidden: true }, make("summary", {}, "Reasoning"), this.#thoughts);
+  calls = make("ol", { className: "calls", ariaLabel: "Tool calls", hidden: true });
+  status = make("p", { className: "hint calls-status", role: "status" });
+  deltas = make("details", { className: "deltas-fold", hidden: true }, make("summary", {}, "Parsed deltas: ", this.#counted),
+    make("div", { className: "deltas", tabIndex: 0, role: "region", ariaLabel: "Deltas" }, this.#list));
 
   constructor(onresults) {
     this.onresults = onresults;
   }
 
-  /** Nothing yet; `isAsked`: the request has tools. */
-  clear(isAsked = false) {
-    [this.#calls, this.#reasoning, this.#count] = [[], "", 0];
-    for (const id of ["calls", "deltas", "thoughts"]) byId(id).replaceChildren();
-    this.#say("");
-    byId("reasoning").hidden = true;
-    byId("deltas-fold").hidden = !isAsked;
-    byId("result").classList.remove("parted");
-  }
-
   /** The calls are cut off: the answer goes on from before them. */
   cut() {
     this.#calls = [];
-    byId("calls").replaceChildren();
+    this.calls.replaceChildren();
     this.#say("");
   }
 
   /** Take in the delta of a streamed choice. Whether it is a part beside the content. */
   add({ content, reasoning_content: reasoning, tool_calls: calls = [] }) {
-    if (content) this.#list("content", content);
+    if (content) this.#note("content", content);
     if (reasoning) {
-      this.#reasoning += reasoning;
-      byId("thoughts").append(reasoning);
-      byId("reasoning").hidden = false;
-      this.#list("reasoning", reasoning);
+      this.#reason(reasoning);
+      this.#note("reasoning", reasoning);
     }
     for (const call of calls) this.#call(call);
-    const isPart = Boolean(reasoning || calls.length);
-    if (isPart) byId("result").classList.add("parted");
-    if (isPart) byId("deltas-fold").hidden = false;
     if (content || reasoning) this.#calls.at(-1)?.end();
-    return isPart;
+    return Boolean(reasoning || calls.length);
+  }
+
+  #reason(text) {
+    this.#reasoning += text;
+    this.#thoughts.append(text);
+    this.reasoning.hidden = false;
   }
 
   #call({ index, id, function: { name, arguments: piece } }) {
     if (name) {
       this.#calls.at(-1)?.end();
-      this.#calls[index] = new Call(id, name, () => this.#send());
-      byId("calls").append(make("li", {}, this.#calls[index].card));
-      this.#list("call", name);
+      this.#card(index, id, name);
+      this.#note("call", name);
       this.#say(`Calling ${name}`);
     }
     if (!piece) return;
     this.#calls[index].add(piece);
-    this.#list("arguments", piece);
+    this.#note("arguments", piece);
   }
 
-  #list(kind, text) {
-    const list = byId("deltas");
+  #card(index, id, name) {
+    this.#calls[index] = new Call(id, name, () => this.#send());
+    this.calls.append(make("li", {}, this.#calls[index].card));
+    this.calls.hidden = false;
+    return this.#calls[index];
+  }
+
+  #note(kind, text) {
+    const list = this.#list;
     this.#count += 1;
     list.append(make("li", {}, make("b", {}, kind), " ", make("code", {}, visible(text))));
     if (list.childElementCount > MOST_DELTAS) list.firstChild.remove();
     list.start = this.#count - list.childElementCount + 1;
-    byId("deltas-count").textContent = `${this.#count}` + (this.#count > MOST_DELTAS ? `, the last ${MOST_DELTAS} are shown` : "");
+    this.#counted.textContent = `${this.#count}` + (this.#count > MOST_DELTAS ? `, the last ${MOST_DELTAS} are shown` : "");
+    this.deltas.hidden = false;
   }
 
   /** The answer has ended for this reason. */
@@ -176,27 +190,44 @@ export class Parts {
     return this.#calls.filter((call) => call.isWhole);
   }
 
-  /** Whether calls wait for their results. */
-  get waits() {
-    return this.#whole.length > 0;
+  /** The calls that wait for their results. */
+  get open() {
+    return this.#whole.filter((call) => call.result === null);
+  }
+
+  /** Lead to the first call that has no result. Whether there is one. */
+  ask() {
+    this.open[0]?.field.focus();
+    return this.open.length > 0;
   }
 
   /** Go on when every call has its result; until then lead to the next that has none. */
   #send() {
-    const next = this.#whole.find((call) => call.result === null);
     this.#tell();
-    if (next) return next.field.focus();
-    this.onresults(this.#whole.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result })));
+    if (!this.ask()) this.onresults(this.#whole.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result })));
+  }
+
+  /** These messages of tools went to the model. */
+  settle(results) {
+    for (const { tool_call_id: id, content } of results) this.#calls.find((call) => call.id === id)?.settle(content);
+    this.#tell();
   }
 
   #tell() {
-    const open = this.#whole.filter((call) => call.result === null).map(({ name }) => name);
+    const open = this.open.map(({ name }) => name);
     if (this.#calls.length) this.#say(open.length ? `To be answered: ${open.join(", ")}` : "");
   }
 
-  #say = (text) => Object.assign(byId("calls-status"), { textContent: text });
+  #say = (text) => Object.assign(this.status, { textContent: text });
 
-  /** The answer as a turn of the conversation, with the calls that are whole. */
+  /** Show a message that was kept. */
+  restore({ reasoning_content: reasoning, tool_calls: calls = [] }) {
+    if (reasoning) this.#reason(reasoning);
+    calls.forEach(({ id, function: { name, arguments: its } }, i) => this.#card(i, id, name).add(its));
+    this.end("tool_calls");
+  }
+
+  /** The answer as a message of the conversation, with the calls that are whole. */
   message(content) {
     const calls = this.#whole.map(({ id, name, arguments: its }) => ({ id, type: "function", function: { name, arguments: its } }));
     return {
@@ -212,13 +243,3 @@ const written = ({ function: { name, arguments: its } }) => `${name}(${its})`;
 
 /** An answer in few words. */
 export const brief = ({ content, tool_calls: calls = [] }) => [content ?? "", ...calls.map(written)].filter(Boolean).join("\n");
-
-/** The turns of a conversation as elements of a list. A tool's turn names the function that was called. */
-export function turnItems(turns) {
-  const called = Object.fromEntries(turns.flatMap((turn) => turn.tool_calls ?? []).map((call) => [call.id, call.function.name]));
-  return turns.map((turn) => {
-    const who = { user: "You", assistant: "Model" }[turn.role] ?? `Result of ${called[turn.tool_call_id]}`;
-    const calls = (turn.tool_calls ?? []).map((call) => make("p", {}, make("code", {}, written(call))));
-    return make("li", {}, make("b", {}, who), ...(turn.content || !calls.length ? [make("p", {}, turn.content)] : []), ...calls);
-  });
-}

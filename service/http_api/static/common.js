@@ -22,8 +22,8 @@ export async function call(path, options = {}) {
 }
 
 /** POST of a body that is JSON text already. */
-export const post = (path, body, signal) =>
-  call(path, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
+export const post = (path, body, signal, headers) =>
+  call(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body, signal });
 
 function askForKey() {
   byId("key-field").hidden = false;
@@ -46,6 +46,13 @@ export function showError(place, error) {
   place.hidden = !error;
   place.textContent = error ? sentence(error) : "";
   if (error && !byId("key-field").hidden && !byId("key").value) byId("key").focus();
+}
+
+/** Put text on the clipboard; where the browser forbids it, select the element that shows it. */
+export async function copy(text, shown) {
+  const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+  if (!done) getSelection().selectAllChildren(shown);
+  byId("status").textContent = done ? "Copied" : "Selected: copy it with the keyboard";
 }
 
 /** Line ends and tabs as one writes them in a string. */

@@ -11,9 +11,10 @@ const MOST_CHARACTERS = 200_000;
 const ANSWER_CHARACTERS = 500;
 let take = () => {};
 
-const fields = () => [byId("prompt"), ...document.querySelectorAll("#settings :is(input, select, textarea), #tools-panel :is(input, select, textarea)")]
-  .filter(({ id }) => id !== "key");
-const valueOf = (field) => (field.type === "checkbox" ? field.checked : field.value);
+const PLACES = ["#mode-field", "#settings", "#tools-panel"];
+const SELECTOR = `#prompt, :is(${PLACES}) :is(input, select, textarea):not(#key)`;
+const fields = () => [...document.querySelectorAll(SELECTOR)];
+const property = ({ type }) => (type === "checkbox" || type === "radio" ? "checked" : "value");
 
 function stored() {
   try {
@@ -33,9 +34,9 @@ function store(entries) {
   show();
 }
 
-/** Keep what the form holds, with the turns before it and its answer, before all others; the same request is kept once. */
-export function remember(answer, turns = []) {
-  const form = Object.fromEntries(fields().map((field) => [field.id, valueOf(field)]));
+/** Keep what the form holds, with prompt, turns before it and answer, before all others; the same request is kept once. */
+export function remember(answer, prompt, turns = []) {
+  const form = { ...Object.fromEntries(fields().map((field) => [field.id, field[property(field)]])), prompt };
   const request = (entry) => JSON.stringify([entry.form, entry.turns ?? []]);
   const others = stored().filter((entry) => request(entry) !== request({ form, turns }));
   store([{ form, turns, answer: answer.slice(0, ANSWER_CHARACTERS) }, ...others].slice(0, MOST));
@@ -44,7 +45,7 @@ export function remember(answer, turns = []) {
 function restore({ form, turns = [] }) {
   for (const field of fields()) {
     if (!(field.id in form)) continue;
-    field[field.type === "checkbox" ? "checked" : "value"] = form[field.id];
+    field[property(field)] = form[field.id];
     field.dispatchEvent(new Event("change", { bubbles: true }));
   }
   take(turns);

@@ -39,14 +39,15 @@ function structure() {
   return kind ? { structured_outputs: { [kind]: value } } : {};
 }
 
-/** What the form asks for: {chat, body}. `turns` are the messages of a conversation before this one, which may be empty after
- * the results of tools: there the model goes on. */
-export function asked(turns) {
-  const [chat, prompt, system] = [byId("mode").value === "chat", byId("prompt").value, byId("system").value];
-  const before = system ? [{ role: "system", content: system }, ...turns] : turns;
-  const goesOn = !prompt && turns.at(-1)?.role === "tool";
-  const text = chat ? { messages: goesOn ? before : [...before, { role: "user", content: prompt }] } : { prompt };
-  return { chat, body: { ...text, ...parameters(), ...(chat && calling()) } };
+/** Which tab is chosen: "chat" or "completions". */
+export const mode = () => document.querySelector("[name=mode]:checked").value;
+
+/** What the form asks for, {chat, body}: a completion of its prompt, or an answer to `messages`. */
+export function asked(messages) {
+  if (!messages) return { chat: false, body: { prompt: byId("prompt").value, ...parameters() } };
+  const system = byId("system").value ? [{ role: "system", content: byId("system").value }] : [];
+  const goesOn = messages.at(-1)?.role === "assistant" && { continue_final_message: true };
+  return { chat: true, body: { messages: [...system, ...messages], ...goesOn, ...parameters(), ...calling() } };
 }
 
 /** The body with what the page needs of a stream: counts, token ids, and probabilities where they are wanted. */
@@ -59,7 +60,8 @@ export function streamed({ chat, body }) {
 /** The same request, going on after `tokens` of its answer: a completion, of a chat too, whose prompt is known as token ids.
  * Its text is not parsed: a call in it is text. */
 export function resumed({ body }, promptIds, tokens) {
-  const { messages, tools, tool_choice, parallel_tool_calls, reasoning_effort, max_tokens: most = tokens.length + 200, ...same } = body;
+  const { messages, continue_final_message, tools, tool_choice, parallel_tool_calls, reasoning_effort, ...rest } = body;
+  const { max_tokens: most = tokens.length + 200, ...same } = rest;
   const length = Math.max(most, tokens.length + 1);
   return { chat: false, body: { ...same, prompt: promptIds, resume_token_ids: tokens, max_tokens: length } };
 }

@@ -12,6 +12,9 @@ const heldBack = (text, stops) => Math.max(0, ...stops.map((stop) => {
   return count;
 }));
 
+/** The text whose alternatives were opened last. */
+let opened = null;
+
 /** The text of one answer in `place`, and its tokens. `onchoose(at, text)` is called for another token at a place of the answer. */
 export class TokenText {
   #waiting = "";
@@ -23,13 +26,12 @@ export class TokenText {
 
   constructor(place, panel, onchoose) {
     Object.assign(this, { place, panel, onchoose });
+    this.#listen();
   }
 
-  /** An empty place; the text of a completion goes on from its prompt. */
-  clear(prompt) {
-    [this.#waiting, this.#held, this.ids, this.#last] = ["", [], [], ""];
-    this.place.replaceChildren(...(prompt ? [make("span", { className: "prompt" }, prompt)] : []));
-    this.close();
+  /** The text of a completion goes on from its prompt. */
+  begin(prompt) {
+    if (prompt) this.place.append(make("span", { className: "prompt" }, prompt));
   }
 
   /** Take in a piece of text, and its tokens as `tokensOf` makes them; the one may run ahead of the other. */
@@ -66,12 +68,22 @@ export class TokenText {
     this.#held.splice(0, texts.slice(from).join("").includes(text) ? from : texts.findLastIndex(Boolean) + 1);
   }
 
-  /** What is left at the end. A token without text ended the answer: it is shown, and is no part of the text. */
-  end() {
+  /** What is left at the end. Where the answer is whole, a token without text ended it: shown, and no part of the text. */
+  end(isWhole) {
     if (this.#last === "part") this.#held = [];
     if (this.#waiting) this.#write(this.#waiting, this.#held.splice(0));
+    this.#waiting = "";
+    if (!isWhole) return;
     for (const token of this.#held) if (!PARTIAL.test(token.text)) this.#write(token.text, [token], "unsaid");
-    [this.#waiting, this.#held] = ["", []];
+    this.#held = [];
+  }
+
+  /** Tokens that showed no text are dropped, and what ended the text: it goes on from its last character. */
+  trim() {
+    for (const span of this.place.querySelectorAll(".unsaid")) span.remove();
+    const last = this.#spans().at(-1)?.tokens.at(-1);
+    if (last) this.ids.length = last.at + 1;
+    this.#held = [];
   }
 
   /** The answer's text. */
@@ -127,9 +139,10 @@ export class TokenText {
     this.place.append(span);
   }
 
-  /** Show the alternatives of a token beside it, or take them away. */
+  /** Show the alternatives of a token beside it. */
   open(span) {
-    this.close();
+    opened?.close();
+    opened = this;
     this.chosen = span;
     span.classList.add("current");
     this.panel.replaceChildren(...span.tokens.map((token) => bars(token.top, (i) => this.#button(token, token.top[i][0]))));
@@ -150,26 +163,27 @@ export class TokenText {
     this.chosen = null;
     this.panel.hidden = true;
   }
+
+  /** Let keyboard and pointer reach the tokens and their alternatives. */
+  #listen() {
+    const { place, panel } = this;
+    rove(place, this.#spans);
+    place.addEventListener("click", ({ target }) => target.tokens && this.open(target));
+    place.addEventListener("keydown", (event) => {
+      if (!event.target.tokens || (event.key !== "Enter" && event.key !== " ") || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      this.open(event.target);
+    });
+    rove(panel, () => [...panel.querySelectorAll("button")], () => 1);
+  }
 }
 
-/** Let keyboard and pointer reach the tokens of `text` and their alternatives. */
-export function listen(text) {
-  const { place, panel } = text;
-  rove(place, () => [...place.querySelectorAll(".scored")]);
-  place.addEventListener("click", ({ target }) => target.tokens && text.open(target));
-  place.addEventListener("keydown", (event) => {
-    if (!event.target.tokens || (event.key !== "Enter" && event.key !== " ") || event.ctrlKey || event.metaKey) return;
-    event.preventDefault();
-    text.open(event.target);
-  });
-  rove(panel, () => [...panel.querySelectorAll("button")], () => 1);
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || panel.hidden) return;
-    const back = text.chosen;
-    text.close();
-    back.focus();
-  });
-  document.addEventListener("pointerdown", ({ target }) => {
-    if (!panel.hidden && !panel.contains(target) && !place.contains(target)) text.close();
-  });
-}
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !opened?.chosen) return;
+  const back = opened.chosen;
+  opened.close();
+  back.focus();
+});
+document.addEventListener("pointerdown", ({ target }) => {
+  if (opened?.chosen && !opened.panel.contains(target) && !opened.place.contains(target)) opened.close();
+});

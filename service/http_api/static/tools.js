@@ -15,6 +15,7 @@ const EXAMPLE = `[
 /** Before the name of a function in the values of tool_choice: a function may be called `none`. */
 const ONLY = "function ";
 
+const FIELDS = ["tools", "tool_choice", "reasoning_effort"];
 const REST_MS = 600;
 let resting = 0;
 const panel = byId("tools-panel");
@@ -70,18 +71,27 @@ function complain(name, error) {
 
 /** Take back what was said beside the fields. */
 export function forgive() {
-  for (const name of ["tools", "tool_choice", "reasoning_effort"]) complain(name, null);
+  for (const name of FIELDS) complain(name, null);
 }
 
-/** Where the error of a call is shown: beside the field of the panel that it names, which gets the focus, or for all of the form. */
-export function placeOf(error) {
-  const name = /^\w+/.exec(error.param ?? "")?.[0];
-  const place = panel.querySelector(`#${name}-error`);
-  if (!place) return byId("error");
+const fieldOf = (error) => FIELDS.find((name) => /^\w+/.exec(error.param ?? "")?.[0] === name);
+
+/** Say an error beside the field of the panel that it names, if it names one. */
+export function mark(error) {
+  const name = fieldOf(error);
+  if (!name) return;
   panel.open = true;
   complain(name, error);
+}
+
+/** Where the error of a request that cannot be sent is shown: beside the field that it names, which gets the focus, or above
+ * the buttons. */
+export function placeOf(error) {
+  const name = fieldOf(error);
+  if (!name) return byId("error");
+  mark(error);
   byId(name).focus();
-  return place;
+  return byId(`${name}-error`);
 }
 
 /** Bad JSON is said when the typing rests, and unsaid as soon as it is good. Said when the field is left, it would move the button that

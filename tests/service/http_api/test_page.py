@@ -23,11 +23,14 @@ from attend.service.http_api.site import Site
 from tests.fakes import build_server
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted(STATIC.iterdir())
+LIBRARY = STATIC / "markdown-it.js"
+LICENCES = STATIC / "markdown-it.LICENSE.txt"
+FILES = sorted(file for file in STATIC.iterdir() if file != LICENCES)
+OURS = [file for file in FILES if file != LIBRARY]
 INDEX = (STATIC / "index.html").read_text()
 NUMBER = re.compile(r'<input id="(\w+)" type="number"([^>]*)>')
 PATHS = [*PAGES, *(f"/static/{file.name}" for file in FILES if file.suffix != ".html")]
-each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+each_file = pytest.mark.parametrize("file", OURS, ids=lambda file: file.name)
 each_path = pytest.mark.parametrize("path", PATHS)
 SECRET = "at-" + "k" * 40
 
@@ -61,6 +64,7 @@ def test_every_page_and_file_has_a_policy_that_lets_it_reach_this_server_alone(p
     assert (policy["require-trusted-types-for"], policy["trusted-types"]) == ("'script'", "'none'")
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["x-dns-prefetch-control"] == "off"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,19 @@ def test_no_file_makes_markup_or_code_of_text(file):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser|srcdoc", text)
     if file.suffix == ".html":
         assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)|javascript:", text)
+
+
+def test_the_library_is_the_file_of_its_package_makes_no_markup_and_has_its_licences():
+    """dist/browser/markdown-it.esm.min.mjs of markdown-it 15.0.3, whose packages are the folders that it names."""
+    text = LIBRARY.read_text()
+    assert (
+        hashlib.sha256(LIBRARY.read_bytes()).hexdigest() == "d5432491790141da046b1197353705db03264f40b5727f3b4b591f5aba193e30"
+    )
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser|srcdoc|fetch\(", text
+    )
+    packages = set(re.findall(r"//#region node_modules/([\w.-]+)/", text))
+    assert set(re.findall(r"== ([\w.-]+) ==", LICENCES.read_text())) >= {"markdown-it", *packages}
 
 
 def test_the_ranges_of_the_page_are_those_of_the_api():
@@ -127,7 +144,7 @@ def test_the_example_of_the_page_is_a_list_of_tools():
 
 def test_the_pictures_are_small():
     pictures = list((Path(__file__).parents[1] / "screenshots").iterdir())
-    assert {picture.name for picture in pictures} == {"playground-light.png", "playground-dark.png", "explorer.png"}
+    assert {picture.name for picture in pictures} == {"chat.png", "explorer.png"}
     assert max(picture.stat().st_size for picture in pictures) < 60_000
 
 
