@@ -29,10 +29,12 @@ FIRST = [
     "model/engine/test_simulation.py",
     "model/net/test_experts.py",
     "service/runtime/test_hub.py",
+    "real/test_llama_cpp.py",
+    "real/test_served.py",
     "deploy/test_container.py",
     "deploy/test_monitoring.py",
     "service/test_replaced.py",
-    "service/test_tutorial.py",
+    "service/test_documents_run.py",
     "service/test_adapters_served.py",
     "service/test_end_to_end.py",
     "service/test_contract.py",
@@ -47,6 +49,7 @@ REASONS = (
     r"llama-cpp-python|bfcl-eval|redis-server|hadolint|openssl|C\+\+ compiler|Chromium|promtool|prometheus|kubectl",
     r"needs root|only root|namespaces|no Debian|large pages|the package \S+ is not installed",  # what the system lends
     r"nothing is recorded in the interpreter",  # Triton's own
+    r"the real models are not here",  # 350 MB that no index had: tests/real/models.py
 )
 """Why a test may be skipped: this machine lacks an instruction set, a device, or a named program. In CI nothing else may."""
 skipped: Counter[str] = Counter()

