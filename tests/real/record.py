@@ -21,7 +21,9 @@ TEXTS = [
     "def fibonacci(n):\n",
     "Once upon a time there was a girl who",
     "Die Hauptstadt von Österreich heißt",
+    Path(__file__).parents[2].joinpath("LICENSE").read_text(encoding="utf-8").strip()[:3000],
 ]
+"""The last has some 600 tokens, so that errors of positions show."""
 USER = {"role": "user", "content": "Name three colours."}
 CHATS = [
     [USER],

@@ -17,12 +17,12 @@ from tests.real.models import MODELS, lacking
 from tests.real.served import ask, served
 
 RECORDED = json.loads(Path(__file__).with_name("llama_cpp.json").read_text(encoding="utf-8"))
-NEAR_TIE = 0.6
-"""Our likeliest token beside its choice, in nats; 0.46 is the most that was seen."""
+NEAR_TIE = 0.7
+"""Our likeliest token beside its choice, in nats; 0.53 is the most that was seen, portably, by AVX2, and by AVX-512."""
 AGREE = 0.92
-"""The least share of its tokens that are our likeliest; 0.967 (SmolLM2), 0.984 (Gemma) and 0.943 (keys in int8) were seen."""
+"""The least share of its tokens that are our likeliest; 0.942, with keys in int8, is the least that was seen."""
 NEAR = 0.05
-"""The mean distance of the log probabilities of its tokens, ours from its; 0.025 to 0.04 were seen."""
+"""The mean distance of the log probabilities of its tokens, ours from its; 0.029 to 0.040 were seen."""
 
 
 class Scored(NamedTuple):
