@@ -16,7 +16,7 @@ from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, Command
 
 _MANY = {"minItems": 1, "maxItems": MOST_INPUTS}
 _DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False}
-_TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, listed(TEXT, **_MANY)))]
+_TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, listed(TEXT, **_MANY), {"type": "null"}))]
 
 
 class Document(Shape):
