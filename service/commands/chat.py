@@ -9,11 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from attend.model.engine.request import FinishReason
 from attend.model.errors import AttendError, ContextTooLong
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.parts import Reasoning
 from attend.service.commands.generate import dim, plain
-from attend.service.commands.offline import adapter_folders, chatted, completed, required, serving, template_of, to_chat
+from attend.service.commands.offline import (
+    adapter_folders,
+    chatted,
+    check_system,
+    completed,
+    required,
+    serving,
+    template_of,
+    to_chat,
+)
 from attend.service.commands.start import interrupt_unwinds
 from attend.service.generation.generation import GenerationService
 from attend.service.records import Chunk
@@ -31,7 +41,7 @@ HELP = f"""\
 /reset        forget the conversation; the system prompt stays
 /help         this list
 /bye          leave, as Ctrl-D does
-{QUOTES}           begins and ends a message of several lines; so does \\ at the end of a line
+{QUOTES}           begins and ends a message of several lines; a line that ends in \\ goes on too
 Ctrl-C        stops an answer; at the empty prompt it leaves"""
 COMMANDS = ("/system", "/reset", "/help", "/bye")
 
@@ -54,24 +64,22 @@ class Conversation:
         return min(self.fields.get("max_tokens") or min(ROOM, most // 4), most - 1)
 
     async def answer(self, text: str) -> None:
-        """Print the answer to a message, and remember both; what was printed of one that is stopped is remembered too.
+        """Print the answer to a message, and remember both; of an answer that is stopped, what was printed.
 
-        Where the context is full the oldest rounds are forgotten, and that is said. Raises InvalidRequest for a message that
-        cannot be answered, which is not remembered.
+        Where the context is full the oldest rounds are forgotten, and that is said. A message without an answer is not
+        remembered. Raises InvalidRequest for one that cannot be answered.
         """
         before, self.messages = self.messages, [*self.messages, {"role": "user", "content": text}]
         answer = Answer()
         try:
             asked = await self._fitting()
             await chatted(self.service, asked, answer.take)
-        except AttendError:
-            self.messages = before
-            raise
         finally:
-            if self.messages is not before:
+            if answer.last is None:
+                self.messages = before
+            else:
                 print(flush=True)
-                if answer.last is not None:
-                    self.messages.append(answer.message)
+                self.messages.append(answer.message)
         dim(answer.speed())
 
     async def _fitting(self) -> Any:
@@ -124,7 +132,7 @@ class Answer:
         assert self.last is not None, "an answer has a last chunk"
         seconds, count = time.perf_counter() - self._first, self.last.num_tokens
         rate = f", {(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds else ""
-        end = "; --max-tokens, or the context, has ended it" if str(self.last.finish_reason) == "length" else ""
+        end = "; --max-tokens, or the context, has ended it" if self.last.finish_reason is FinishReason.LENGTH else ""
         return f"[{count} tokens{rate}, the first after {self._first - self._started:.2f} s{end}]"
 
 
@@ -133,6 +141,7 @@ def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message:
     with serving(settings, adapter_folders(settings, fields.get("model"))) as (engine, service):
         template = template_of(settings, service)
         if message is not None and template is None:
+            check_system(system, service)
             tell(f"attend: {service.model_name} has no chat template: the text is continued as it stands")
             engine.start()
             asyncio.run(completed(service, {**fields, "prompt": message}, plain))
@@ -177,7 +186,7 @@ def _loop(talk: Conversation, runner: asyncio.Runner) -> int:
         try:
             runner.run(talk.answer(text.removeprefix(QUOTES).removesuffix(QUOTES) if text.startswith(QUOTES) else text))
         except KeyboardInterrupt:
-            continue  # a line was ended by `answer`
+            tell("attend: the answer was stopped")
         except AttendError as error:
             tell(f"attend: {error}")
 

@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from attend.model.errors import NoChatTemplate, SettingError
+from attend.model.errors import SettingError
 from attend.service.chat.parts import Reasoning
 from attend.service.commands.offline import (
     Write,
     adapter_folders,
     chatted,
+    check_system,
     completed,
     required,
     serving,
@@ -53,8 +54,8 @@ def generate(
             template = None
         elif chat:
             template = required(template, service)
-        if system and template is None:
-            raise NoChatTemplate(f"--system needs a chat, and {service.model_name} would continue the text itself: --chat")
+        if template is None:
+            check_system(system, service)
         engine.start()
         write: Write = coloured() if show else plain
         if template is None:

@@ -78,6 +78,12 @@ def required(template: ChatTemplate | None, service: GenerationService) -> ChatT
     return template
 
 
+def check_system(system: str, service: GenerationService) -> None:
+    """Raise SettingError for a system prompt where a text is continued as it stands."""
+    if system:
+        raise SettingError(f"--system needs a chat, and {service.model_name} continues the text as it stands here")
+
+
 def to_chat(
     settings: Settings, service: GenerationService, template: ChatTemplate, fields: Mapping[str, Any]
 ) -> tuple[ChatRequest, Command]:

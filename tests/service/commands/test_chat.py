@@ -113,6 +113,21 @@ def test_a_message_that_cannot_be_answered_is_one_sentence_and_is_not_remembered
     assert len(out.strip().splitlines()) == 1
 
 
+def test_a_message_whose_answer_never_began_is_not_remembered(talk, monkeypatch):
+    """Two messages of the user in a row are more than many chat templates take."""
+    honest, stops = chat.chatted, iter([True])
+
+    async def stopped(*given):
+        if next(stops, False):
+            raise KeyboardInterrupt
+        return await honest(*given)
+
+    monkeypatch.setattr(chat, "chatted", stopped)
+    *_, err, prompts = talk("a", "b")
+    assert "the answer was stopped" in err
+    assert prompts[-1] == [{"role": "user", "content": "b"}]
+
+
 def test_ctrl_c_leaves_at_the_empty_prompt_alone(talk, monkeypatch):
     status, *_, prompts = talk("a", KeyboardInterrupt, "b")
     assert (status, len(prompts)) == (130, 1)
@@ -171,6 +186,7 @@ def test_a_model_without_a_chat_template_continues_one_text_and_does_not_chat(at
     status, out, err = attend("run", plain, "hello", *words)
     assert (status, out[-1:]) == (0, "\n")
     assert err == "attend: plain has no chat template: the text is continued as it stands\n"
+    assert "--system needs a chat" in attend("run", plain, "hello", "--system", "s", *words)[2]
     status, out, err, _ = talk("hello", model=plain)
     assert (status, out) == (2, "")
     assert "has no chat template: `attend generate` continues" in err and "--chat-template FILE" in err
@@ -206,7 +222,7 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
     ours, theirs = pty.openpty()
     code = (
         "import time; from attend.service.commands import chat; plain = chat.plain\n"
-        "chat.plain = lambda chunk: (plain(chunk), time.sleep(0.2))\n"
+        "chat.plain = lambda chunk: (plain(chunk), time.sleep(1))\n"
         "from attend.service.commands.main import main; main()"
     )
     words = ["chat", str(folder), "--max-tokens", "60", "--dtype", "float32", "--temperature", "0"]
@@ -231,7 +247,7 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
             seen += os.read(ours, 4096).decode(errors="replace")
         child.send_signal(signal.SIGINT)
         until(">>> ", 2)
-        assert "tokens/s" not in seen and "Traceback" not in seen
+        assert "the answer was stopped" in seen and "tokens/s" not in seen and "Traceback" not in seen
         os.write(ours, b"/reset\n")
         until("the conversation is forgotten")
         until(">>> ", 3)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -87,7 +88,9 @@ def test_no_flag_is_cut_in_a_narrow_terminal(attend, monkeypatch):
 def test_the_shell_completes_commands_flags_and_those_of_serve(tmp_path):
     """As bash does, by the script that the command itself prints."""
     script = Path(sys.executable).with_name("attend")
-    made = subprocess.run([script, "--show-completion", "bash"], capture_output=True, text=True, check=True).stdout
+    named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # else it asks which shell it was started by
+    words = [script, "--show-completion", "bash"]
+    made = subprocess.run(words, capture_output=True, text=True, check=True, env=named).stdout
 
     def completed(*words):
         code = f'{made}\nCOMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _attend_completion "{script}"; echo "${{COMPREPLY[@]}}"'

@@ -219,7 +219,7 @@ def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(shelf):
 
     async def calls() -> None:
         async with server.http() as client, grpc_channel(server) as channel:
-            said = f"the model 'none' does not exist; this server has {MODEL!r}, 'code', 'tone'"
+            said = f"the model 'none' does not exist; this server has {MODEL!r}, 'code', 'tone': did you mean 'tone'?"
             for path in ("/v1/completions", "/tokenize"):
                 answer = await client.post(path, json={"prompt": "a", "model": "none"})
                 assert (answer.status_code, answer.json()["error"]["message"]) == (404, said)
