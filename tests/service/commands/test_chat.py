@@ -245,7 +245,7 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
     ours, theirs = pty.openpty()
     code = (
         "import time; from attend.service.commands import chat; plain = chat.plain\n"
-        "chat.plain = lambda chunk: (plain(chunk), time.sleep(0.2))\n"
+        "chat.plain = lambda chunk: (plain(chunk), time.sleep(1))\n"
         "from attend.service.commands.main import main; main()"
     )
     words = ["chat", str(folder), "--max-tokens", "60", "--dtype", "float32", "--temperature", "0"]
