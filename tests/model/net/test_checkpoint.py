@@ -278,6 +278,19 @@ def test_mapped_matrices_are_the_same_numbers(tmp_path, kind):
     assert torch.equal(mapped.embedding.tokens.weight, owned.embedding.tokens.weight)
 
 
+@pytest.mark.parametrize("other", ["q_proj", "k_proj", "v_proj"])
+def test_a_matrix_whose_parts_are_stored_in_two_types_is_copied_whole(tmp_path, other):
+    """What was left in the mapped file is taken from there when a later part cannot be."""
+    folder = write_checkpoint("llama", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    changed = {name: tensor.float() if other in name else tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    mapped, owned = (load(folder, torch.bfloat16, "cpu", mapped=each) for each in (True, False))
+    qkv, down = mapped.blocks[0].attention.qkv, mapped.blocks[0].mlp.down
+    assert (len(qkv.unread), len(down.unread)) == (0, 1)
+    assert torch.equal(qkv.dense(), owned.blocks[0].attention.qkv.dense())
+
+
 @pytest.mark.parametrize(
     ("stored", "served", "told"),
     [
