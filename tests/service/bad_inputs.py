@@ -178,7 +178,6 @@ SCORES = [
     http("rerank: one text", PAIR | {"documents": "b"}, "documents", "list", path=RERANK),
     http("rerank: a number among them", PAIR | {"documents": ["b", 3]}, "documents", "documents[1]", path=RERANK),
     http("rerank: an object without a text", PAIR | {"documents": [{}]}, "documents", "text", path=RERANK),
-    http("rerank: an object with more", PAIR | {"documents": [{"text": "", "a": 3}]}, "documents[0].a", "field", path=RERANK),
     http("rerank: a list of queries", PAIR | {"query": ["a"]}, "query", "a string", path=RERANK),
     http("rerank: fewer than none", PAIR | {"top_n": -1}, "top_n", "from 0", path=RERANK),
     http("rerank: a word for a number", PAIR | {"top_n": "3"}, "top_n", "an integer", path=RERANK),

@@ -112,7 +112,7 @@ HEADERS = [
     headed("headers: two types", {"content-type": "text/html, application/json"}, "Content-Type"),
     headed("headers: UTF-16", {"content-type": "application/json; charset=utf-16"}, "UTF-8"),
     headed("headers: quoted Latin-1", {"content-type": 'application/json; charset="iso-8859-1"'}, "UTF-8"),
-    headed("headers: gzip", JSON | {"content-encoding": "gzip"}, "Content-Encoding"),
+    headed("headers: Brotli", JSON | {"content-encoding": "br"}, "Content-Encoding"),
     headed("headers: an unknown coding", JSON | {"content-encoding": "x-mine"}, "Content-Encoding"),
     gone("paths: GET of a POST route", "GET", COMPLETIONS, "Method Not Allowed", "method_not_allowed"),
     gone("paths: PUT", "PUT", CHAT, "Method Not Allowed", "method_not_allowed"),

@@ -133,9 +133,16 @@ INVALID: list[dict[str, Any]] = [
     {"tools": [NOW, NOW]},
     {"tools": [NOW] * 129},
     {"tools": [{"type": "function", "function": {"name": "two words"}}]},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "text"}}}}}]},
+    {
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "text"}}}},
+            }
+        ]
+    },
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "number"}}}]},
-    {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * (1 << 15)}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * (1 << 17)}}]},
     {"tool_choice": "always"},
     {"tool_choice": "required", "tools": []},
     {"tool_choice": {"type": "function", "function": {"name": "other"}}},
