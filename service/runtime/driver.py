@@ -115,21 +115,30 @@ def check_room(settings: Settings, resources: dict[str, float]) -> None:
 async def start(settings: Settings, statistics: int) -> None:
     """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
     tell(f"Loading {settings.folder} ...")
+    served = application(settings)
     proxies = beside(
         serve.start,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
-    served = application(settings)
-    while not (has_controller() or proxies.done()):  # noqa: ASYNC110 - Ray tells nobody
-        await asyncio.sleep(CONTROLLER_SECONDS)
-    try:  # the replica loads while the proxies start
-        await asyncio.gather(proxies, beside(serve.run, served, name=APP, route_prefix="/"))
-    except RuntimeError as error:
-        raise CheckpointError(reason_of_failure()) from error
+    try:
+        while not (has_controller() or proxies.done()):  # noqa: ASYNC110 - Ray tells nobody
+            await asyncio.sleep(CONTROLLER_SECONDS)
+        # the replica loads while the proxies start
+        await asyncio.gather(proxies, deploy(served))
+    finally:
+        proxies.cancel()  # where the start was ended before they were asked for: their failure is no news then
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
         tell("HAProxy does not route to every replica yet: requests that it cannot route get 503")
+
+
+async def deploy(served: serve.Application) -> None:
+    """Returns when replicas have loaded their weights. Raises CheckpointError where one cannot."""
+    try:
+        await beside(serve.run, served, name=APP, route_prefix="/")
+    except RuntimeError as error:
+        raise CheckpointError(reason_of_failure()) from error
 
 
 def has_controller() -> bool:
