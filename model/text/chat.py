@@ -37,14 +37,16 @@ _TALKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 
 
 class ChatTemplate:
-    """A checkpoint's chat templates, compiled once. Safe to call from several threads; a render takes at most about 2 s."""
+    """A checkpoint's chat templates, compiled once. Safe to call from several threads. A render takes at most about 2 s of its
+    thread's own time: where the machine stands still, the caller is not to blame.
+    """
 
     def __init__(
         self,
         source: str,
         *,
         for_tools: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
         now: Callable[[], datetime] = datetime.now,
         **tokens: str,
     ) -> None:
@@ -74,7 +76,7 @@ class ChatTemplate:
         folder: Path,
         file: Path | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
         now: Callable[[], datetime] = datetime.now,
     ) -> "ChatTemplate | None":
         """The templates of a folder, or that of a file beside it; None where there is none. Raises CheckpointError.

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -290,6 +291,17 @@ def test_a_render_that_takes_longer_than_two_seconds_ends(source):
     times = iter(range(100))
     with pytest.raises(InvalidRequest, match="ran for more than 2 seconds"):
         ChatTemplate(source + source, clock=lambda: float(next(times))).render(USER)
+
+
+def test_the_time_that_a_machine_stands_still_is_not_the_callers(monkeypatch):
+    monkeypatch.setattr(chat_sandbox, "MAX_SECONDS", 0.02)
+
+    def late() -> datetime:
+        time.sleep(0.05)
+        return datetime(2026, 3, 9)
+
+    template = ChatTemplate("{% for i in range(3) %}{{ strftime_now('%Y') }}{% endfor %}", now=late)
+    assert template.render(USER) == "2026" * 3
 
 
 def test_many_messages_are_fine():
