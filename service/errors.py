@@ -23,6 +23,8 @@ FULL = "x-attend-full"
 """Beside an error: this replica has no room for any call, and will not have for a moment.
 
 HAProxy takes it away; without HAProxy callers see it."""
+SPENT = "x-attend-spent"
+"""Beside an error over HTTP: the key has used up its requests of the minute, whatever it asks for. HAProxy takes it away too."""
 
 
 SHUTTING_DOWN = "the server is shutting down; try another replica"

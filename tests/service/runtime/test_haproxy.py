@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from attend.service.errors import SPENT
 from attend.service.runtime import haproxy
 from attend.service.runtime.edge import READY_MS, write_edge
 from tests.service.certificates import Authority
@@ -120,7 +121,7 @@ def quiet(keyed: Edge) -> Edge:
     if any(replica.full for replica in keyed.replicas):
         time.sleep(1.5 * SECONDS)
     for replica in keyed.replicas:
-        replica.full = False
+        replica.full, replica.spent = False, ""
         replica.calls.clear()
         replica.headers.clear()
     return keyed
@@ -233,6 +234,27 @@ def test_what_a_server_has_no_room_or_time_for_is_no_error_of_the_caller(quiet, 
         for replica, judge in zip(quiet.replicas, judges, strict=True):
             replica.judge = judge
     assert {code(answer) for answer in answers} == {f"replica {status}"}
+
+
+def test_a_key_that_has_used_up_its_requests_is_refused_without_a_replica_for_a_moment_and_no_other_key_is(quiet):
+    """And it is asked for again: HAProxy says `retry-after: 1`, a replica how long it takes."""
+    spent, other = (post("/v1/completions", f"Authorization: Bearer good-{name}") for name in ("spent", "other"))
+    for replica in quiet.replicas:
+        replica.spent = "Bearer good-spent"
+    first, *later = quiet.send(*[spent] * 50)
+    assert code(first) == "replica 200"
+    assert SPENT not in first[1]
+    assert {code(answer) for answer in later} <= {"429 rate_limit_exceeded", "replica 200"}
+    refused = [answer for answer in later if answer[0] == 429]
+    assert len(refused) >= 40, "only the end of a second lets one through"
+    assert {answer[1]["retry-after"] for answer in refused} == {"1"}
+    assert code(quiet.send(other)[0]) == "replica 200"
+    assert code(quiet.send(get("/v1/models", "Authorization: Bearer good-spent"))[0]) == "replica 200"
+    assert code(quiet.send(post("/tokenize", "Authorization: Bearer good-spent"))[0]) == "replica 200"
+    for replica in quiet.replicas:
+        replica.spent = ""
+    time.sleep(2)
+    assert {code(answer) for answer in quiet.send(*[spent] * 50)} == {"replica 200"}
 
 
 def test_a_key_that_makes_too_many_errors_is_refused_and_no_other_key_is(quiet):
