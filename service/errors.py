@@ -24,7 +24,7 @@ FULL = "x-attend-full"
 
 HAProxy takes it away; without HAProxy callers see it."""
 SPENT = "x-attend-spent"
-"""Beside an error over HTTP: the key has used up its requests of the minute, whatever it asks for. HAProxy takes it away too."""
+"""Beside an error over HTTP: the key has used up its requests of the minute. HAProxy takes it away too."""
 
 
 SHUTTING_DOWN = "the server is shutting down; try another replica"
