@@ -58,7 +58,7 @@ TITLES = {
     "attend": "our own spelling: every mix of switches",
     "cohere2": "Command R7B",
     "dots1": "dots.llm1",
-    "ernie4_5_moe": "ERNIE 4.5's mixtures, text alone",
+    "ernie4_5_moe": "ERNIE 4.5's mixtures",
     "exaone_moe": "K-EXAONE",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
@@ -155,7 +155,8 @@ def respelled(family: Family, prefix: str) -> Family:
         {ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused)
     )
     weights, fused = tables
-    return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused)
+    left_out = {other(name): lacking for name, lacking in family.left_out.items()}
+    return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused, left_out=left_out)
 
 
 def named_layers(family: Family, config: ModelConfig) -> Family:

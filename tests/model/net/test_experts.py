@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.config import ModelConfig
@@ -266,8 +267,11 @@ def test_layers_that_guess_further_tokens_are_left_out_and_said_so(tmp_path, cap
     with caplog.at_level("INFO", logger="attend.model"):
         load(folder, torch.float32, "cpu")
     assert "are left out: multi-token prediction (MTP) is not supported" in caplog.text
-    edit_tensors(folder, model__layers__5__eh_proj__weight=torch.zeros(3, 2))
-    with pytest.raises(CheckpointError, match=r"tensor model\.layers\.5\.eh_proj\.weight is unexpected"):
+    path = folder / "model.safetensors"
+    save_file({name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}, path)
+    inspect(folder)
+    edit_tensors(folder, layers__5__eh_proj__weight=torch.zeros(3, 2))
+    with pytest.raises(CheckpointError, match=r"tensor layers\.5\.eh_proj\.weight is unexpected"):
         load(folder, torch.float32, "cpu")
 
 
