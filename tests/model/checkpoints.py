@@ -102,6 +102,11 @@ _ODD_DELTA |= {"layer_types": ["full_attention", "linear_attention", "linear_att
 _ODD_DELTA |= {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}
 
 
+_CONVS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8}
+_HYBRID: dict[str, Any] = {"rms_norm_eps": 1e-3, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_HYBRID |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12}
+
+
 def _with_images(family: str, **more: Any) -> nn.Module:
     """A text model beside one of images."""
     config, text = (getattr(transformers, f"{family}{kind}Config") for kind in ("", "Text"))
@@ -168,6 +173,26 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_5_moe_text": lambda: shaped("Qwen3_5MoeText", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=12),
     "qwen3_next": lambda: shaped(
         "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20, mlp_only_layers=[1]
+    ),
+    "lfm2": lambda: shaped("Lfm2", **_CONVS),
+    "lfm2-biased": lambda: shaped(
+        "Lfm2",
+        head_dim=12,
+        num_hidden_layers=3,
+        full_attn_idxs=[1],
+        conv_bias=True,
+        conv_L_cache=5,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+        num_key_value_heads=1,
+        rope_parameters={**_YARN},
+    ),
+    "olmo_hybrid": lambda: shaped("OlmoHybrid", **_HYBRID, rope_parameters={"rope_type": "default", "rope_theta": None}),
+    "olmo_hybrid-rotated": lambda: shaped(
+        "OlmoHybrid",
+        **_HYBRID | _ODD_DELTA,
+        linear_allow_neg_eigval=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),

@@ -34,7 +34,7 @@ MADE: dict[str, Callable[[], nn.Module]] = {
     for kind in (
         *("llama", "llama-tied", "llama-biased", "llama3-rope", "llama-linear", "llama-yarn", "mistral", "mixtral"),
         *("qwen2", "qwen2-tied", "qwen2_moe", "qwen3", "qwen3-tied", "qwen3_moe", "granite", "smollm3", "gemma"),
-        *("phi3", "phi3-long", "phi3-partial", "olmo2", "olmo3", "gpt_oss", "glm4"),
+        *("phi3", "phi3-long", "phi3-partial", "olmo2", "olmo3", "gpt_oss", "glm4", "lfm2"),
     )
 }
 MADE |= {
@@ -151,7 +151,7 @@ def described(config: Config) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
         "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
         "attention.key_length": head,
         "attention.value_length": head,
@@ -201,6 +201,11 @@ def _own(config: Config) -> dict[str, Any]:
         said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
     if kind == "gpt_oss":
         said["expert_feed_forward_length"] = config["intermediate_size"]
+    if kind == "lfm2":
+        counts = [config["num_key_value_heads"] if layer != "conv" else 0 for layer in config["layer_types"]]
+        said |= {"attention.head_count_kv": counts, "shortconv.l_cache": config["conv_L_cache"]}
+        width = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
+        said["feed_forward_length"] = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
     return said
 
 
@@ -222,7 +227,7 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
-    return tensor.squeeze() if "shared_expert_gate" in name else tensor
+    return tensor.squeeze() if "shared_expert_gate" in name or name.endswith("conv.conv.weight") else tensor
 
 
 def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str, Tensor]]:

@@ -41,6 +41,8 @@ IN_BLOCK = {
     "attention.q_norm": ("attn_q_norm",),
     "attention.k_norm": ("attn_k_norm",),
     "attention.out": ("attn_output",),
+    "attention.inputs": ("shortconv.in_proj",),
+    "attention.merge": ("shortconv.out_proj",),
     "attention_post_norm": ("post_attention_norm",),
     "mlp_norm": ("ffn_norm",),
     "mlp.gate_up": ("ffn_gate", "ffn_up"),
@@ -56,6 +58,12 @@ IN_BLOCK = {
 }
 """Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number."""
 WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {"blocks.{}.attention.sinks": ("blk.{}.attn_sinks.weight",)}
+WEIGHTS |= {
+    "blocks.{}.attention.convolution": ("blk.{}.shortconv.conv.weight",),
+    "blocks.{}.attention.convolution_bias": ("blk.{}.shortconv.conv.bias",),
+}
+LFM2 = pairs("norm", "token_embd_norm")
+"""Its last norm has the name that a norm of the embedding has elsewhere."""
 GPT_OSS = {"mlp_norm": ("post_attention_norm",)}
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""
@@ -91,7 +99,7 @@ class Gguf(Weights):
             changes = changes | {"mlp.gate_up": ("ffn_up",)}
         return replace(
             family,
-            weights=WEIGHTS | in_block("blk", changes),
+            weights=WEIGHTS | in_block("blk", changes) | (LFM2 if self._arch == "lfm2" else {}),
             adapt=_from_neighbours if self._arch in NEIGHBOURS else None,
             transposed=None,
             gain_offset=None if family.gain_offset is None else 0.0,

@@ -105,6 +105,14 @@ MOE = ("moe_intermediate_size", "num_experts", "shared_expert_intermediate_size"
 QWEN3_5_MOE_TEXT = {key: value for key, value in QWEN3_5_TEXT.items() if key != "intermediate_size"}
 QWEN3_5_MOE_TEXT |= {key: QWEN3_NEXT[key] for key in MOE} | {"num_experts": 256, "num_experts_per_tok": 8}
 QWEN3_5_MOE_TEXT |= {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "num_key_value_heads": 2}
+LFM2 = shape(2048, 12288, 16, 32, 8, 65536, 128000) | {"model_type": "lfm2", "block_ff_dim": 12288, "block_multiple_of": 256}
+LFM2 |= {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "conv_L_cache": 3, "conv_bias": False}
+LFM2 |= {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "norm_eps": 1e-5, "rope_theta": 1e6, "tie_embedding": True}
+LFM2 |= {"bos_token_id": 1, "eos_token_id": 7}
+HYBRID = shape(3840, 11008, 32, 30, 30, 100352, 65536) | {"model_type": "olmo_hybrid", "rms_norm_eps": 1e-6}
+HYBRID |= {"linear_key_head_dim": 96, "linear_value_head_dim": 192, "linear_num_key_heads": 30, "linear_num_value_heads": 30}
+HYBRID |= {"linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "eos_token_id": 100257, "tie_word_embeddings": False}
+HYBRID |= {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 8}
 SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2")
 PUBLISHED = {
     "Mixtral-8x7B-v0.1": MIXTRAL,
@@ -122,6 +130,8 @@ PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": QWEN2 | {"max_window_layers": 21, "rope_scaling": None},
     "Qwen3-0.6B": QWEN3 | {"sliding_window": None, "use_sliding_window": False},
     "gpt2": GPT2,
+    "LFM2-1.2B": LFM2,
+    "Olmo-Hybrid-7B": HYBRID | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
     "Qwen3-Next-80B-A3B": QWEN3_NEXT,
     "Qwen3.5-27B": QWEN3_5,
     "Qwen3.5-35B-A3B": QWEN3_5 | {"model_type": "qwen3_5_moe", "text_config": QWEN3_5_MOE_TEXT},
@@ -134,7 +144,7 @@ def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(t
     ours, whole = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     theirs = whole.get_text_config()
     assert ours.sliding_window == (theirs.sliding_window if ours.family in SLIDING else None)
-    if ours.positions == "rotary":
+    if ours.ropes:
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         assert (ours.rope_scaling is None) == (theirs.rope_parameters["rope_type"] == "default")
     assert ours.tied_head == theirs.tie_word_embeddings
