@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and every few layers attention with a norm of each query and key."""
+"""LFM2: gated short convolutions, and every few layers attention with a norm of each query and key; and its mixtures."""
 
 from typing import Any
 
@@ -8,14 +8,17 @@ from attend.model.net.families.positions import rope
 from attend.model.net.families.reading import (
     Family,
     Raw,
+    count,
     decoder_sizes,
     flag,
     head_size,
     in_block,
     layer_kinds,
+    need,
     number,
     pairs,
     size,
+    with_ends,
 )
 
 KINDS = ("conv", "full_attention")
@@ -29,6 +32,26 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(**_common(raw | {"intermediate_size": _adjusted(raw, width)}, kinds))
 
 
+def read_mixture(raw: Raw) -> ModelConfig:
+    """Behind the first layers each has experts, which a sigmoid and a correction choose."""
+    need(raw, "layer_types")
+    dense, layers = count(raw, "num_dense_layers", 2), size(raw, "num_hidden_layers")
+    experts = {
+        "num_experts": size(raw, "num_experts", 32),
+        "experts_per_token": size(raw, "num_experts_per_tok", 4),
+        "expert_size": size(raw, "moe_intermediate_size", 1792),
+        "expert_layers": tuple(range(dense, layers)) if dense else None,
+        "scoring_func": "sigmoid",
+        "score_correction": flag(raw, "use_expert_bias", True),
+        "routing": "chosen" if flag(raw, "norm_topk_prob", True) else "all",
+        "routing_eps": 1e-6,
+        "routed_scaling_factor": number(raw, "routed_scaling_factor", 1.0),
+    }
+    raw = raw | {"intermediate_size": size(raw, "intermediate_size", 7168)}
+    fields = _common(raw, layer_kinds(raw, KINDS, lambda layer: KINDS[0]))
+    return ModelConfig(**fields | (experts if dense < layers else {}))
+
+
 def _adjusted(raw: Raw, width: int) -> int:
     """Two thirds of the width that is said, times a factor, rounded up; or that width."""
     if not flag(raw, "block_auto_adjust_ff_dim", True):
@@ -39,7 +62,7 @@ def _adjusted(raw: Raw, width: int) -> int:
 
 def _common(raw: Raw, kinds: list[str]) -> dict[str, Any]:
     tied = "tie_embedding" if raw.get("tie_embedding") is not None else "tie_word_embeddings"
-    raw = raw | {
+    raw = with_ends(raw, 1, 2) | {
         "num_key_value_heads": size(raw, "num_key_value_heads", 8),
         "rms_norm_eps": number(raw, "norm_eps", 1e-5),
         "hidden_act": "silu",
@@ -61,9 +84,16 @@ BLOCK = llama.ATTENTION | {
     "mlp.gate_up": ("feed_forward.w1", "feed_forward.w3"),
     "mlp.down": ("feed_forward.w2",),
 }
-CONVOLUTION = {
-    "blocks.{}.attention.convolution": ("model.layers.{}.conv.conv.weight",),
-    "blocks.{}.attention.convolution_bias": ("model.layers.{}.conv.conv.bias",),
+EXPERTS = {
+    "mlp.router": ("feed_forward.gate",),
+    "mlp.experts.gate_up": ("feed_forward.experts.{e}.w1", "feed_forward.experts.{e}.w3"),
+    "mlp.experts.down": ("feed_forward.experts.{e}.w2",),
 }
-WEIGHTS = llama.OUTSIDE | pairs("norm", "model.embedding_norm") | in_block("model.layers", BLOCK) | CONVOLUTION
-FAMILIES = {"lfm2": Family(read, WEIGHTS)}
+ALONE = {
+    "attention.convolution": "conv.conv.weight",
+    "attention.convolution_bias": "conv.conv.bias",
+    "mlp.correction": "feed_forward.expert_bias",
+}
+WEIGHTS = llama.OUTSIDE | pairs("norm", "model.embedding_norm") | in_block("model.layers", BLOCK | EXPERTS)
+WEIGHTS |= {f"blocks.{{}}.{ours}": (f"model.layers.{{}}.{name}",) for ours, name in ALONE.items()}
+FAMILIES = {"lfm2": Family(read, WEIGHTS), "lfm2_moe": Family(read_mixture, WEIGHTS)}

@@ -1,4 +1,5 @@
-"""OLMo 2, OLMo 3 and OLMo Hybrid: norms of a sublayer's output alone, and of all queries or keys side by side.
+"""OLMo 2, OLMo 3 and OLMo Hybrid: norms of a sublayer's output alone, and of all queries or keys side by side. OLMoE has the
+latter.
 
 OLMo 3 has windows in three of four layers, which are not scaled where the others are. OLMo Hybrid has the gated delta rule
 there, with norms before the sublayers.
@@ -7,7 +8,7 @@ there, with norms before the sublayers.
 from typing import Any
 
 from attend.model.config import ModelConfig
-from attend.model.net.families import llama
+from attend.model.net.families import llama, qwen_moe
 from attend.model.net.families.gemma import local_windows
 from attend.model.net.families.positions import rope, two_ropes
 from attend.model.net.families.reading import (
@@ -18,8 +19,10 @@ from attend.model.net.families.reading import (
     head_size,
     in_block,
     layer_kinds,
+    refuse,
     size,
     sliding_layers,
+    with_ends,
 )
 from attend.model.sublayers import DeltaSpec
 
@@ -47,6 +50,7 @@ def read_hybrid(raw: Raw) -> ModelConfig:
     """OLMo Hybrid. A theta that is null means that nothing is rotated; an absent one is not null."""
     values = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     rotates = values.get("rope_theta", raw.get("rope_theta", 10000.0)) is not None
+    raw = with_ends(raw, None, 100257)
     return ModelConfig(**_common(raw, eps=1e-6) | (rope(raw, head_size(raw)) if rotates else {"rope_layers": ()}) | _delta(raw))
 
 
@@ -68,6 +72,22 @@ def _delta(raw: Raw) -> dict[str, Any]:
     )
     layers = tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
     return {"delta": spec, "delta_layers": layers, "delta_norm_place": "pre"} if layers else {}
+
+
+def read_moe(raw: Raw) -> ModelConfig:
+    """OLMoE, whose queries, keys and values are not clipped in any published model."""
+    refuse(raw, "clip_qkv", None)
+    raw = {"num_local_experts": 64, **with_ends(raw, None, 50279)}
+    return ModelConfig(
+        **_common(raw)
+        | rope(raw, head_size(raw))
+        | {
+            "norm_place": "pre",
+            "num_experts": size(raw, "num_experts", raw["num_local_experts"]),
+            "experts_per_token": size(raw, "num_experts_per_tok", 8),
+            "routing": "chosen" if flag(raw, "norm_topk_prob") else "all",
+        }
+    )
 
 
 OUTPUT = {"attention_post_norm": ("post_attention_layernorm",), "mlp_post_norm": ("post_feedforward_layernorm",)}
@@ -93,4 +113,5 @@ FAMILIES = {
     "olmo2": Family(read2, WEIGHTS),
     "olmo3": Family(read3, WEIGHTS),
     "olmo_hybrid": Family(read_hybrid, HYBRID, fused=PUBLISHED),
+    "olmoe": Family(read_moe, qwen_moe.WEIGHTS),
 }

@@ -110,7 +110,13 @@ class NativeDecoder:
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
         sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
-        numbers += (config.swiglu_limit or 0.0, config.swiglu_slope, *_delta_numbers(config))
+        numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
+        numbers += (
+            config.routing_eps or 0.0,
+            config.routing_floor or 0.0,
+            config.routed_scaling_factor,
+            *_delta_numbers(config),
+        )
         self._net = self._library.attend_new(
             (ctypes.c_int64 * len(sizes))(*sizes),
             _addresses(arrays),
@@ -222,10 +228,12 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
     kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm != "rmsnorm", config.qk_norm == "all")
     place = PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0
-    seen = (config.conv_kernel or 0) if config.conv_layers else 0
     mixed = (layer.experts is not None for layer in config.layers)
     mixers = (MIXERS.index(type(layer.recurrence)) for layer in config.layers)
-    return (*sizes, *heads, *kinds, place, *_mixture(config), config.attention_gate, *_delta(config), seen, *mixed, *mixers)
+    sublayers = (*_mixture(config), config.attention_gate, *_delta(config), *mixed, *mixers)
+    router = (config.shared_expert_size is not None and config.shared_expert_gate, config.scoring_func == "sigmoid")
+    seen = (config.conv_kernel or 0) if config.conv_layers else 0
+    return (*sizes, *heads, *kinds, place, *sublayers, *router, config.expert_groups, config.groups_per_token, seen)
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:
@@ -264,6 +272,8 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         sinks = getattr(block.attention, "sinks", None)
         arrays.append(None if sinks is None else sinks.detach().float())
         arrays += _recurrence(block.attention)
+        correction = getattr(block.mlp, "correction", None)
+        arrays.append(None if correction is None else correction.detach().float())
     return arrays
 
 

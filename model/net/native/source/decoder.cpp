@@ -228,7 +228,8 @@ struct MLP {
 struct Layer {
     Norms of_attention, of_mlp;
     Turns turns;
-    Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row
+    Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row, if it has one
+    const float* correction = nullptr;  // of the router's scores [X], or null
     Mixer mixer = ATTENTION;
     Matrix inputs, gates, merge;  // of what is in place of attention; a short convolution has no gates
     Convolution convolution;
@@ -390,12 +391,12 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
     Routing& r = net.routing;
     i64 stride = net.normed_stride(), pairs = T == 1 ? 0 : T * m.C;
     auto send = [&](i64 begin, i64 end) {
-        for (i64 t = begin; t < end; t++) route_token(m, r, t);
+        for (i64 t = begin; t < end; t++) route_token(m, layer.correction, r, t);
     };
     auto copy = [&](i64 begin, i64 end) {
         for (i64 pair = begin; pair < end; pair++) memcpy(net.pairs + pair * stride, net.normed + r.tokens[pair] * stride, net.E * 2);
     };
-    multiply(team, kernels, net.rounded, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.experts()});
+    multiply(team, kernels, net.rounded, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.scores()});
     if (T > FEW) team.share(T, TOKENS, send);
     team.share(1, 1, [&](i64, i64) {
         if (T <= FEW) send(0, T);
@@ -505,7 +506,7 @@ static void list_matrices(Net& net) {
             if (layer.mixer == DELTA_RULE) add(layer.gates, 2 * net.delta.H, net.E);
             add(layer.merge, net.E, net.recurred_width());
         }
-        if (layer.mixed) add(layer.router, m.experts(), net.E);
+        if (layer.mixed) add(layer.router, m.scores(), net.E);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
         if (layer.mixed && m.S) add(layer.mlps[m.X].up, 2 * m.S, net.E, true), add(layer.mlps[m.X].down, net.E, m.S);
@@ -556,15 +557,18 @@ int attend_best() {
 void attend_choose(int number) { chosen = number; }
 
 // A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
-// queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether experts weigh their part of the softmax over all,
-// whether attention is gated, J, H, K, V, W of delta rules, W of short convolutions, then for each layer whether it has experts, and for each its
-// Mixer}; what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope of
-// gpt-oss' gates, whose limit is 0 elsewhere, eps of the norms of delta rules, what their rates are multiplied by}.
+// queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether the weights of experts are not divided by their
+// sum, whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each its Mixer, then of the
+// router whether the shared expert has a gate, whether scores become sigmoids, G, and how many groups a token's experts are from, and W of short
+// convolutions}; what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope
+// of gpt-oss' gates, whose limit is 0 elsewhere, eps, floor and scale of the weights of experts, see Mixture, eps of the norms of delta rules, what
+// their rates are multiplied by}.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
 // the sinks [H] or null, the convolution {[W, C], bias [C]} of what is in place of attention, and of a delta rule {exp(log speed) [H], the bias of
-// its steps [H], its gain [V]}, or nulls. The embedding is bfloat16, all others float32. All of them must outlive it.
+// its steps [H], its gain [V]}, or nulls, and the correction of the router's scores [X] or null. The embedding is bfloat16, all others float32. All
+// of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
     auto net = std::make_unique<Net>();
@@ -572,12 +576,14 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
     net->heads = {sizes[4], sizes[5], sizes[6], sizes[18] != 0};
     net->gated = sizes[9], net->place = (Place)sizes[12];
-    net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0};
+    const i64* router = sizes + 24 + 2 * layers;
+    net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0, router[0] != 0, router[1] != 0, router[2], router[3],
+                    numbers[5], numbers[6], numbers[7]};
     net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
-    net->seen = sizes[24];
+    net->seen = router[4];
     net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
     net->clamp = {numbers[3], numbers[4]};
-    net->delta_eps = numbers[5], net->rate_scale = numbers[6];
+    net->delta_eps = numbers[8], net->rate_scale = numbers[9];
     net->activation = (int)sizes[8];
     net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + net->activation;
     auto next = [&] { return (const float*)*arrays++; };
@@ -604,7 +610,8 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
         layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
         layer.convolution.weight = next(), layer.convolution.bias = next();
         layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
-        layer.mixed = sizes[25 + n], layer.mixer = (Mixer)sizes[25 + layers + n];
+        layer.correction = next();
+        layer.mixed = sizes[24 + n], layer.mixer = (Mixer)sizes[24 + layers + n];
         layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
         net->layers.push_back(std::move(layer));
     }
@@ -618,8 +625,8 @@ enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
 
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
 // queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short
-// convolution inputs [3E, E] and merge [E, E]; then gate and up
-// [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
+// convolution inputs [3E, E] and merge [E, E]; then gate and up [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last
+// row is the gate of the shared one, if any, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the
 // head. It comes in parts that lie under each other. The bias may be null. Returns a Packing, NOT_FINITE + n for part n, counted from 0.
 int attend_pack(Net* net, i64 number, const PlainRows* parts, const bf16* bias) try {
