@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
-from attend.model.sublayers import DeltaSpec, MixtureSpec, Routing, Scoring
+from attend.model.sublayers import ConvSpec, DeltaSpec, MixtureSpec, Routing, Scoring
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
@@ -18,6 +18,8 @@ NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
 """Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
 "post": norm(x + f(x)) (Vaswani et al. 2017) · "parallel": x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX) ·
 "shared": the same with one norm for both (Cohere)."""
+IN_TURN = ("pre", "output", "sandwich")
+"""Places that may differ from layer to layer."""
 QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
@@ -43,15 +45,16 @@ class LayerSpec:
     attention: AttentionVariant
     rope: Rope | None
     """None: queries and keys are not rotated."""
+    norm_place: NormPlace = "pre"
     experts: MixtureSpec | None = None
     """None: an MLP."""
-    delta: DeltaSpec | None = None
+    recurrence: DeltaSpec | ConvSpec | None = None
     """What the layer has in place of attention; None: it attends."""
 
     @property
     def state_bytes(self) -> int:
         """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
-        return 0 if self.delta is None else self.delta.state_bytes
+        return 0 if self.recurrence is None else self.recurrence.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,14 @@ class ModelConfig:
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
     """The layers, counted from 0, that keep a state in place of keys and values."""
+    delta_norm_place: NormPlace | None = None
+    """Where `delta_layers` norm (OLMo Hybrid); None: where the others do."""
+    conv_kernel: int | None = None
+    """Tokens that the short convolution of `conv_layers` sees, the token itself included; at least 2."""
+    conv_bias: bool = False
+    """Bias on the short convolution, and on the projections around it."""
+    conv_layers: tuple[int, ...] = ()
+    """The layers, counted from 0, that have a gated short convolution in place of attention (LFM2)."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -199,12 +210,11 @@ class ModelConfig:
         if self.swiglu_limit is not None and self.activation != "silu":
             raise CheckpointError(f"config.json: swiglu_limit is not supported with activation {self.activation!r}")
         known = range(self.num_layers)
-        for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers"):
+        for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers", "conv_layers"):
             layers = getattr(self, name)
             if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
                 raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
-
-        self._check_delta()
+        self._check_states()
 
     def _check_experts(self, count: int) -> None:
         if self.experts_per_token > count:
@@ -219,12 +229,25 @@ class ModelConfig:
                 f"config.json: {self.experts_per_token} experts of a token cannot be chosen from {chosen} of {groups} groups"
             )
 
-    def _check_delta(self) -> None:
+    def _check_states(self) -> None:
         if not isinstance(self.delta, DeltaSpec | None):
             raise CheckpointError(f"config.json: delta must be an object of sizes; got {self.delta!r}")
         if not isinstance(self.delta_layers, tuple) or (self.delta_layers and self.delta is None):
             raise CheckpointError(f"config.json: delta_layers {self.delta_layers!r} need a delta and must be a list")
-        if len(set(self.delta_layers)) == self.num_layers:
+        if not isinstance(self.conv_layers, tuple) or (self.conv_layers and (self.conv_kernel or 0) < 2):
+            raise CheckpointError(
+                f"config.json: conv_layers {self.conv_layers!r} must be a list and need a conv_kernel above 1; "
+                f"got {self.conv_kernel!r}"
+            )
+        if self.delta_layers and self.conv_layers:
+            raise CheckpointError("config.json: delta_layers and conv_layers in one model are not supported")
+        places = (self.delta_norm_place, self.norm_place)
+        if self.delta_norm_place is not None and not all(place in IN_TURN for place in places):
+            raise CheckpointError(
+                f"config.json: delta_norm_place {places[0]!r} beside norm_place {places[1]!r} is not supported; "
+                f"known: {', '.join(IN_TURN)}"
+            )
+        if len({*self.delta_layers, *self.conv_layers}) == self.num_layers:
             raise CheckpointError(
                 "config.json: a recurrent state in every layer is not supported: one layer must have attention"
             )
@@ -235,11 +258,17 @@ class ModelConfig:
         return tuple(self._layer(number) for number in range(self.num_layers))
 
     def _layer(self, number: int) -> LayerSpec:
+        experts = self._experts(number)
         if number in self.delta_layers:
-            return LayerSpec(AttentionVariant(), None, self._experts(number), self.delta)
+            place = self.norm_place if self.delta_norm_place is None else self.delta_norm_place
+            return LayerSpec(AttentionVariant(), None, place, experts, self.delta)
+        if number in self.conv_layers:
+            assert self.conv_kernel is not None
+            spec = ConvSpec(self.hidden_size, self.conv_kernel, self.conv_bias)
+            return LayerSpec(AttentionVariant(), None, self.norm_place, experts, spec)
         slides = self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
         variant = AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale)
-        return LayerSpec(variant, self._rope(number, slides), self._experts(number))
+        return LayerSpec(variant, self._rope(number, slides), self.norm_place, experts)
 
     def _rope(self, number: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
@@ -271,7 +300,7 @@ class ModelConfig:
         """The layers by the memory that they keep: full attention, then each window, then the states."""
         kinds: dict[tuple[bool, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
-            kind = (True, 0) if layer.state_bytes else (False, layer.attention.window or 0)
+            kind = (True, 0) if layer.recurrence is not None else (False, layer.attention.window or 0)
             kinds.setdefault(kind, []).append(number)
         return tuple(MemoryGroup(tuple(kinds[kind]), kind[1] or None, kind[0]) for kind in sorted(kinds))
 
@@ -322,7 +351,7 @@ SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     *("experts_per_token", "expert_groups", "groups_per_token"),
 )
-OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size")
+OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}
 ROUTER = (
@@ -333,5 +362,5 @@ ROUTER = (
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate")
+SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "conv_bias")
 SWITCHES += ("shared_expert_gate", "score_correction")

@@ -53,12 +53,22 @@ class DeltaSpec:
     value_size: int
     kernel: int
     """Tokens that the convolution before the rule sees, the token itself included."""
+    negative_eigenvalues: bool = False
+    """Rates lie in (0, 2) in place of (0, 1): along its key a state may change its sign (Grazzi et al. 2024)."""
+    norm_eps: float | None = None
+    """Of the norm of the heads' outputs; None: that of the model's norms."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("key_heads", "value_heads", "key_size", "value_size", "kernel"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CheckpointError(f"config.json: delta: {name} must be a positive integer; got {value!r}")
+        if not isinstance(self.negative_eigenvalues, bool):
+            raise CheckpointError(
+                f"config.json: delta: negative_eigenvalues must be true or false; got {self.negative_eigenvalues!r}"
+            )
+        if self.norm_eps is not None and not (type(self.norm_eps) in (int, float) and 0 < self.norm_eps < math.inf):
+            raise CheckpointError(f"config.json: delta: norm_eps must be a positive number; got {self.norm_eps!r}")
         if self.value_heads % self.key_heads:
             raise CheckpointError(
                 f"config.json: delta: {self.value_heads} value heads are not divisible by {self.key_heads} key heads"
@@ -88,3 +98,23 @@ class DeltaSpec:
     def state_bytes(self) -> int:
         """Bytes that a layer keeps of a sequence."""
         return 4 * sum(math.prod(shape) for shape in self.state_shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """A gated short convolution in place of attention: a layer keeps its last inputs of each sequence (`net/short_conv.py`)."""
+
+    channels: int
+    kernel: int
+    """Tokens that it sees, the token itself included."""
+    bias: bool
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What a layer keeps of a sequence, in float32."""
+        return ((self.channels, self.kernel - 1),)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a layer keeps of a sequence."""
+        return 4 * self.channels * (self.kernel - 1)

@@ -18,7 +18,7 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
 from attend.model.net.packed import multiplies_bfloat16
-from attend.model.sublayers import DeltaSpec, MixtureSpec
+from attend.model.sublayers import ConvSpec, DeltaSpec, MixtureSpec
 from loadtest.bench.figures import Figure, file, table
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
@@ -62,15 +62,19 @@ def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
 
 def weights(config: ModelConfig, tokens: int = 1) -> float:
     """Parameters of the matrices that a step of so many tokens reads. For one token: those that it is multiplied by."""
-    layers = sum(_mixing_weights(config, layer.delta) + _mlp_weights(config, layer.experts, tokens) for layer in config.layers)
+    layers = sum(
+        _mixing_weights(config, layer.recurrence) + _mlp_weights(config, layer.experts, tokens) for layer in config.layers
+    )
     return layers + config.hidden_size * config.vocab_size
 
 
-def _mixing_weights(config: ModelConfig, delta: DeltaSpec | None) -> int:
+def _mixing_weights(config: ModelConfig, recurrence: DeltaSpec | ConvSpec | None) -> int:
     """Of one layer's attention, or of what it has in place of it."""
-    if delta is None:
+    if recurrence is None:
         return config.hidden_size * ((3 if config.attention_gate else 2) * config.query_size + 2 * config.kv_size)
-    return config.hidden_size * (delta.channels + 2 * delta.value_width + 2 * delta.value_heads)
+    if isinstance(recurrence, ConvSpec):
+        return 4 * config.hidden_size * recurrence.channels
+    return config.hidden_size * (recurrence.channels + 2 * recurrence.value_width + 2 * recurrence.value_heads)
 
 
 def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) -> float:
@@ -96,12 +100,12 @@ def decode_limit(config: ModelConfig, batch: int, bandwidth: float, rate: float)
 def prompt_operations(config: ModelConfig, length: int) -> float:
     """Of a token of a prompt: the head is computed for its last one alone; a token sees half the others on average.
 
-    A delta rule multiplies each number of a state four times, and adds three times.
+    A delta rule multiplies each number of a state four times, and adds three times. Convolutions are not counted.
     """
     matrices = weights(config) - config.hidden_size * config.vocab_size
-    deltas = [layer.delta for layer in config.layers if layer.delta is not None]
-    rules = sum(7 * math.prod(delta.state_shapes[1]) for delta in deltas)
-    return 2 * matrices + 4 * (config.num_layers - len(deltas)) * config.query_size * length / 2 + rules
+    recurrences = [layer.recurrence for layer in config.layers if layer.recurrence is not None]
+    rules = sum(7 * math.prod(each.state_shapes[1]) for each in recurrences if isinstance(each, DeltaSpec))
+    return 2 * matrices + 4 * (config.num_layers - len(recurrences)) * config.query_size * length / 2 + rules
 
 
 def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:

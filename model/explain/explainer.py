@@ -72,7 +72,7 @@ class Explainer:
         self.num_layers, self.num_heads = self.config.num_layers, self.config.num_heads
         self.group = self.config.num_heads // self.config.num_kv_heads
         """Query heads that share a key/value head."""
-        attending = (layer for layer, spec in enumerate(self.config.layers) if spec.delta is None)
+        attending = (layer for layer, spec in enumerate(self.config.layers) if spec.recurrence is None)
         self.last_attention = max(attending, default=0)
         """The last layer that has weights."""
 
@@ -108,6 +108,6 @@ class Explainer:
 
     def _view(self, layer: int, watched: Watched) -> LayerView:
         spec = self.config.layers[layer]
-        if spec.delta is not None:
+        if spec.recurrence is not None:
             return LayerView(layer, "state", None, None)
         return LayerView(layer, "attention", self.config.attention_variants[layer].window, watched.seen[layer])

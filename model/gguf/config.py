@@ -48,12 +48,27 @@ def _common(keys: Keys) -> Raw:
         "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
         "tie_word_embeddings": not keys.has("output.weight"),
         **_rope(keys, head),
     }
+
+
+CONVOLVING = ("lfm2", "lfm2moe")
+"""Architectures whose layers without key/value heads have a short convolution."""
+
+
+def _kv_heads(keys: Keys, heads: int) -> int:
+    """Those of a layer that attends."""
+    counts = keys.layers("attention.head_count_kv") if keys.arch in CONVOLVING else None
+    if counts is None:
+        return keys.size("attention.head_count_kv", heads)
+    attending = {count for count in counts if count != 0}
+    if len(attending) != 1 or not all(type(count) is int and count > 0 for count in attending):
+        raise keys.wrong(f"{keys.arch}.attention.head_count_kv must be 0 or one positive integer; got {repr(counts)[:100]}")
+    return int(attending.pop())
 
 
 def _rope(keys: Keys, head: int) -> Raw:
@@ -257,6 +272,17 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | _experts(keys, renormed=True) | found | _sliding(keys, raw, 2)
 
 
+def _lfm2(keys: Keys, raw: Raw) -> Raw:
+    """LFM2, and its mixtures where there are experts. The width of its MLP is said as it is."""
+    counts = keys.layers("attention.head_count_kv") or [raw["num_key_value_heads"]] * raw["num_hidden_layers"]
+    kinds = ["conv" if count == 0 else "full_attention" for count in counts]
+    sizes = {"conv_L_cache": keys.size("shortconv.l_cache")}
+    biased = {"conv_bias": "conv" in kinds and keys.has(f"blk.{kinds.index('conv')}.shortconv.conv.bias")}
+    eps = {"norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
+    own = mixtures.lfm2moe(keys) if keys.arch == "lfm2moe" else {"model_type": "lfm2", "block_auto_adjust_ff_dim": False}
+    return eps | sizes | biased | own | {"layer_types": kinds}
+
+
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "cohere2": _cohere2,
     "ernie4_5-moe": mixtures.ernie4_5_moe,
@@ -269,6 +295,8 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "granite": _granite,
     "granitehybrid": _granite,
     "granitemoe": _granite,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2,
     "llama": _llama,
     "minimax-m2": mixtures.minimax_m2,
     "olmo2": _olmo2,

@@ -55,3 +55,19 @@ def minimax_m2(keys: Keys, raw: Raw) -> Raw:
         "num_local_experts": keys.size("expert_count"),
         "num_experts_per_tok": keys.size("expert_used_count"),
     }
+
+
+def lfm2moe(keys: Keys) -> Raw:
+    """LFM2's mixtures. Files do not say what weights are divided and multiplied by: llama.cpp has it in its code."""
+    keys.refuse("expert_gating_func", 2)  # a sigmoid
+    keys.refuse("expert_weights_norm", True)
+    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    dense = keys.get("leading_dense_block_count") or 0
+    return {
+        "model_type": "lfm2_moe",
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "num_dense_layers": dense,
+        "use_expert_bias": keys.has(f"blk.{dense}.exp_probs_b.bias"),
+    }

@@ -309,11 +309,23 @@ def _has_offset(family: Family, slot: Slot) -> bool:
 def _their_shapes(config: ModelConfig, family: Family, slot: Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
     theirs = their_names(family, config, slot.ours)
-    for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
+    shapes = part_shapes(config, slot.ours, slot.shape, len(theirs))
+    if slot.kind == "convolution" and len(theirs) > 1:
+        shapes = _cut(slot.shape, shapes, weights.rows(theirs[0]))
+    for name, shape in zip(theirs, shapes, strict=True):
         turned = _is_transposed(family, slot) and weights.form(name) is None  # codes have their rows first
         if family.rows is not None and family.rows.search(slot.ours):
             shape = (1, *shape)
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
+
+
+def _cut(whole: tuple[int, ...], parts: list[tuple[int, ...]], first: int | None) -> list[tuple[int, ...]]:
+    """The parts of a convolution. `transformers` writes three with as many rows each, as `torch.chunk` makes them, and lays
+    them under each other when it reads them. `first`: rows of the first part in the files.
+    """
+    rows = -(-whole[0] // len(parts))
+    even = [(min(rows, whole[0] - begin), *whole[1:]) for begin in range(0, whole[0], rows)]
+    return even if first == rows and len(even) == len(parts) else parts
 
 
 def _is_transposed(family: Family, slot: Slot) -> bool:

@@ -3,7 +3,7 @@
 A head's state S [K, V] maps keys to values. At each token it decays, and what it says of the token's key moves towards the
 token's value (Yang et al. 2024, "Gated Delta Networks"):
 
-    u_t = b_t (v_t - a_t S_{t-1}ᵀ k_t)        how far it is off, times the rate b_t in (0, 1)
+    u_t = b_t (v_t - a_t S_{t-1}ᵀ k_t)        how far it is off, times the rate b_t in (0, 1), or in (0, 2)
     S_t = a_t S_{t-1} + k_t u_tᵀ              with the decay a_t in (0, 1)
     o_t = S_tᵀ q_t
 
@@ -33,13 +33,15 @@ CHUNK = 64
 NORM_EPS = 1e-6
 
 
-def causal_convolution(x_RLC: Tensor, before_RCW: Tensor, weight_C1W: Tensor) -> tuple[Tensor, Tensor]:
+def causal_convolution(
+    x_RLC: Tensor, before_RCW: Tensor, weight_C1W: Tensor, bias_C: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Each column's weighted sum over its last W tokens, [R, L, C]; and the last W - 1 inputs, [R, C, W - 1].
 
     `before_RCW`: the W - 1 inputs before the first.
     """
     inputs_RCL = torch.cat((before_RCW, x_RLC.mT), dim=-1)
-    sums_RCL = F.conv1d(inputs_RCL, weight_C1W, groups=len(weight_C1W))
+    sums_RCL = F.conv1d(inputs_RCL, weight_C1W, bias_C, groups=len(weight_C1W))
     return sums_RCL.mT, inputs_RCL[..., x_RLC.shape[1] :]
 
 
@@ -102,7 +104,8 @@ class GatedDelta(nn.Module):
     def __init__(self, config: ModelConfig, spec: DeltaSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.norm_eps = config.norm_eps
+        self.norm_eps = config.norm_eps if spec.norm_eps is None else spec.norm_eps
+        self.rate_scale = 2.0 if spec.negative_eigenvalues else 1.0
         self.activation = ACTIVATIONS[config.activation]
         self.inputs = Linear(config.hidden_size, [spec.channels, spec.value_width], bias=False)
         """Queries, keys, values, and what gates the heads' outputs."""
@@ -119,7 +122,7 @@ class GatedDelta(nn.Module):
         mixed_TC, gate_TN = self.inputs(x_TE).split(self.inputs.parts, dim=-1)
         rate_TH, step_TH = self.gates(x_TE).chunk(2, dim=-1)
         decay_TH = -self.log_speed.float().exp() * F.softplus(step_TH.float() + self.step_bias.float())
-        out_THV = attention.recur(layer, self, mixed_TC, decay_TH, rate_TH.sigmoid())
+        out_THV = attention.recur(layer, self, mixed_TC, decay_TH, rate_TH.sigmoid() * self.rate_scale)
         normed_THV = F.rms_norm(out_THV.float(), (self.spec.value_size,), self.gain.float(), self.norm_eps)
         return self.merge((normed_THV.flatten(-2) * F.silu(gate_TN.float())).to(x_TE.dtype))
 

@@ -39,6 +39,10 @@ SWITCHES = {
     "attention_gate": "attention_gate",
     "delta": "gated_delta",
     "delta_layers": "gated_delta",
+    "delta_norm_place": "norm_by_layer",
+    "conv_kernel": "short_conv",
+    "conv_bias": "short_conv",
+    "conv_layers": "short_conv",
     "swiglu_limit": "clamped_swiglu",
     "swiglu_slope": "clamped_swiglu",
     "num_experts": "experts",
@@ -68,6 +72,7 @@ ALL = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
@@ -79,6 +84,7 @@ NATIVE = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
@@ -90,6 +96,7 @@ TRITON = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the Triton decoder computes."""

@@ -22,9 +22,9 @@ State = tuple[Tensor, ...]
 def allocate(config: ModelConfig, num_slots: int, device: str) -> dict[int, State]:
     """Room for the states of `num_slots` sequences beside the reserved slot 0, by number of the layer that keeps them."""
     return {
-        layer: tuple(torch.zeros(num_slots + 1, *shape, device=device) for shape in spec.delta.state_shapes)
+        layer: tuple(torch.zeros(num_slots + 1, *shape, device=device) for shape in spec.recurrence.state_shapes)
         for layer, spec in enumerate(config.layers)
-        if spec.delta is not None
+        if spec.recurrence is not None
     }
 
 

@@ -20,18 +20,20 @@ from attend.model.net.formats.blocks import Mapped
 from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
 from attend.model.net.rope import Rotation, rotary_table
+from attend.model.net.short_conv import ShortConv
+from attend.model.sublayers import DeltaSpec
 
 
 class Block(nn.Module):
-    """x + f(x) for attention or the delta rule, then for the MLP or the experts, with norms before f, after f, or both."""
+    """x + f(x) for attention or what replaces it, then for the MLP or the experts, with norms before f, after f, or both."""
 
     def __init__(self, config: ModelConfig, layer: LayerSpec) -> None:
         super().__init__()
         self.scale = config.residual_scale
-        before, after = config.norm_place != "output", config.norm_place in ("output", "sandwich")
-        between = before and config.norm_place != "shared"
+        before, after = layer.norm_place != "output", layer.norm_place in ("output", "sandwich")
+        between = before and layer.norm_place != "shared"
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
-        self.attention = MultiHeadAttention(config) if layer.delta is None else GatedDelta(config, layer.delta)
+        self.attention = _mixer(config, layer)
         self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size) if between else nn.Identity()
         self.mlp = _mlp(config, layer)
@@ -41,6 +43,14 @@ class Block(nn.Module):
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
         x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
+
+
+def _mixer(config: ModelConfig, layer: LayerSpec) -> MultiHeadAttention | GatedDelta | ShortConv:
+    if layer.recurrence is None:
+        return MultiHeadAttention(config)
+    if isinstance(layer.recurrence, DeltaSpec):
+        return GatedDelta(config, layer.recurrence)
+    return ShortConv(config, layer.recurrence)
 
 
 def _mlp(config: ModelConfig, layer: LayerSpec) -> nn.Module:

@@ -19,13 +19,14 @@ FAMILIES = {
     "norms of sums": {"norm_place": "post", "norm": "layernorm", "gated_mlp": False, "activation": "gelu"},
     "parallel": {"norm_place": "parallel"},
     "states": {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=32, kernel=4), "delta_layers": (0,)},
+    "convolutions": {"conv_kernel": 3, "conv_layers": (0,)},
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_records_and_computes_its_steps_without_waiting(family):
     config = tiny_config(**{"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "num_layers": 2} | FAMILIES[family])
-    has_states = "delta" in FAMILIES[family]
+    has_states = config.state_bytes > 0
     with machine(config, requests=4, tokens=0 if has_states else 64) as made:
         runner = made.runner
         for items in ([item(runner, "a", 40, 1)], [item(runner, "a", 40, 1), item(runner, "b", 0, 50)]):

@@ -111,6 +111,13 @@ _ODD_DELTA |= {"layer_types": ["full_attention", "linear_attention", "linear_att
 _ODD_DELTA |= {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}
 
 
+_CONVS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8}
+_CONV_EXPERTS: dict[str, Any] = {"layer_types": _CONVS["layer_types"], "num_experts": 8, "num_experts_per_tok": 3}
+_CONV_EXPERTS |= {"moe_intermediate_size": 20}
+_HYBRID: dict[str, Any] = {"rms_norm_eps": 1e-3, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_HYBRID |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12}
+
+
 def _with_images(family: str, **more: Any) -> nn.Module:
     """A text model beside one of images."""
     config, text = (getattr(transformers, f"{family}{kind}Config") for kind in ("", "Text"))
@@ -216,6 +223,37 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_next": lambda: shaped(
         "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20, mlp_only_layers=[1]
     ),
+    "lfm2": lambda: shaped("Lfm2", **_CONVS),
+    "lfm2-biased": lambda: shaped(
+        "Lfm2",
+        head_dim=12,
+        num_hidden_layers=3,
+        full_attn_idxs=[1],
+        conv_bias=True,
+        conv_L_cache=5,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+        num_key_value_heads=1,
+        rope_parameters={**_YARN},
+    ),
+    "lfm2_moe": lambda: shaped("Lfm2Moe", **_CONV_EXPERTS, num_dense_layers=1, routed_scaling_factor=1.0),
+    "lfm2_moe-plain": lambda: shaped(
+        "Lfm2Moe",
+        **_CONV_EXPERTS,
+        num_dense_layers=0,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.7,
+        conv_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "olmo_hybrid": lambda: shaped("OlmoHybrid", **_HYBRID, rope_parameters={"rope_type": "default", "rope_theta": None}),
+    "olmo_hybrid-rotated": lambda: shaped(
+        "OlmoHybrid",
+        **_HYBRID | _ODD_DELTA,
+        linear_allow_neg_eigval=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
@@ -265,7 +303,7 @@ def spread(net: nn.Module) -> None:
         else:  # gains near 1, biases far from 0: none may be forgotten unseen
             parameter.add_(torch.empty_like(parameter).uniform_(-0.4, 0.4))
     for name, buffer in net.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.uniform_(-0.4, 0.4)
 
 

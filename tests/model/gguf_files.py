@@ -26,7 +26,12 @@ Blocks = Callable[[str, Tensor], tuple[numpy.ndarray, Type]]
 
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss"}
 ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe"}
-ARCHITECTURES |= {"minimax_m2": "minimax-m2", "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid"}
+ARCHITECTURES |= {
+    "minimax_m2": "minimax-m2",
+    "lfm2_moe": "lfm2moe",
+    "granitemoeshared": "granitemoe",
+    "granitemoehybrid": "granitehybrid",
+}
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoe", "granitemoeshared", "granitemoehybrid")
 
@@ -44,6 +49,8 @@ MADE: dict[str, Callable[[], nn.Module]] = {
             "granitemoeshared",
             "granitemoehybrid",
             "granitemoehybrid-dense",
+            "lfm2",
+            "lfm2_moe",
         ),
     )
 }
@@ -163,7 +170,7 @@ def described(config: Config) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
         "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
         "attention.key_length": head,
         "attention.value_length": head,
@@ -213,6 +220,12 @@ def _own(config: Config) -> dict[str, Any]:
         said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
     if kind in ("gpt_oss", "minimax_m2"):
         said["expert_feed_forward_length"] = config["intermediate_size"]
+    if kind.startswith("lfm2"):
+        counts = [config["num_key_value_heads"] if layer != "conv" else 0 for layer in config["layer_types"]]
+        said |= {"attention.head_count_kv": counts, "shortconv.l_cache": config["conv_L_cache"]}
+    if kind == "lfm2":
+        width = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
+        said["feed_forward_length"] = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
     return said | _routed(config) | _granite(config)
 
 
@@ -231,8 +244,8 @@ def _routed(config: Config) -> dict[str, Any]:
         said = {"expert_shared_count": config["moe_num_shared_experts"], "expert_shared_feed_forward_length": 24}
         said |= {"leading_dense_block_count": config["moe_layer_start_index"]}
         said |= {"interleave_moe_layer_step": config["moe_layer_interval"]}
-    if kind == "minimax_m2":
-        said = {"expert_gating_func": 2}
+    if kind in ("minimax_m2", "lfm2_moe"):
+        said = {"expert_gating_func": 2, "leading_dense_block_count": config.get("num_dense_layers")}
     return said
 
 
@@ -274,13 +287,14 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
-    return tensor.squeeze() if "shared_expert_gate" in name or "e_score_correction" in name else tensor
+    squeezed = ("shared_expert_gate", "e_score_correction", "conv.conv.weight")
+    return tensor.squeeze() if any(part in name for part in squeezed) else tensor
 
 
 def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str, Tensor]]:
     """Experts as one tensor of each projection; sinks with an ending."""
     for name, tensor in sorted(tensors.items()):
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("expert_bias", "expert_bias.bias")
         start, mark, rest = name.partition(".experts.")
         halves = {".block_sparse_moe.input_linear.": "mlp.experts", ".shared_mlp.input_linear.": "mlp.shared_experts"}
         half = next((half for half in halves if half in name), None)
@@ -304,7 +318,8 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
             experts = range(_first(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"))
             stacked = torch.stack([tensors[f"{start}.experts.{expert}.{part}"] for expert in experts])
             mixtral = {"w1.weight": "gate_proj.weight", "w2.weight": "down_proj.weight", "w3.weight": "up_proj.weight"}
-            yield f"{start.replace('block_sparse_moe', 'mlp')}.experts.{mixtral.get(part, part)}", stacked
+            start = start.replace("block_sparse_moe", "mlp").replace("feed_forward", "mlp")
+            yield f"{start}.experts.{mixtral.get(part, part)}", stacked
 
 
 def _factors(config: Config) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,18 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama, qwen_moe
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import MTP, Family, Raw, decoder_sizes, flag, head_size, in_block, refuse, size
+from attend.model.net.families.reading import (
+    MTP,
+    Family,
+    Raw,
+    decoder_sizes,
+    flag,
+    head_size,
+    in_block,
+    layer_kinds,
+    refuse,
+    size,
+)
 from attend.model.sublayers import DeltaSpec
 
 if TYPE_CHECKING:  # a config is read without torch
@@ -75,13 +86,7 @@ def _common(raw: Raw, kv_heads: int) -> dict[str, Any]:
 
 def _delta(raw: Raw) -> dict[str, Any]:
     """Which layers have the delta rule, all but every fourth where nothing is said, and its sizes."""
-    count, kinds = size(raw, "num_hidden_layers"), raw.get("layer_types")
-    if kinds is None:
-        every = size(raw, "full_attention_interval", 4)
-        kinds = [KINDS[(layer + 1) % every == 0] for layer in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in KINDS for kind in kinds):
-        named = f"layer_types must name {' or '.join(KINDS)} for each of {count} layers"
-        raise CheckpointError(f"config.json: {named}; got {kinds!r}")
+    kinds = layer_kinds(raw, KINDS, lambda layer: KINDS[(layer + 1) % size(raw, "full_attention_interval", 4) == 0])
     layers = tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
     if not layers:
         return {}

@@ -41,7 +41,7 @@ class Family:
     prefix: str = "model."
     """How their names begin, but for the head's. Checkpoints of a model without its head leave parts of it out, or all."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Entries that take the place of those of `weights` where a checkpoint has their tensors."""
+    """Entries in place of those of `weights` where a checkpoint has their tensors, but for blocks that have the others."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """How names of tensors begin that are not read, and what is not served for lack of them. `{}`: the number of layers."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
@@ -80,6 +80,8 @@ POSITIONS = {
     **dict.fromkeys(("cohere2", "gemma", "gemma2"), 8192),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"), 32768),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 32768),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), 128000),
+    "olmo_hybrid": 65536,
     **dict.fromkeys(("gemma3_text", "glm4", "glm4_moe", "ernie4_5_moe", "gpt_oss", "mistral", "mixtral"), 131072),
     "minimax_m2": 196608,
 }
@@ -186,15 +188,19 @@ def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation
 KINDS = ("full_attention", "sliding_attention")
 
 
+def layer_kinds(raw: Raw, known: tuple[str, ...], default: Callable[[int], str]) -> list[str]:
+    """What `layer_types` calls each layer; without it what `default` does."""
+    count, kinds = size(raw, "num_hidden_layers"), raw.get("layer_types")
+    kinds = [default(layer) for layer in range(count)] if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
+        named = f"layer_types must name {' or '.join(known)} for each of {count} layers"
+        raise CheckpointError(f"config.json: {named}; got {kinds!r}")
+    return kinds
+
+
 def sliding_layers(raw: Raw, default: Callable[[int], bool]) -> tuple[int, ...]:
     """The layers, from 0, that `layer_types` calls sliding; without it those for which `default` is true."""
-    count, kinds = size(raw, "num_hidden_layers"), raw.get("layer_types")
-    if kinds is None:
-        return tuple(filter(default, range(count)))
-    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in KINDS for kind in kinds):
-        raise CheckpointError(
-            f"config.json: layer_types must name full_attention or sliding_attention for each of {count} layers; got {kinds!r}"
-        )
+    kinds = layer_kinds(raw, KINDS, lambda layer: KINDS[default(layer)])
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 
 

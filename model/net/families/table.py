@@ -18,6 +18,7 @@ from attend.model.net.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    lfm2,
     llama,
     minimax_m2,
     mixtral,
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Family] = {
     **gpt_neox.FAMILIES,
     **gpt_oss.FAMILIES,
     **granite.FAMILIES,
+    **lfm2.FAMILIES,
     **llama.FAMILIES,
     **minimax_m2.FAMILIES,
     **mixtral.FAMILIES,
@@ -72,12 +74,15 @@ TITLES = {
     "granitemoe": "Granite 3's mixtures",
     "granitemoehybrid": "Granite 4 whose layers all have attention",
     "granitemoeshared": "Granite's mixtures with a shared expert",
+    "lfm2": "LFM2, LFM2.5",
+    "lfm2_moe": "their mixtures",
     "llama": "Llama 2 and 3, and models of their shape",
     "minimax_m2": "MiniMax-M2",
     "mistral": "Mistral 7B",
     "mixtral": "Mixtral",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
+    "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",
     "phi3": "Phi-3, Phi-4",
     "qwen2": "Qwen2, Qwen2.5",
@@ -110,7 +115,7 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
         return (ours,)
     template = re.sub(r"^blocks\.\d+\.", "blocks.{}.", ours)
     number = ours.split(".")[1]
-    names = tuple(name.replace("{}", number) for name in family.weights[template])
+    names = tuple(name.replace("{}", number) for name in family.weights.get(ours) or family.weights[template])
     if "{e}" not in names[0]:
         return names
     return tuple(name.replace("{e}", str(expert)) for expert in range(config.num_experts or 0) for name in names)
@@ -176,8 +181,9 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     if ".qkv." in ours:
         queries = config.query_size * (2 if config.attention_gate else 1)
         return [(rows, *whole[1:]) for rows in (queries, config.kv_size, config.kv_size)]
-    if ".attention.inputs." in ours and config.delta is not None:
-        return [(rows, *whole[1:]) for rows in (config.delta.channels, config.delta.value_width)]
+    if config.delta is not None and (".attention.inputs." in ours or ours.endswith(".attention.convolution")):
+        widths = [config.delta.query_width] * 2 + [config.delta.value_width] * 2
+        return [(rows, *whole[1:]) for rows in ([config.delta.channels, widths[-1]] if parts == 2 else widths[:parts])]
     rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])
     return [(rows // parts, *shape)] * parts
 

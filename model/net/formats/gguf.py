@@ -18,7 +18,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.gguf.config import FREQUENCIES, LONG, SHORT, read_config
+from attend.model.gguf.config import CONVOLVING, FREQUENCIES, LONG, SHORT, read_config
 from attend.model.gguf.container import Stored
 from attend.model.gguf.documents import container
 from attend.model.net.families.glm4 import halves
@@ -41,6 +41,8 @@ IN_BLOCK = {
     "attention.q_norm": ("attn_q_norm",),
     "attention.k_norm": ("attn_k_norm",),
     "attention.out": ("attn_output",),
+    "attention.inputs": ("shortconv.in_proj",),
+    "attention.merge": ("shortconv.out_proj",),
     "attention_post_norm": ("post_attention_norm",),
     "mlp_norm": ("ffn_norm",),
     "mlp.gate_up": ("ffn_gate", "ffn_up"),
@@ -55,8 +57,15 @@ IN_BLOCK = {
     "mlp.shared_gate": ("ffn_gate_inp_shexp",),
 }
 """Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number."""
-ALONE = {"blocks.{}.attention.sinks": ("blk.{}.attn_sinks.weight",), "blocks.{}.mlp.correction": ("blk.{}.exp_probs_b.bias",)}
-WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | ALONE
+ALONE = {
+    "attention.sinks": "attn_sinks.weight",
+    "attention.convolution": "shortconv.conv.weight",
+    "attention.convolution_bias": "shortconv.conv.bias",
+    "mlp.correction": "exp_probs_b.bias",
+}
+WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {f"blocks.{{}}.{ours}": (f"blk.{{}}.{name}",) for ours, name in ALONE.items()}
+LFM2 = pairs("norm", "token_embd_norm")
+"""Its last norm has the name that a norm of the embedding has elsewhere."""
 POST_ATTENTION = ("gpt-oss", "glm4moe")
 """Architectures that call the norm before the MLP one after attention."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
@@ -96,7 +105,7 @@ class Gguf(Weights):
             changes = changes | {"mlp.gate_up": ("ffn_up",)}
         return replace(
             family,
-            weights=WEIGHTS | in_block("blk", changes),
+            weights=WEIGHTS | in_block("blk", changes) | (LFM2 if self._arch in CONVOLVING else {}),
             adapt=_from_neighbours if self._arch in NEIGHBOURS else None,
             transposed=None,
             rows=None,

@@ -72,11 +72,21 @@ class Safetensors(Weights):
         if isinstance(self.format, CompressedTensors):
             self.format.spell(prefix, spellings(family))
         family, fused = respelled(family, prefix), {}
-        for ours, (theirs, *_) in family.fused.items():
-            start, end = theirs.split("{}")
-            if any(name.startswith(start) and name.endswith(end) for name in self.where):
-                fused[ours] = (theirs,)
+        for ours, theirs in family.fused.items():
+            plain = (family.weights or {})[ours]
+            if self._layers_with(theirs[0]):
+                fused |= {ours: theirs} | {ours.replace("{}", layer): plain for layer in self._layers_with(plain[0])}
         return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
+
+    def _layers_with(self, template: str) -> list[str]:
+        """The numbers of the layers, or of the blocks, that have a tensor of this name, of experts the first one's."""
+        start, end = template.replace("{e}", "0").split("{}")
+        return [name[len(start) : len(name) - len(end)] for name in self.where if name.startswith(start) and name.endswith(end)]
+
+    def rows(self, name: str) -> int | None:
+        """See `Weights`."""
+        file = self.where.get(name)
+        return None if file is None else int(self._opened[file].get_slice(name).get_shape()[0])
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""

@@ -68,6 +68,10 @@ class Weights:
         """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
         return None
 
+    def rows(self, name: str) -> int | None:
+        """The first size of a tensor, where that is known."""
+        return None
+
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """The tensors that hold one of this name and shape; None after noting what is wrong."""
         raise NotImplementedError

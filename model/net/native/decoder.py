@@ -9,7 +9,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,10 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.library import load, variant
 from attend.model.net.native.packing import NO_ROOM, pack
 from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
+from attend.model.sublayers import ConvSpec, DeltaSpec
 
 MAX_GROUP = 16
 MAX_HEAD = 256
@@ -35,6 +37,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
 """Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
+MIXERS = (type(None), DeltaSpec, ConvSpec)
+"""What layers have in place of attention, in the order of `Mixer` in decoder.cpp."""
 EVERYTHING = 1 << 24
 """A window without a window: float32 holds it, and no context is as long."""
 
@@ -59,7 +63,8 @@ class NativeBackend:
         delta = config.delta is None or (
             max(config.delta.key_size, config.delta.value_size) <= MAX_HEAD and config.delta.kernel <= MAX_KERNEL
         )
-        fits = heads and delta and block_size % BLOCK == 0 and dtype == torch.bfloat16 and device == "cpu"
+        conv = config.conv_kernel is None or config.conv_kernel <= MAX_KERNEL
+        fits = heads and delta and conv and block_size % BLOCK == 0 and dtype == torch.bfloat16 and device == "cpu"
         return fits and features(config) <= NATIVE
 
     def __init__(self, variants: Sequence[AttentionVariant]) -> None:
@@ -106,7 +111,12 @@ class NativeDecoder:
         arrays = self._tensors = _arrays(net)  # the library points into these
         sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
         numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
-        numbers += (config.routing_eps or 0.0, config.routing_floor or 0.0, config.routed_scaling_factor)
+        numbers += (
+            config.routing_eps or 0.0,
+            config.routing_floor or 0.0,
+            config.routed_scaling_factor,
+            *_delta_numbers(config),
+        )
         self._net = self._library.attend_new(
             (ctypes.c_int64 * len(sizes))(*sizes),
             _addresses(arrays),
@@ -154,7 +164,7 @@ class NativeDecoder:
             groups = cache.group_of_layer or [0] * self.config.num_layers
             groups = [0 if layer in cache.states else group for layer, group in enumerate(groups)]  # a state has no blocks
             of_layers = (ctypes.c_int64 * len(groups))(*groups)
-            states = [part for layer in range(len(groups)) for part in cache.states.get(layer, (None, None))]
+            states = [part for layer in range(len(groups)) for part in (*cache.states.get(layer, ()), None, None)[:2]]
             self._caches = (cache, (_addresses(cache.keys), _addresses(cache.values), of_layers, _addresses(states)))
         return self._caches[1]
 
@@ -218,12 +228,12 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
     kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm != "rmsnorm", config.qk_norm == "all")
     place = PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0
-    mixed, recurs = (
-        [part is not None for part in parts] for parts in zip(*((x.experts, x.delta) for x in config.layers), strict=True)
-    )
-    sublayers = (*_mixture(config), config.attention_gate, *_delta(config), *mixed, *recurs)
+    mixed = (layer.experts is not None for layer in config.layers)
+    mixers = (MIXERS.index(type(layer.recurrence)) for layer in config.layers)
+    sublayers = (*_mixture(config), config.attention_gate, *_delta(config), *mixed, *mixers)
     router = (config.shared_expert_size is not None and config.shared_expert_gate, config.scoring_func == "sigmoid")
-    return (*sizes, *heads, *kinds, place, *sublayers, *router, config.expert_groups, config.groups_per_token)
+    seen = (config.conv_kernel or 0) if config.conv_layers else 0
+    return (*sizes, *heads, *kinds, place, *sublayers, *router, config.expert_groups, config.groups_per_token, seen)
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:
@@ -241,6 +251,13 @@ def _delta(config: ModelConfig) -> tuple[int, ...]:
     return (0, 0, 0, 0, 0) if spec is None else (spec.key_heads, spec.value_heads, spec.key_size, spec.value_size, spec.kernel)
 
 
+def _delta_numbers(config: ModelConfig) -> tuple[float, float]:
+    """The eps of the norms of delta rules, and what their rates are multiplied by."""
+    spec = config.delta
+    eps = config.norm_eps if spec is None or spec.norm_eps is None else spec.norm_eps
+    return eps, 2.0 if spec is not None and spec.negative_eigenvalues else 1.0
+
+
 def _arrays(net: Decoder) -> list[Tensor | None]:
     """In the order that `attend_new` names; None where there is nothing."""
     embedding = None  # a tied one is read from the head
@@ -254,22 +271,22 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         arrays += (None, None) if rope is None else (table.float().contiguous() for table in net.rope_tables[rope])
         sinks = getattr(block.attention, "sinks", None)
         arrays.append(None if sinks is None else sinks.detach().float())
-        arrays += _rule(block.attention) if isinstance(block.attention, GatedDelta) else (None, None, None, None)
+        arrays += _recurrence(block.attention)
         correction = getattr(block.mlp, "correction", None)
         arrays.append(None if correction is None else correction.detach().float())
     return arrays
 
 
-def _rule(delta: GatedDelta) -> Iterator[Tensor]:
-    """What a delta rule has beside its matrices, float32: its convolution [W, C], and what belongs to heads."""
-    convolution_CW = delta.convolution.detach().float().flatten(1)
-    parts = (
-        convolution_CW.T,
-        delta.log_speed.detach().float().exp(),
-        delta.step_bias.detach().float(),
-        delta.gain.detach().float(),
-    )
-    return (part.contiguous() for part in parts)
+def _recurrence(mixer: nn.Module) -> list[Tensor | None]:
+    """What is in place of attention, beside its matrices, float32: the convolution [W, C], its bias, what heads have."""
+    parts: list[Tensor | None] = [None] * 5
+    if isinstance(mixer, GatedDelta | ShortConv):
+        parts[0] = mixer.convolution.detach().flatten(1).T
+    if isinstance(mixer, ShortConv):
+        parts[1] = mixer.convolution_bias
+    if isinstance(mixer, GatedDelta):
+        parts[2:] = mixer.log_speed.detach().float().exp(), mixer.step_bias, mixer.gain
+    return [None if part is None else part.detach().float().contiguous() for part in parts]
 
 
 def _added(embedding: Embedding) -> Tensor | None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.formats.blocks import Blocks, Mapped, Unread
 from attend.model.net.formats.weights import NOT_FINITE
@@ -23,10 +22,13 @@ from attend.model.net.mapped import read_ahead, read_now, release
 from attend.model.net.native.unpacked import Holder, UnpackedLinear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
+from attend.model.sublayers import ConvSpec, DeltaSpec
 
 NO_ROOM = "out of memory: the native decoder's packed weights do not fit"
 NO_MEMORY, BROKEN = 1, 2
 """What the library returns; BROKEN + n where part n is not finite."""
+MATRICES = {type(None): ("qkv", "out"), DeltaSpec: ("inputs", "gates", "merge"), ConvSpec: ("inputs", "merge")}
+"""Those of attention, and of what a layer has in its place."""
 
 
 class _PlainRows(ctypes.Structure):
@@ -101,8 +103,7 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
     """The matrices that adapters may change, by our names, as `attend_pack` numbers them."""
     numbers, next_number = {}, 1  # behind the head
     for layer, spec in enumerate(config.layers):
-        parts = ("qkv", "out") if spec.delta is None else ("inputs", "gates", "merge")
-        names = [f"attention.{part}" for part in parts]
+        names = [f"attention.{part}" for part in MATRICES[type(spec.recurrence)]]
         if spec.experts is None:
             names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
         numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names)}
@@ -115,12 +116,10 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
 def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
     """In the order in which `attend_pack` numbers them; those of all experts are one module, and some lie under each other."""
     yield (net.head,)
-    for block in net.blocks:
+    for block, layer in zip(net.blocks, net.config.layers, strict=True):
         attention, mlp = block.attention, block.mlp
-        if isinstance(attention, GatedDelta):
-            yield from ((attention.inputs,), (attention.gates,), (attention.merge,))
-        else:
-            yield from ((attention.qkv,), (attention.out,))
+        for name in MATRICES[type(layer.recurrence)]:
+            yield (getattr(attention, name),)
         if isinstance(mlp, Mixture):
             yield (mlp.router,) if mlp.shared_gate is None else (mlp.router, mlp.shared_gate)
             yield from ((mlp.experts.gate_up,), (mlp.experts.down,))

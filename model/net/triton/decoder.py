@@ -13,6 +13,7 @@ from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.backends import Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.linear import replace_linears
+from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton import delta, fused
 from attend.model.net.triton.codes import multiply_codes
@@ -85,8 +86,12 @@ class TritonDecoder:
         )
         return normed_TE
 
-    def _attend(self, module: MultiHeadAttention | GatedDelta, normed_TE: Tensor, layer: int, attention: Paged) -> Tensor:
-        """Attention's output [T, E], or the delta rule's; the step's keys and values are in the cache then."""
+    def _attend(
+        self, module: MultiHeadAttention | GatedDelta | ShortConv, normed_TE: Tensor, layer: int, attention: Paged
+    ) -> Tensor:
+        """Attention's output [T, E], or of what is in its place; the step's keys and values are in the cache then."""
+        if isinstance(module, ShortConv):
+            return delta.convolve(module, normed_TE, layer, attention)
         if isinstance(module, GatedDelta):
             return delta.recur(module, normed_TE, layer, attention, self.config.activation)
         qkv = module.qkv(normed_TE)

@@ -1,6 +1,7 @@
-"""The gated delta rule in Triton, see `model/net/delta.py`: the convolution, the rule, then the norm and the gate of heads.
+"""The gated delta rule and the short convolution in Triton, see `model/net/delta.py` and `model/net/short_conv.py`.
 
-Three launches for a layer, whatever rows a step has. A row's programs compute its tokens one after the other, one token of a
+The rule takes three launches for a layer, whatever rows a step has: the convolution, the rule, then the norm and the gate of
+heads. A short convolution takes the first one alone. A row's programs compute its tokens one after the other, one token of a
 stream like many of a prompt: so a sequence has the same bits alone, in a batch, and in any chunks. Products of matrices over
 a prompt's chunk, as in torch's form, would be faster, and would give that up.
 
@@ -9,8 +10,8 @@ positions are the layout's own tensors. The state of a sequence that begins is n
 the CPU, and they compile for an H200; no GPU has run them yet.
 
 Shapes: T tokens of this step · R rows · E model width · C columns of the convolution · W tokens that it sees · H value heads ·
-K columns of a key · V of a value · P columns of the first product: C, then H V of the gate. A name that ends in _P is rounded
-up to a power of two, as tl.arange needs.
+K columns of a key · V of a value · P columns of the first product: C, then H V of the gate; of a short convolution 3 C. A name
+that ends in _P is rounded up to a power of two, as tl.arange needs.
 """
 
 import torch
@@ -21,6 +22,7 @@ from triton import cdiv, next_power_of_2
 
 from attend.model.net.backends import Paged
 from attend.model.net.delta import NORM_EPS, GatedDelta
+from attend.model.net.short_conv import ShortConv
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.fused import activated
 from attend.model.net.triton.kernels import PLACES
@@ -52,19 +54,26 @@ def _inputs(
     known: tl.tensor,
     P: tl.constexpr,
     W: tl.constexpr,
+    GATE: tl.constexpr,
 ) -> tl.tensor:
-    """What came in `at` tokens after a row's first: of this step, else as the state has it; noughts before the sequence."""
+    """What came in `at` tokens after a row's first: of this step, else as the state has it; noughts before the sequence.
+
+    Of this step it is multiplied by what stands GATE columns behind it, where that is not 0.
+    """
     x = tl.load(x_ptr + at * P + column, mask=inside & (at >= 0), other=0.0).to(tl.float32)
+    if GATE:
+        x *= tl.load(x_ptr + at * P + GATE + column, mask=inside & (at >= 0), other=0.0).to(tl.float32)
     kept = tl.load(kept_ptr + column * (W - 1) + at + (W - 1), mask=inside & (at < 0) & known, other=0.0)
     return tl.where(at < 0, kept, x)
 
 
 @triton.jit(do_not_specialize=["num_single"], do_not_specialize_on_alignment=PLACES)
 def convolve_kernel(
-    x_ptr: tl.tensor,  # [T, P], of which C columns are read
+    x_ptr: tl.tensor,  # [T, P], of which C columns are read, or all three C where it is GATED
     weight_ptr: tl.tensor,  # [C, W]
+    bias_ptr: tl.tensor,  # [C], if BIASED
     kept_ptr: tl.tensor,  # float32 [slots, C, W - 1]
-    out_ptr: tl.tensor,  # float32 [T, C]
+    out_ptr: tl.tensor,  # [T, C]
     slots_ptr: tl.tensor,  # int64 [R]
     positions_ptr: tl.tensor,  # int64 [T]
     last_ptr: tl.tensor,  # int64: the longer rows' tokens, less one
@@ -77,11 +86,16 @@ def convolve_kernel(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    BIASED: tl.constexpr,
+    GATED: tl.constexpr,
 ) -> None:
     """act of each column's weighted sum over its last W tokens; then a row's last W - 1 inputs go to its state.
 
+    GATED, an input is the product of the first and the last third of P; the sum is multiplied by the second one, without act.
+
     Grid (R, C / COLUMNS rounded up): a program is alone with its columns of a state.
     """
+    GATE: tl.constexpr = 2 * C if GATED else 0
     row = tl.program_id(0).to(tl.int64)
     begin, count = _tokens(row, last_ptr, tokens_ptr, num_single)
     known = tl.load(positions_ptr + begin) > 0
@@ -95,12 +109,18 @@ def convolve_kernel(
         total = tl.zeros([TOKENS, COLUMNS], tl.float32)
         for tap in tl.static_range(W):
             weight = tl.load(weight_ptr + column * W + tap, mask=column < C, other=0.0).to(tl.float32)
-            total += _inputs(x_ptr, kept_ptr, at + (tap - W + 1), column[None, :], inside, known, P, W) * weight[None, :]
-        tl.store(out_ptr + at * C + column[None, :], activated(total, ACTIVATION), mask=inside)
+            total += _inputs(x_ptr, kept_ptr, at + (tap - W + 1), column[None, :], inside, known, P, W, GATE) * weight[None, :]
+        if BIASED:
+            total += tl.load(bias_ptr + column, mask=column < C, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            total *= tl.load(x_ptr + at * P + C + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        else:
+            total = activated(total, ACTIVATION)
+        tl.store(out_ptr + at * C + column[None, :], total, mask=inside)
     place = tl.arange(0, W_P)[None, :]
     column = column[:, None]
     inside = (place < W - 1) & (column < C)
-    last = _inputs(x_ptr, kept_ptr, count - (W - 1) + place, column, inside, known, P, W)
+    last = _inputs(x_ptr, kept_ptr, count - (W - 1) + place, column, inside, known, P, W, GATE)
     tl.debug_barrier()  # no other warp is still reading what is written now
     tl.store(kept_ptr + column * (W - 1) + place, last, mask=inside)
 
@@ -141,10 +161,11 @@ def rule_kernel(
     K_P: tl.constexpr,
     V: tl.constexpr,
     PART: tl.constexpr,
+    RATE: tl.constexpr,
 ) -> None:
     """The rule over a row's tokens, for PART columns of a head's state, which are read and written once.
 
-    SHARED value heads have one key. Grid (R, H, V / PART rounded up).
+    SHARED value heads have one key. Rates lie in (0, RATE). Grid (R, H, V / PART rounded up).
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, count = _tokens(row, last_ptr, tokens_ptr, num_single)
@@ -159,7 +180,7 @@ def rule_kernel(
         q = _unit(tl.load(q_ptr, mask=key < K, other=0.0)) * K**-0.5
         k = _unit(tl.load(q_ptr + H // SHARED * K, mask=key < K, other=0.0))
         v = tl.load(x_ptr + token * C + (C - H * V) + head * V + value, mask=value < V, other=0.0)
-        rate = 1.0 / (1.0 + tl.exp(-tl.load(rates_ptr + token * (2 * H) + head).to(tl.float32)))
+        rate = RATE / (1.0 + tl.exp(-tl.load(rates_ptr + token * (2 * H) + head).to(tl.float32)))
         step = tl.load(rates_ptr + token * (2 * H) + H + head).to(tl.float32)
         left = tl.exp(-speed * _softplus(step + bias))
         update = rate * (v - left * tl.sum(state * k[:, None], 0))
@@ -191,25 +212,15 @@ def norm_kernel(
 
 def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: Paged, activation: str) -> Tensor:
     """What the layer makes of x, [T, E]; its states have moved on. Waits for nothing."""
-    spec, layout, backend = module.spec, attention.layout, attention.backend
-    assert isinstance(backend, TritonBackend) and layout.states_R is not None
+    spec, num_rows = module.spec, len(attention.layout.rows)
     kept, states = attention.cache.states[layer]
     inputs_TP, rates_TH = module.inputs(x_TE), module.gates(x_TE)
-    rows = (layout.states_R, layout.positions_T, *backend.plan(layout).longer[1:], layout.num_single)
+    rows = _rows(attention)
     sums_TC, heads_THV, out_TN = _room(inputs_TP, spec)
-    convolve_kernel[(len(layout.rows), cdiv(spec.channels, COLUMNS))](
-        *(inputs_TP, module.convolution, kept, sums_TC, *rows),
-        P=inputs_TP.shape[1],
-        C=spec.channels,
-        W=spec.kernel,
-        W_P=next_power_of_2(spec.kernel),
-        TOKENS=TOKENS,
-        COLUMNS=COLUMNS,
-        ACTIVATION=activation,
-    )
+    _convolve(attention, inputs_TP, (module.convolution, None), kept, sums_TC, activation)
     key_p, value_p = next_power_of_2(spec.key_size), next_power_of_2(spec.value_size)
     part = min(value_p, max(1, HELD // key_p))
-    rule_kernel[(len(layout.rows), spec.value_heads, cdiv(spec.value_size, part))](
+    rule_kernel[(num_rows, spec.value_heads, cdiv(spec.value_size, part))](
         *(sums_TC, rates_TH, module.log_speed, module.step_bias, states, heads_THV, *rows),
         C=spec.channels,
         H=spec.value_heads,
@@ -218,6 +229,7 @@ def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: Paged, activa
         K_P=key_p,
         V=spec.value_size,
         PART=part,
+        RATE=module.rate_scale,
     )
     norm_kernel[(len(x_TE), spec.value_heads)](
         *(heads_THV, inputs_TP, module.gain, out_TN, module.norm_eps),
@@ -227,6 +239,48 @@ def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: Paged, activa
         V_P=value_p,
     )
     return module.merge(out_TN)
+
+
+def convolve(module: ShortConv, x_TE: Tensor, layer: int, attention: Paged) -> Tensor:
+    """What a short convolution makes of x, [T, E]; its states have moved on. Waits for nothing."""
+    [kept] = attention.cache.states[layer]
+    inputs_TP = module.inputs(x_TE)
+    out_TC = inputs_TP.new_empty(len(x_TE), module.spec.channels)
+    _convolve(attention, inputs_TP, (module.convolution, module.convolution_bias), kept, out_TC, None)
+    return module.merge(out_TC)
+
+
+def _rows(attention: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """A step's rows as the kernels go through them, see `convolve_kernel`."""
+    layout, backend = attention.layout, attention.backend
+    assert isinstance(backend, TritonBackend) and layout.states_R is not None
+    last, tokens = backend.plan(layout).longer[1:]
+    return layout.states_R, layout.positions_T, last, tokens, layout.num_single
+
+
+def _convolve(
+    attention: Paged,
+    inputs_TP: Tensor,
+    weights: tuple[Tensor, Tensor | None],
+    kept: Tensor,
+    out_TC: Tensor,
+    activation: str | None,
+) -> None:
+    """One launch, with a weight and a bias; without an activation it is gated."""
+    weight, bias = weights
+    columns, kernel = out_TC.shape[1], weight.shape[-1]
+    convolve_kernel[(len(attention.layout.rows), cdiv(columns, COLUMNS))](
+        *(inputs_TP, weight, weight if bias is None else bias, kept, out_TC, *_rows(attention)),
+        P=inputs_TP.shape[1],
+        C=columns,
+        W=kernel,
+        W_P=next_power_of_2(kernel),
+        TOKENS=TOKENS,
+        COLUMNS=COLUMNS,
+        ACTIVATION=activation,
+        BIASED=bias is not None,
+        GATED=activation is None,
+    )
 
 
 def _room(inputs_TP: Tensor, spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,6 +35,7 @@ MODELS = {
     "sandwich": tiny_config(norm_place="sandwich", qk_norm="head", logit_softcap=3.0, embedding_scale=2.0),
     "parallel": tiny_config(norm_place="parallel", tied_head=False, residual_scale=0.5),
     "gated": tiny_config(attention_gate=True, delta=DeltaSpec(2, 4, 16, 8, 4), delta_layers=(0,)),
+    "conv": tiny_config(conv_kernel=3, conv_bias=True, conv_layers=(0,)),
     "experts": tiny_config(num_experts=4, experts_per_token=2, expert_size=24, expert_layers=(1,), routing="chosen"),
 }
 
@@ -63,7 +64,7 @@ def test_weights_and_guesses_are_those_of_transformers(kind, tmp_path):
     found = explained(net, top=3)
     views = [view for view in found.layers if view.seen is not None]
     wanted = [layer[0] for layer in said.attentions if layer is not None]
-    assert [view.kind for view in found.layers] == ["state" if spec.delta else "attention" for spec in net.config.layers]
+    assert [view.kind for view in found.layers] == ["state" if spec.recurrence else "attention" for spec in net.config.layers]
     for view, weights_HTT in zip(views, wanted, strict=True):
         assert (view.seen.weights_NTT - weights_HTT).abs().max() < NEAR
     logprobs_TV = said.logits[0].log_softmax(dim=-1)
@@ -196,12 +197,13 @@ def _changes(name: str) -> dict:
         "odd": {"mlp_size": 46, "hidden_size": 34, "qkv_bias": True},
         "experts": {"num_experts": 3, "experts_per_token": 2, "expert_size": 20, "shared_expert_size": 12, "routing": "chosen"},
         "delta": {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,)},
+        "conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,)},
     }[name]
 
 
 @pytest.mark.skipif(load_native() is None, reason="the native decoder is not built")
 @pytest.mark.parametrize("quantise", ["none", "int8", "int4"])
-@pytest.mark.parametrize("name", ["plain", "untied", "odd", "experts", "delta"])
+@pytest.mark.parametrize("name", ["plain", "untied", "odd", "experts", "delta", "conv"])
 def test_what_the_native_decoder_serves_from_is_explained_as_the_same_numbers_are_in_float32(name, quantise):
     whole, served = spent(name, quantise)
     ours, wanted = explained(served, top=3, lens=1), explained(whole, top=3, lens=1)

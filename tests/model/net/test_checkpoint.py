@@ -58,6 +58,9 @@ WRITTEN: dict[str, dict[str, Any]] = {
     | {"routing": "chosen", "shared_expert_size": 20},
     "attend-sinks": {"sinks": True, "swiglu_limit": 1.5, "swiglu_slope": 1.2},
     "attend-delta": {"delta": DeltaSpec(1, 2, 8, 6, 3), "delta_layers": (1,), "attention_gate": True, "qkv_bias": True},
+    "attend-hybrid": {"delta": DeltaSpec(1, 2, 8, 6, 3, negative_eigenvalues=True, norm_eps=1e-4), "delta_layers": (0,)}
+    | {"norm_place": "output", "delta_norm_place": "pre", "rope_layers": ()},
+    "attend-conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (1,)},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
     "llama-gelu": {"activation": "gelu_tanh"},

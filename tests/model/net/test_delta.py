@@ -9,6 +9,7 @@ from torch import Tensor
 from attend.model.errors import CheckpointError
 from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
 from attend.model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
+from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
@@ -18,13 +19,16 @@ Rolled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 CONFIG = tiny_config(
     num_layers=3, delta=DeltaSpec(key_heads=2, value_heads=4, key_size=8, value_size=6, kernel=4), delta_layers=(0, 2)
 )
+CONVOLVES = tiny_config(num_layers=3, conv_kernel=4, conv_bias=True, conv_layers=(0, 2))
 
 
-def rolled(length: int, *, rows: int = 2, heads: int = 3, keys: int = 8, values: int = 5, fade: float = 1.0) -> Rolled:
-    """Queries, keys of length 1, values, log decays, rates and a state."""
+def rolled(
+    length: int, *, rows: int = 2, heads: int = 3, keys: int = 8, values: int = 5, fade: float = 1.0, rates: float = 1.0
+) -> Rolled:
+    """Queries, keys of length 1, values, log decays, rates below `rates` and a state."""
     torch.manual_seed(length)
     q, k = (torch.nn.functional.normalize(torch.randn(rows, heads, length, keys), dim=-1) for _ in range(2))
-    decay, rate = -fade * torch.rand(rows, heads, length), torch.rand(rows, heads, length)
+    decay, rate = -fade * torch.rand(rows, heads, length), rates * torch.rand(rows, heads, length)
     return q, k, torch.randn(rows, heads, length, values), decay, rate, torch.randn(rows, heads, keys, values)
 
 
@@ -41,8 +45,9 @@ def by_numbers(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, sta
     return outputs, table
 
 
-def test_the_recurrence_is_the_equation():
-    given = rolled(5)
+@pytest.mark.parametrize("rates", [1.0, 2.0])
+def test_the_recurrence_is_the_equation(rates):
+    given = rolled(5, rates=rates)
     outputs, state = delta_rule(*given)
     for row in range(2):
         for head in range(3):
@@ -51,11 +56,12 @@ def test_the_recurrence_is_the_equation():
             torch.testing.assert_close(state[row, head], torch.tensor(table), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("rates", [1.0, 2.0])
 @pytest.mark.parametrize("fade", [0.0, 0.1, 3.0, 500.0])
 @pytest.mark.parametrize("length", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
-def test_the_chunked_form_is_the_recurrence(length, fade):
-    """Without decay, with one that forgets all in a token, and between."""
-    given = rolled(length, fade=fade)
+def test_the_chunked_form_is_the_recurrence(length, fade, rates):
+    """Without decay, with one that forgets all in a token, and between; also where a state may change its sign."""
+    given = rolled(length, fade=fade, rates=rates)
     for ours, expected in zip(chunked_delta_rule(*given), delta_rule(*given), strict=True):
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
 
@@ -109,9 +115,38 @@ LENGTHS = (1, 70, 9, 40)
 TEXTS = [[(7 * at * at + 13 * row + at) % VOCAB for at in range(length)] for row, length in enumerate(LENGTHS)]
 
 
-@pytest.fixture(scope="module")
-def net() -> Decoder:
-    return tiny_decoder(CONFIG)
+@torch.no_grad()
+def test_a_short_convolution_is_its_equation():
+    """In plain Python, column by column."""
+    layer = tiny_decoder(CONVOLVES).blocks[0].attention
+    assert isinstance(layer, ShortConv)
+    b_TC, z_TC = torch.randn(2, 6, 32)
+    sums, after = layer.advance([(b_TC * z_TC)[None]], layer.start(1))
+    weight, bias = layer.convolution[:, 0].tolist(), layer.convolution_bias.tolist()
+    for token in range(6):
+        for column in range(32):
+            seen = range(max(0, token - 3), token + 1)
+            expected = bias[column] + sum(
+                weight[column][at - token + 3] * float(b_TC[at, column]) * float(z_TC[at, column]) for at in seen
+            )
+            assert float(sums[0, token, column]) == pytest.approx(expected, abs=1e-4)
+    assert torch.equal(after[0][0], (b_TC * z_TC)[3:].T)
+    x_TE = torch.randn(1, 32)
+    b, c, z = layer.inputs(x_TE).chunk(3, dim=-1)
+    wanted = layer.merge(c * (layer.convolution_bias + layer.convolution[:, 0, -1] * b * z))
+    torch.testing.assert_close(layer(x_TE, None, 0, Fresh()), wanted)
+
+
+class Fresh:
+    """One sequence from its first token on."""
+
+    def recur(self, layer, recurrence, *inputs_T):
+        return recurrence.advance([part[None] for part in inputs_T], recurrence.start(1))[0][0]
+
+
+@pytest.fixture(scope="module", params=[CONFIG, CONVOLVES], ids=["delta", "short_conv"])
+def net(request) -> Decoder:
+    return tiny_decoder(request.param)
 
 
 @torch.inference_mode()
@@ -176,13 +211,38 @@ def test_a_size_that_is_none_is_named(name, value):
         DeltaSpec(**SIZES | {name: value})
 
 
+@pytest.mark.parametrize(
+    "other", [{"negative_eigenvalues": 1}, {"norm_eps": 0.0}, {"norm_eps": "small"}, {"norm_eps": math.inf}], ids=str
+)
+def test_a_switch_that_is_none_is_named(other):
+    with pytest.raises(CheckpointError, match=f"config.json: delta: {next(iter(other))} must be"):
+        DeltaSpec(**SIZES | other)
+
+
+CONV = {"conv_kernel": 3, "conv_layers": (0,)}
+UNSERVED = {
+    "need a conv_kernel above 1": CONV | {"conv_kernel": 1},
+    "delta_layers and conv_layers in one model": CONV | {"delta": CONFIG.delta, "delta_layers": (1,)},
+    "a recurrent state in every layer": CONV | {"conv_layers": (0, 1, 2)},
+    "delta_norm_place 'parallel'": {"delta_norm_place": "parallel"},
+    "beside norm_place 'post'": {"delta_norm_place": "pre", "norm_place": "post"},
+}
+
+
+@pytest.mark.parametrize(("named", "switches"), UNSERVED.items(), ids=UNSERVED)
+def test_layers_with_a_state_that_are_not_built_are_refused_by_name(named, switches):
+    with pytest.raises(CheckpointError, match=f"config.json: .*{named}"):
+        tiny_config(num_layers=3, **switches)
+
+
 def test_value_heads_that_cannot_share_the_key_heads_are_refused():
     with pytest.raises(CheckpointError, match="4 value heads are not divisible by 3 key heads"):
         DeltaSpec(**SIZES | {"key_heads": 3})
 
 
-def test_a_state_takes_the_bytes_that_its_tensors_take():
-    cache = KVCache.allocate(CONFIG, [1, 6], 8, torch.bfloat16, "cpu")
+@pytest.mark.parametrize("config", [CONFIG, CONVOLVES], ids=["delta", "short_conv"])
+def test_a_state_takes_the_bytes_that_its_tensors_take(config):
+    cache = KVCache.allocate(config, [1, 6], 8, torch.bfloat16, "cpu")
     per_slot = sum(part[0].nbytes for state in cache.states.values() for part in state)
-    assert per_slot == 2 * DeltaSpec(**SIZES).state_bytes
+    assert per_slot == config.state_bytes == 2 * config.layers[0].state_bytes
     assert {len(part) for state in cache.states.values() for part in state} == {7}

@@ -22,7 +22,7 @@ MIXTURES = (
     "MiniMaxM2",
     "Olmoe",
 )
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text", *MIXTURES)
+FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text", "Lfm2", "Lfm2Moe", "OlmoHybrid", *MIXTURES)
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -108,6 +108,52 @@ def _qwen3_5(dice: random.Random, layers: int) -> dict[str, Any]:
     }
 
 
+def _lfm2(dice: random.Random, layers: int) -> dict[str, Any]:
+    attending = sorted({dice.randrange(layers), dice.randrange(layers)})
+    kinds = ["full_attention" if layer in attending else "conv" for layer in range(layers)]
+    return dice.choice([{"layer_types": kinds}, {"full_attn_idxs": attending}]) | {
+        "conv_bias": dice.random() < 0.5,
+        "conv_L_cache": dice.choice([2, 3, 7]),
+        "block_auto_adjust_ff_dim": dice.random() < 0.7,
+        "block_ffn_dim_multiplier": dice.choice([1.0, 1.3, 2]),
+        "block_multiple_of": dice.choice([1, 7, 16]),
+        "norm_eps": dice.choice([1e-5, 1e-3]),
+        "rope_parameters": dice.choice([{"rope_type": "default"}, dice.choice(ROPES) | {"rope_theta": 500.0, "factor": 4.0}]),
+    }
+
+
+def _lfm2_moe(dice: random.Random, layers: int) -> dict[str, Any]:
+    kinds = [dice.choice(["conv", "full_attention"]) for _ in range(layers)]
+    kinds[dice.randrange(layers)] = "full_attention"
+    return {
+        "layer_types": kinds,
+        "conv_bias": dice.random() < 0.5,
+        "conv_L_cache": dice.choice([2, 3, 7]),
+        "norm_eps": dice.choice([1e-5, 1e-3]),
+        "num_dense_layers": dice.choice([0, 1, 2]),
+        "num_experts": dice.choice([4, 6]),
+        "num_experts_per_tok": dice.choice([1, 3]),
+        "moe_intermediate_size": 12,
+        "use_expert_bias": dice.random() < 0.5,
+        "norm_topk_prob": dice.random() < 0.5,
+        "routed_scaling_factor": dice.choice([1.0, 2.5]),
+    }
+
+
+def _hybrid(dice: random.Random, layers: int) -> dict[str, Any]:
+    kinds = [dice.choice(["full_attention", "linear_attention"]) for _ in range(layers + 1)]
+    kinds[:2] = dice.sample(["full_attention", "linear_attention"], 2)  # the reference wants both
+    sizes = {key: value for key, value in _qwen3_5(dice, layers).items() if key.startswith("linear")}
+    said = sizes if dice.random() < 0.6 else {}
+    return said | {
+        "num_hidden_layers": layers + 1,
+        "layer_types": kinds,
+        "linear_allow_neg_eigval": dice.random() < 0.5,
+        "hidden_act": dice.choice(["silu", "gelu"]),
+        "rope_parameters": {"rope_type": "default", "rope_theta": dice.choice([None, 500.0])},
+    }
+
+
 def _granite(dice: random.Random, layers: int) -> dict[str, Any]:
     return {
         "embedding_multiplier": dice.choice([1.0, 12.0]),
@@ -174,6 +220,9 @@ OWN = {
     "Gemma2": _gemma2,
     "Gemma3Text": _gemma3,
     "Granite": _granite,
+    "Lfm2": _lfm2,
+    "Lfm2Moe": _lfm2_moe,
+    "OlmoHybrid": _hybrid,
     "Olmo3": lambda dice, layers: _sliding(dice, layers) | _two_ropes(dice),
     "Phi3": _phi3,
     "Qwen3_5Text": _qwen3_5,

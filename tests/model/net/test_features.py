@@ -73,6 +73,9 @@ ON = {
     "routed_scaling_factor": 2.5,
     "attention_gate": True,
     "delta": DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=8, kernel=4),
+    "delta_norm_place": "output",
+    "conv_kernel": 3,
+    "conv_bias": True,
 }
 
 
@@ -92,7 +95,7 @@ def test_a_feature_that_nobody_computes_yet_is_refused_by_every_backend(monkeypa
 
 
 def test_all_switches_are_tried():
-    assert set(ON) == set(SWITCHES) - {"window_layers", "delta_layers"}  # which say nothing alone
+    assert set(ON) == set(SWITCHES) - {"window_layers", "delta_layers", "conv_layers"}  # which say nothing alone
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -105,6 +105,18 @@ MOE = ("moe_intermediate_size", "num_experts", "shared_expert_intermediate_size"
 QWEN3_5_MOE_TEXT = {key: value for key, value in QWEN3_5_TEXT.items() if key != "intermediate_size"}
 QWEN3_5_MOE_TEXT |= {key: QWEN3_NEXT[key] for key in MOE} | {"num_experts": 256, "num_experts_per_tok": 8}
 QWEN3_5_MOE_TEXT |= {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "num_key_value_heads": 2}
+LFM2 = shape(2048, 12288, 16, 32, 8, 65536, 128000) | {"model_type": "lfm2", "block_ff_dim": 12288, "block_multiple_of": 256}
+LFM2 |= {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "conv_L_cache": 3, "conv_bias": False}
+LFM2 |= {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "norm_eps": 1e-5, "rope_theta": 1e6, "tie_embedding": True}
+LFM2 |= {"bos_token_id": 1, "eos_token_id": 7}
+LFM2_MOE = shape(2048, 7168, 24, 32, 8, 65536, 128000) | {"model_type": "lfm2_moe", "conv_L_cache": 3, "conv_bias": False}
+LFM2_MOE |= {"moe_intermediate_size": 1792, "norm_eps": 1e-5, "norm_topk_prob": True, "num_dense_layers": 2}
+LFM2_MOE |= {"num_experts": 32, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "use_expert_bias": True}
+LFM2_MOE |= {"layer_types": ["conv", "conv", "full_attention"] * 8, "rope_theta": 1e6, "bos_token_id": 1, "eos_token_id": 7}
+HYBRID = shape(3840, 11008, 32, 30, 30, 100352, 65536) | {"model_type": "olmo_hybrid", "rms_norm_eps": 1e-6}
+HYBRID |= {"linear_key_head_dim": 96, "linear_value_head_dim": 192, "linear_num_key_heads": 30, "linear_num_value_heads": 30}
+HYBRID |= {"linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "eos_token_id": 100257, "tie_word_embeddings": False}
+HYBRID |= {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 8}
 GLM = shape(4096, 10944, 46, 96, 8, 151552, 131072) | {"model_type": "glm4_moe", "head_dim": 128, "use_qk_norm": False}
 GLM |= {"attention_bias": True, "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1}
 GLM |= {"n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8}
@@ -146,6 +158,9 @@ PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": QWEN2 | {"max_window_layers": 21, "rope_scaling": None},
     "Qwen3-0.6B": QWEN3 | {"sliding_window": None, "use_sliding_window": False},
     "gpt2": GPT2,
+    "LFM2-1.2B": LFM2,
+    "LFM2-8B-A1B": LFM2_MOE,
+    "Olmo-Hybrid-7B": HYBRID | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
     "GLM-4.5-Air": GLM,
     "ERNIE-4.5-21B-A3B": ERNIE,
     "MiniMax-M2": MINIMAX,
@@ -164,7 +179,7 @@ def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(t
     ours, whole = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     theirs = whole.get_text_config()
     assert ours.sliding_window == (theirs.sliding_window if ours.family in SLIDING else None)
-    if ours.positions == "rotary":
+    if ours.ropes:
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         assert (ours.rope_scaling is None) == (theirs.rope_parameters["rope_type"] == "default")
     assert ours.tied_head == theirs.tie_word_embeddings

@@ -42,6 +42,7 @@ struct Kernels {
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
     void (*finish)(const Recurrence&, i64 t);
+    void (*short_convolve)(const ShortConv&, const Sequence&, i64 part);
     auto multiplier(const Matrix& matrix) const { return matrix.codes ? multiply_whole : multiply; }
 };
 
@@ -75,8 +76,11 @@ struct Kernels {
         advance_columns<VECTOR>(r, row, head, part);                                                                             \
     }                                                                                                                            \
     TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token<VECTOR>(r, t); }                                 \
+    TARGET static void short_convolve_##NAME(const ShortConv& c, const Sequence& row, i64 part) {                                \
+        convolve_part<VECTOR>(c, row, part);                                                                                     \
+    }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
+                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -185,17 +189,21 @@ static void attend(Team::Member& team, const Kernels& kernels, const Input& in, 
     });
 }
 
-// A layer's delta rule: each head's convolution, then each part of its state, of long rows first; then each token by itself.
+// The pieces of each row of a step, of long rows first. Several are taken at once, `most` at most, where they are many.
+template <class Work>
+static void share_rows(Team::Member& team, const std::vector<Sequence>& rows, i64 most, i64 pieces, Work work) {
+    i64 all = pieces * (i64)rows.size();
+    team.share(all, std::clamp<i64>(all / (8 * omp_get_num_threads()), 1, most), [&](i64 begin, i64 end) {
+        for (i64 n = begin; n < end; n++) work(rows[rows.size() - 1 - n / pieces], n % pieces);
+    });
+}
+
+// A layer's delta rule: each head's convolution, then each part of its state; then each token by itself.
 static void recur(Team::Member& team, const Kernels& kernels, const Recurrence& r, const std::vector<Sequence>& rows) {
     const DeltaSizes& s = r.sizes;
-    auto share = [&](i64 grain, i64 pieces, auto work) {  // of each row
-        team.share(pieces * (i64)rows.size(), grain, [&](i64 begin, i64 end) {
-            for (i64 n = begin; n < end; n++) work(rows[rows.size() - 1 - n / pieces], n % pieces);
-        });
-    };
-    share(1, s.heads(), [&](const Sequence& row, i64 head) { kernels.convolve(r, row, head); });
-    i64 parts = s.parts(), all = s.H * parts * (i64)rows.size();
-    share(std::clamp<i64>(all / (8 * omp_get_num_threads()), 1, parts), s.H * parts, [&](const Sequence& row, i64 n) {
+    share_rows(team, rows, 1, s.heads(), [&](const Sequence& row, i64 head) { kernels.convolve(r, row, head); });
+    i64 parts = s.parts();
+    share_rows(team, rows, parts, s.H * parts, [&](const Sequence& row, i64 n) {
         kernels.advance(r, row, n / parts, n % parts);
     });
     team.share(r.T, TOKENS, [&](i64 begin, i64 end) {
@@ -209,6 +217,8 @@ struct Norms {  // of a sublayer: of what goes in, of what comes out, of the sum
     Norm input, output, sum;
 };
 
+enum Mixer { ATTENTION, DELTA_RULE, SHORT_CONV };  // what mixes tokens; no model has both of the last
+
 enum Place { IN_TURN, PARALLEL, SHARED };  // attention and then the MLP, or both from the same residual: each with its norm, or with one
 
 struct MLP {
@@ -220,8 +230,9 @@ struct Layer {
     Turns turns;
     Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row, if it has one
     const float* correction = nullptr;  // of the router's scores [X], or null
-    bool recurs = false;      // a delta rule, else attention
-    Matrix inputs, gates, merge;
+    Mixer mixer = ATTENTION;
+    Matrix inputs, gates, merge;  // of what is in place of attention; a short convolution has no gates
+    Convolution convolution;
     Delta delta;
     bool mixed = false;       // experts, else one MLP
     std::vector<MLP> mlps;    // the shared expert is the last
@@ -242,11 +253,12 @@ struct Net {
     i64 E, M, V;
     Mixture mixture;
     DeltaSizes delta;
+    i64 seen;  // tokens that short convolutions see
     Place place;
     bool gated;
     int activation, kind;  // kind: of the products that end in an activation
     Clamp clamp;
-    float eps, embedding_scale, residual_scale;
+    float eps, embedding_scale, residual_scale, delta_eps, rate_scale;
     const bf16* embedding;
     const float* positions;  // null where they are not added
     Norm last;
@@ -264,13 +276,15 @@ struct Net {
     Rounded rounded = {};
     bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
     bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
-    bf16 *inputs = nullptr, *recurred = nullptr;  // of delta rules: [T, width], and what is merged
+    bf16 *inputs = nullptr, *recurred = nullptr;  // of what is in place of attention: [T, width], and what is merged
     std::vector<float> gates, delta_heads;        // see Recurrence
     std::vector<bf16**> buffers() { return {&normed, &qkv, &mixed, &active, &pairs, &inner, &shared, &inputs, &recurred}; }
     i64 normed_stride() const { return stride_of(E); }
     i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
     i64 active_stride() const { return stride_of(M); }
-    i64 recurred_stride() const { return stride_of(delta.H * delta.V); }
+    i64 inputs_width() const { return seen ? 3 * E : delta.width(); }
+    i64 recurred_width() const { return seen ? E : delta.H * delta.V; }
+    i64 recurred_stride() const { return stride_of(recurred_width()); }
     ~Net() {
         for (bf16** buffer : buffers()) free(*buffer);
     }
@@ -304,8 +318,8 @@ static void make_room(Net& net, i64 T) {
         net.shared = zeros(room * stride_of(m.S));
         net.routing.make_room(m, room);
     }
+    if (net.recurred_width()) net.inputs = zeros(room * net.inputs_width()), net.recurred = zeros(room * net.recurred_stride());
     if (const DeltaSizes& s = net.delta; s.H) {
-        net.inputs = zeros(room * s.width()), net.recurred = zeros(room * net.recurred_stride());
         net.gates.resize(room * 2 * s.H), net.delta_heads.resize(room * s.channels());
     }
     net.room = room;
@@ -433,27 +447,33 @@ struct Memory {  // of one layer: keys and values, or states in all slots, see R
     float *before, *state;
 };
 
-// The products that attention begins with, or a delta rule.
+// The products that attention begins with, or what is in its place.
 static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
-    if (!layer.recurs) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
-    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.delta.width()});
-    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
+    if (layer.mixer == ATTENTION) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
+    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.inputs_width()});
+    if (layer.mixer == DELTA_RULE)
+        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
 }
 
 // What comes between, and the last product.
 static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Memory& memory, const Input& in,
                     const Step& step, const Rows& rows, bf16* residual) {
-    if (!layer.recurs) {
+    if (layer.mixer == ATTENTION) {
         i64 stride = net.mixed_stride();
         attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride});
         return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
     }
     i64 stride = net.recurred_stride();
-    recur(team, kernels,
-          {net.delta, layer.delta, net.activation, net.eps, in.T, net.inputs, net.gates.data(), net.delta_heads.data(), memory.before,
-           memory.state, net.recurred, stride},
-          rows.sequences);
+    if (layer.mixer == DELTA_RULE) {
+        recur(team, kernels,
+              {net.delta, layer.convolution, layer.delta, net.activation, net.delta_eps, net.rate_scale, in.T, net.inputs, net.gates.data(),
+               net.delta_heads.data(), memory.before, memory.state, net.recurred, stride},
+              rows.sequences);
+    } else {
+        ShortConv c = {net.E, net.seen, layer.convolution, net.inputs, memory.before, net.recurred, stride};
+        share_rows(team, rows.sequences, c.parts(), c.parts(), [&](const Sequence& row, i64 part) { kernels.short_convolve(c, row, part); });
+    }
     adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.recurred, stride, in.T, layer.merge, residual));
 }
 
@@ -479,11 +499,13 @@ static void list_matrices(Net& net) {
     add(net.head, net.V, net.E);
     for (Layer& layer : net.layers) {
         i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : net.M, sides = net.gated ? 2 : 1;
-        const DeltaSizes& s = net.delta;
-        if (layer.recurs)
-            add(layer.inputs, s.width(), net.E), add(layer.gates, 2 * s.H, net.E), add(layer.merge, net.E, s.H * s.V);
-        else
+        if (layer.mixer == ATTENTION) {
             add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
+        } else {
+            add(layer.inputs, net.inputs_width(), net.E);
+            if (layer.mixer == DELTA_RULE) add(layer.gates, 2 * net.delta.H, net.E);
+            add(layer.merge, net.E, net.recurred_width());
+        }
         if (layer.mixed) add(layer.router, m.scores(), net.E);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
@@ -536,15 +558,17 @@ void attend_choose(int number) { chosen = number; }
 
 // A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
 // queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether the weights of experts are not divided by their
-// sum, whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each whether it has a delta
-// rule, then of the router whether the shared expert has a gate, whether scores become sigmoids, G, and how many groups a token's experts are from};
-// what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope of gpt-oss' gates,
-// whose limit is 0 elsewhere, and eps, floor and scale of the weights of experts, see Mixture}.
+// sum, whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each its Mixer, then of the
+// router whether the shared expert has a gate, whether scores become sigmoids, G, and how many groups a token's experts are from, and W of short
+// convolutions}; what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope
+// of gpt-oss' gates, whose limit is 0 elsewhere, eps, floor and scale of the weights of experts, see Mixture, eps of the norms of delta rules, what
+// their rates are multiplied by}.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
-// the sinks [H] or null, and of a delta rule {its convolution [W, C], exp(log speed) [H], the bias of its steps [H], its gain [V]} or nulls, and the
-// correction of the router's scores [X] or null. The embedding is bfloat16, all others float32. All of them must outlive it.
+// the sinks [H] or null, the convolution {[W, C], bias [C]} of what is in place of attention, and of a delta rule {exp(log speed) [H], the bias of
+// its steps [H], its gain [V]}, or nulls, and the correction of the router's scores [X] or null. The embedding is bfloat16, all others float32. All
+// of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
     auto net = std::make_unique<Net>();
@@ -556,8 +580,10 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0, router[0] != 0, router[1] != 0, router[2], router[3],
                     numbers[5], numbers[6], numbers[7]};
     net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
+    net->seen = router[4];
     net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
     net->clamp = {numbers[3], numbers[4]};
+    net->delta_eps = numbers[8], net->rate_scale = numbers[9];
     net->activation = (int)sizes[8];
     net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + net->activation;
     auto next = [&] { return (const float*)*arrays++; };
@@ -582,9 +608,10 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
         layer.turns.cos = next(), layer.turns.sin = next();
         layer.turns.R = layer.turns.cos ? sizes[7] : 0;
         layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
-        layer.delta.convolution = next(), layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
+        layer.convolution.weight = next(), layer.convolution.bias = next();
+        layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
         layer.correction = next();
-        layer.mixed = sizes[24 + n], layer.recurs = sizes[24 + layers + n];
+        layer.mixed = sizes[24 + n], layer.mixer = (Mixer)sizes[24 + layers + n];
         layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
         net->layers.push_back(std::move(layer));
     }
@@ -597,8 +624,9 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
 enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
 
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
-// queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; then gate and up
-// [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, if any, gate and up of each expert
+// queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short
+// convolution inputs [3E, E] and merge [E, E]; then gate and up [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last
+// row is the gate of the shared one, if any, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the
 // head. It comes in parts that lie under each other. The bias may be null. Returns a Packing, NOT_FINITE + n for part n, counted from 0.
 int attend_pack(Net* net, i64 number, const PlainRows* parts, const bf16* bias) try {

@@ -1,7 +1,8 @@
-// A gated delta rule in place of attention: what happens between the products of such a layer. The equations are those of delta.py.
+// A gated delta rule or a short convolution in place of attention: what happens between the products of such a layer. The equations are those
+// of delta.py and short_conv.py.
 //
-// A head goes from token to token, in one order, and each column of its state by itself. So an output has the same bits whatever is
-// computed beside it, and however a prompt is cut.
+// A head goes from token to token, in one order, and each column of its state by itself; so do the columns of a short convolution. So an output
+// has the same bits whatever is computed beside it, and however a prompt is cut.
 //
 // Shapes: T tokens of a step, J heads of queries and of keys, H of values, K columns of a query and of a key, V of a value, W tokens that the
 // convolution sees, C columns that pass it.
@@ -14,6 +15,7 @@
 static const i64 MAX_DELTA = 256;  // columns of a head
 static const i64 MAX_SEEN = 16;    // tokens that a convolution sees
 static const i64 COLUMNS = 32;     // of a state that move on together
+static const i64 CONVOLVED = 64;   // columns of a short convolution in one piece of work
 static const float UNIT_EPS = 1e-6f;
 
 struct DeltaSizes {
@@ -25,8 +27,12 @@ struct DeltaSizes {
     i64 column(i64 head) const { return head < 2 * J ? head * K : 2 * J * K + (head - 2 * J) * V; }
 };
 
+struct Convolution {  // of one layer
+    const float *weight = nullptr, *bias = nullptr;  // [W, C], [C] or null
+};
+
 struct Delta {  // of one layer
-    const float *convolution = nullptr, *speed = nullptr, *step_bias = nullptr, *gain = nullptr;  // [W, C], [H], [H], [V]
+    const float *speed = nullptr, *step_bias = nullptr, *gain = nullptr;  // [H], [H], [V]
 };
 
 struct Sequence {  // of a step: its tokens first .. first + count - 1, of which the first is number `start` of its request
@@ -35,9 +41,10 @@ struct Sequence {  // of a step: its tokens first .. first + count - 1, of which
 
 struct Recurrence {  // of one layer in one step
     DeltaSizes sizes;
+    Convolution convolution;
     Delta delta;
     int activation;
-    float eps;
+    float eps, rate_scale;  // of the norm of a head's outputs; 1, or 2 where rates lie in (0, 2)
     i64 T;
     const bf16* inputs;     // [T, C + H V]: queries, keys, values, and what gates the outputs
     float* gates;           // [T, 2 H]: rates and steps, which become b and a
@@ -69,13 +76,20 @@ struct Seen {
     }
 };
 
-// b = sigmoid(rate) and a = exp(-speed * softplus(step + bias)), where they were. Not by `exponential`: what a head remembers after a thousand
+// `sum` and a vector's columns of the last W tokens from column i on, each times its weights [W, C].
+template <class Vector>
+INLINE Vector weighted(Vector sum, const Seen& seen, i64 i, i64 W, const float* weight, i64 C, i64 columns) {
+    for (i64 w = 0; w < W; w++, weight += C) sum += load<Vector>(seen.tokens[w] + i) * numbers<Vector>(weight, columns);
+    return sum;
+}
+
+// b = scale * sigmoid(rate) and a = exp(-speed * softplus(step + bias)), where they were. Not by `exponential`: what a head remembers after a thousand
 // tokens is a to the power of a thousand.
 INLINE void gate_head(const Recurrence& r, const Sequence& row, i64 head) {
     for (i64 t = row.first; t < row.first + row.count; t++) {
         float *rate = r.gates + t * 2 * r.sizes.H + head, *step = rate + r.sizes.H, x = *step + r.delta.step_bias[head];
         float soft = x > 20 ? x : std::log1p(std::exp(x));
-        *rate = 1 / (1 + std::exp(-*rate)), *step = std::exp(-r.delta.speed[head] * soft);
+        *rate = r.rate_scale / (1 + std::exp(-*rate)), *step = std::exp(-r.delta.speed[head] * soft);
     }
 }
 
@@ -92,11 +106,8 @@ INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
     for (i64 t = 0; t < row.count; t++, x += s.width(), to += columns) {
         Vector squares = {};
         for (i64 i = 0; i < columns; i += step) {
-            Vector sum = {};
             store(seen.tokens[W - 1] + i, numbers<Vector>(x + i, columns - i));
-            const float* weight = r.delta.convolution + column + i;
-            for (i64 w = 0; w < W; w++, weight += C) sum += load<Vector>(seen.tokens[w] + i) * numbers<Vector>(weight, columns - i);
-            sum = activated<ACTIVATION>(sum);
+            Vector sum = activated<ACTIVATION>(weighted(Vector{}, seen, i, W, r.convolution.weight + column + i, C, columns - i));
             squares += sum * sum;
             keep_numbers(to + i, sum, columns - i);
         }
@@ -183,4 +194,36 @@ INLINE void finish_token(const Recurrence& r, i64 t) {
             keep_numbers(y + i, normed * silu(numbers<Vector>(gate + i, count)), count);
         }
     }
+}
+
+struct ShortConv {  // of one layer in one step
+    i64 C, W;
+    Convolution convolution;
+    const bf16* inputs;  // [T, 3 C]: what gates the convolution's inputs, what gates its sums, and the inputs
+    float* before;       // of all slots: [C, W - 1]
+    bf16* y;             // [T, C]
+    i64 y_stride;
+    i64 parts() const { return ceiling(C, CONVOLVED); }
+};
+
+// Some columns of a row: the gated sum over the last W gated inputs. A product of two bfloat16 is exact in float32.
+template <class Vector>
+INLINE void convolve_part(const ShortConv& c, const Sequence& row, i64 part) {
+    const i64 step = sizeof(Vector) / 4;
+    i64 first = part * CONVOLVED, columns = std::min(CONVOLVED, c.C - first);
+    Seen seen(c.W, c.before + (row.slot * c.C + first) * (c.W - 1), columns, row.start == 0);
+    for (i64 t = row.first; t < row.first + row.count; t++) {
+        const bf16* x = c.inputs + t * 3 * c.C + first;
+        bf16* y = c.y + t * c.y_stride + first;
+        for (i64 i = 0; i < columns; i += step) {
+            i64 count = columns - i;
+            Vector sum = {};
+            if (c.convolution.bias) sum = numbers<Vector>(c.convolution.bias + first + i, count);
+            store(seen.tokens[c.W - 1] + i, numbers<Vector>(x + i, count) * numbers<Vector>(x + 2 * c.C + i, count));
+            sum = weighted(sum, seen, i, c.W, c.convolution.weight + first + i, c.C, count);
+            keep_numbers(y + i, numbers<Vector>(x + c.C + i, count) * sum, count);
+        }
+        seen.turn(c.W);
+    }
+    seen.keep(c.W, c.before + (row.slot * c.C + first) * (c.W - 1), columns);
 }

@@ -1,4 +1,4 @@
-"""The gated delta rule in the native decoder: where its states lie, and how far they go."""
+"""The gated delta rule and the short convolution in the native decoder: where its states lie, and how far they go."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from attend.model.net.backends import BatchLayout, Paged, ReferenceBackend, Row,
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
 from attend.model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import dirty_cache, distance, needs_library, random_text, run, run_native
-from tests.model.net.native.test_switches import DELTA, nets_of
+from tests.model.net.native.test_switches import CONV, DELTA, nets_of
 
 pytestmark = needs_library
 SPEC = DELTA["delta"]
@@ -41,6 +41,20 @@ def test_states_lie_where_they_were_told_and_nowhere_else(variant, chunks, kerne
         assert not ours.numel() or distance(ours[[1, 3]], theirs[[1, 3]]) < 0.02
     if kernel == 8:
         assert (found[0][1, :, :4] == 0).all() and (found[0][1, :, 4:] != 0).all()
+
+
+@pytest.mark.parametrize("kernel", [2, 3, 8, 16])
+@pytest.mark.parametrize("chunks", [[(70, 3)], [(1, 2), (2, 1), (67, 0)]], ids=str)
+@torch.inference_mode()
+def test_so_do_the_states_of_a_short_convolution(variant, chunks, kernel):
+    whole, half = nets_of(CONV | {"conv_kernel": kernel, "hidden_size": 136})
+    wanted = states_after(whole, ReferenceBackend(whole.config.attention_variants), torch.float32, [(70, 3)], [3, 1])
+    found = states_after(NativeDecoder(half), NativeBackend(half.config.attention_variants), torch.bfloat16, chunks, [3, 1])
+    [ours], [theirs] = found, wanted
+    assert ours[[0, 2, 4, 5, 6, 7, 8]].isnan().all()
+    assert distance(ours[[1, 3]], theirs[[1, 3]]) < 0.02
+    if kernel > 4:
+        assert (ours[1, :, : kernel - 4] == 0).all() and (ours[1, :, kernel - 4 :] != 0).all()
 
 
 @pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (1, 3, 40, 20)], ids=str)

@@ -181,6 +181,7 @@ def test_attention_by_itself_has_sinks_too(variant):
         {},
         {"num_experts": 5, "experts_per_token": 2, "shared_expert_size": 24, "sinks": True},
         {"attention_gate": True, "delta": DeltaSpec(2, 4, 8, 12, 4), "delta_layers": (0,)},
+        {"conv_kernel": 3, "conv_layers": (0,)},
     ],
     ids=str,
 )
@@ -203,6 +204,7 @@ def test_what_is_not_a_number_stays_in_its_own_request(variant, more):
         {"delta": DeltaSpec(1, 1, 257, 8, 4), "delta_layers": (0,)},
         {"delta": DeltaSpec(1, 1, 8, 257, 4), "delta_layers": (0,)},
         {"delta": DeltaSpec(1, 1, 8, 8, 17), "delta_layers": (0,)},
+        {"conv_kernel": 17, "conv_layers": (0,)},
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """The native decoder computes every switch of a model, alone and as families set them together."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import get_args
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attend.model.config import NormPlace
+from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.backends import ReferenceBackend, TorchBackend
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
@@ -29,6 +31,7 @@ EXPERTS = {"num_experts": 5, "experts_per_token": 2, "expert_size": 24}
 SHARED = {"shared_expert_size": 72}
 GROUPS = {"scoring_func": "sigmoid", "num_experts": 8, "expert_groups": 4, "groups_per_token": 2, "experts_per_token": 3}
 DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=16, value_size=32, kernel=4), "delta_layers": (0,)}
+CONV = {"conv_kernel": 3, "conv_layers": (0,)}
 CLAMPED = {"swiglu_limit": 0.9, "swiglu_slope": 1.2}
 ALONE = {
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "relu")},
@@ -72,6 +75,12 @@ ALONE = {
     "gated_delta-wide": {"delta": DeltaSpec(1, 2, 130, 70, 8), "delta_layers": (1,)},
     "gated_delta-alone": {"delta": DeltaSpec(3, 3, 12, 20, 1), "delta_layers": (0,), "activation": "gelu"},
     "gated_delta-twice": DELTA | {"delta_layers": (0, 1), "num_layers": 3},
+    "gated_delta-negative": DELTA | {"delta": replace(DELTA["delta"], negative_eigenvalues=True, norm_eps=1e-2)},
+    "norm_by_layer": DELTA | {"norm_place": "output", "delta_norm_place": "pre"},
+    "short_conv": CONV,
+    "short_conv-biased": CONV | {"conv_bias": True, "conv_kernel": 2, "conv_layers": (1,)},
+    "short_conv-wide": CONV | {"conv_kernel": 16, "hidden_size": 136},
+    "short_conv-twice": CONV | {"conv_layers": (0, 2), "num_layers": 3, "conv_bias": True},
 }
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 TOGETHER = {
@@ -121,6 +130,13 @@ TOGETHER = {
     "delta-beside-experts": EXPERTS | BIASED | DELTA | {"norm_place": "parallel", "activation": "gelu_tanh", **WINDOW},
     "delta-normed": DELTA | {"norm": "layernorm", "norm_place": "sandwich", "residual_scale": 0.4, "delta_layers": (1,)},
     "delta-normed-after": DELTA | {"norm": "layernorm", "norm_place": "post", "activation": "relu", "gated_mlp": False},
+    "lfm2": CONV | {"qk_norm": "head"},
+    "lfm2_moe": CONV | EXPERTS | {"qk_norm": "head", "expert_layers": (1,)},
+    "olmo_hybrid": {"norm_place": "output", "delta_norm_place": "pre", "qk_norm": "all", "rope_layers": (), "num_layers": 3}
+    | {"delta": replace(DELTA["delta"], negative_eigenvalues=True, norm_eps=1e-3), "delta_layers": (0, 2)},
+    "conv-beside-experts": EXPERTS | BIASED | CONV | {"norm_place": "parallel", "activation": "gelu_tanh", **WINDOW},
+    "conv-normed": CONV | {"norm": "layernorm", "norm_place": "sandwich", "residual_scale": 0.4, "conv_layers": (1,)},
+    "conv-normed-after": CONV | {"norm": "layernorm", "norm_place": "post", "activation": "relu", "gated_mlp": False},
     "experts-beside-attention": EXPERTS | SHARED | BIASED | {"norm_place": "parallel", "activation": "gelu"},
     "experts-normed": EXPERTS | SHARED | {"norm_place": "sandwich", "residual_scale": 0.4, "qk_norm": "all"},
     "experts-normed-after": EXPERTS | BIASED | {"norm": "layernorm", "norm_place": "post", "residual_scale": 0.4},
@@ -200,7 +216,7 @@ def nets_of(switches: dict) -> tuple[Decoder, Decoder]:
     for block in half.blocks:
         if isinstance(block.attention, GatedDelta):
             settle(block.attention)
-        else:
+        elif isinstance(block.attention, MultiHeadAttention):
             block.attention.qkv.weight *= 0.5  # attention to one token alone would make noise of rounding a matter of luck
     whole.load_state_dict(half.state_dict())
     if switches.get("activation") == "gelu_tanh" and half.config.norm == "rmsnorm":

@@ -63,6 +63,9 @@ MODELS = {
     "glm4_moe": {**MIXTURE, **ROUTED, "qk_norm": "head", "rope_size": 4, "expert_layers": (1,)},
     "qwen3_5": QWEN,
     "qwen3_5_moe": {**QWEN, **MIXTURE},
+    "lfm2": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,), "qk_norm": "head"},
+    "olmo_hybrid": {"norm_place": "output", "delta_norm_place": "pre", "qk_norm": "all", "rope_layers": ()}
+    | {"delta": replace(DELTA, negative_eigenvalues=True, norm_eps=1e-3), "delta_layers": (0,)},
     "qwen3_next": {**QWEN, **MIXTURE, "expert_layers": (0,), "qkv_bias": False},
 }
 """Named for the families that set such switches; together they set all of them."""
@@ -230,7 +233,7 @@ def test_a_recorded_step_is_the_same_step():
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
-@pytest.mark.parametrize("name", [name for name, switches in MODELS.items() if "delta" not in switches])
+@pytest.mark.parametrize("name", [name for name, switches in MODELS.items() if not switches.keys() & {"delta", "conv_kernel"}])
 def test_a_step_in_pieces_is_the_same_step(name, gated):
     """Streams beside prompts, over the same cache: hidden states of a plain step."""
     decoder = decoder_of(name, attention_gate=gated)

@@ -1,4 +1,4 @@
-"""The laws of the gated delta rule in Triton. Run as those of attention are, see `laws.py`."""
+"""The laws of the gated delta rule and of the short convolution in Triton. Run as those of attention are, see `laws.py`."""
 
 import pytest
 import torch
@@ -12,22 +12,27 @@ from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.net.delta import GatedDelta
+from attend.model.net.short_conv import ShortConv
 from attend.model.net.triton import delta
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder
-from attend.model.sublayers import DeltaSpec
+from attend.model.sublayers import ConvSpec, DeltaSpec
 from attend.model.transfer import integers
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, sizes
-from tests.model.net.triton.decoder_laws import EXPERTS, decoder_of, distance, of_triton, two_steps
+from tests.model.net.triton.decoder_laws import EXPERTS, MODELS, decoder_of, distance, of_triton, two_steps
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 SPECS = {
     "a head for each key": DeltaSpec(key_heads=2, value_heads=2, key_size=8, value_size=5, kernel=4),
     "shared keys": DeltaSpec(key_heads=2, value_heads=4, key_size=6, value_size=12, kernel=2),
     "no past inputs": DeltaSpec(key_heads=1, value_heads=1, key_size=5, value_size=4, kernel=1),
+    "rates up to 2": DeltaSpec(key_heads=1, value_heads=1, key_size=6, value_size=4, kernel=2, negative_eigenvalues=True),
+    "convolution": ConvSpec(channels=20, kernel=3, bias=False),
+    "biased convolution": ConvSpec(channels=20, kernel=7, bias=True),
 }
 SPEC = DeltaSpec(key_heads=1, value_heads=2, key_size=6, value_size=12, kernel=4)
+CONV = SPECS["convolution"]
 LENGTHS = (5, 1, 7)
 WHOLE = [[(1, 0, 1), (0, 0, 5), (2, 0, 7)]]
 """Steps of (text, start, count), rows of one token first."""
@@ -57,15 +62,20 @@ class Scene:
     """A layer, the products of some texts, and states in whose slots lies what is not a number."""
 
     def __init__(self, spec=SPEC, dtype=torch.float32):
-        self.config = tiny_config(delta=spec, delta_layers=(0,))
-        self.layer: GatedDelta = tiny_decoder(self.config).blocks[0].attention.requires_grad_(False)
-        self.layer.log_speed.copy_(torch.linspace(-3, 0, spec.value_heads))  # or a state would fade at once
-        widths = [spec.channels, spec.value_width]
-        self.layer.inputs, self.layer.gates = Columns(0, widths), Columns(sum(widths), [spec.value_heads] * 2)
-        self.layer.merge = nn.Identity()
+        switches = {"delta": spec, "delta_layers": (0,)}
+        if isinstance(spec, ConvSpec):
+            switches = {"conv_kernel": spec.kernel, "conv_bias": spec.bias, "conv_layers": (0,), "hidden_size": spec.channels}
+        self.config = tiny_config(**switches)
+        self.layer: GatedDelta | ShortConv = tiny_decoder(self.config).blocks[0].attention.requires_grad_(False)
+        widths, gates = [spec.channels] * 3, 0
+        if isinstance(spec, DeltaSpec):
+            self.layer.log_speed.copy_(torch.linspace(-3, 0, spec.value_heads))  # or a state would fade at once
+            widths, gates = [spec.channels, spec.value_width], 2 * spec.value_heads
+            self.layer.gates = Columns(sum(widths), [spec.value_heads] * 2)
+        self.layer.inputs, self.layer.merge = Columns(0, widths), nn.Identity()
         self.layer.to(DEVICE, dtype)
         dice = torch.Generator().manual_seed(0)
-        width = sum(widths) + 2 * spec.value_heads
+        width = sum(widths) + gates
         self.texts = [torch.randn(length, width, generator=dice).to(DEVICE, dtype) for length in LENGTHS]
         self.cache = KVCache.allocate(self.config, 6, 8, dtype, DEVICE)
         for part in self.cache.states[0]:
@@ -79,7 +89,12 @@ class Scene:
             layout = BatchLayout.build(rows, 8, DEVICE, states=[SLOTS[text] for text, _, _ in step])
             x_TE = torch.cat([self.texts[text][start : start + count] for text, start, count in step])
             paged = Paged(way(), self.cache, layout)
-            out = delta.recur(self.layer, x_TE, 0, paged, "silu") if way is TritonBackend else self.layer(x_TE, None, 0, paged)
+            if way is not TritonBackend:
+                out = self.layer(x_TE, None, 0, paged)
+            elif isinstance(self.layer, ShortConv):
+                out = delta.convolve(self.layer, x_TE, 0, paged)
+            else:
+                out = delta.recur(self.layer, x_TE, 0, paged, "silu")
             assert out.dtype == x_TE.dtype
             for (text, _, _), part in zip(step, out.split([count for _, _, count in step]), strict=True):
                 found[text].append(part)
@@ -107,32 +122,36 @@ def test_the_layer_and_its_states_are_torchs(spec, monkeypatch):
     assert_close(ours.states()[spec.kernel == 1 :], theirs.states()[spec.kernel == 1 :])  # without past inputs none are kept
 
 
+@pytest.mark.parametrize("spec", [SPEC, CONV], ids=["delta", "convolution"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_text_has_the_same_bits_in_any_parts_and_beside_any_others(dtype):
-    whole, parts = Scene(dtype=dtype), Scene(dtype=dtype)
+def test_a_text_has_the_same_bits_in_any_parts_and_beside_any_others(dtype, spec):
+    whole, parts = Scene(spec, dtype), Scene(spec, dtype)
     wanted = whole.computed(WHOLE)
     assert_same(wanted, parts.computed(CHUNKS))
     assert_same(whole.states(), parts.states())
     for text, length in enumerate(LENGTHS):
-        alone = Scene(dtype=dtype)
+        alone = Scene(spec, dtype)
         assert torch.equal(wanted[text], alone.computed([[(text, 0, length)]])[text])
 
 
-def test_nobodys_slot_is_written():
-    at = Scene()
+@pytest.mark.parametrize("spec", [SPEC, CONV], ids=["delta", "convolution"])
+def test_nobodys_slot_is_written(spec):
+    at = Scene(spec)
     at.computed(CHUNKS)
     assert all(part.isfinite().all() for part in at.states())
     assert all(part.isnan().all() for part in at.states([0, 2, 4, 6]))
 
 
-def test_a_state_that_is_not_a_number_stays_its_requests_own():
-    clean, at = Scene(), Scene()
+@pytest.mark.parametrize("spec", [SPEC, CONV], ids=["delta", "convolution"])
+def test_a_state_that_is_not_a_number_stays_its_requests_own(spec):
+    clean, at = Scene(spec), Scene(spec)
     wanted = clean.computed(CHUNKS)
     first = at.computed(CHUNKS[:1])
     for part in at.cache.states[0]:
         part[SLOTS[2]] = torch.nan
     found = at.computed(CHUNKS[1:])
-    assert found[2].isnan().any(-1).all()
+    seen = len(found[2]) if isinstance(spec, DeltaSpec) else spec.kernel - 1
+    assert found[2].isnan().any(-1)[:seen].all()
     assert_same([torch.cat((first[0], found[0])), found[1]], wanted[:2])
 
 
@@ -150,8 +169,9 @@ def test_a_weak_decay_keeps_its_digits():
     torch.testing.assert_close(at.states([1])[1].double(), before * left[:, None, None], rtol=2e-6, atol=0)
 
 
-def test_the_layer_in_bfloat16_is_no_farther_from_float32_than_torchs():
-    half, theirs, whole = Scene(dtype=torch.bfloat16), Scene(dtype=torch.bfloat16), Scene()
+@pytest.mark.parametrize("spec", [SPEC, CONV], ids=["delta", "convolution"])
+def test_the_layer_in_bfloat16_is_no_farther_from_float32_than_torchs(spec):
+    half, theirs, whole = Scene(spec, torch.bfloat16), Scene(spec, torch.bfloat16), Scene(spec)
     whole.layer.load_state_dict({name: tensor.float() for name, tensor in half.layer.state_dict().items()})
     whole.texts = [text.float() for text in half.texts]
     wanted = torch.cat(whole.computed(WHOLE, TorchBackend))
@@ -159,10 +179,10 @@ def test_the_layer_in_bfloat16_is_no_farther_from_float32_than_torchs():
     assert distance(torch.cat(half.computed(WHOLE)), wanted) <= bound
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "olmo_hybrid"])
 def test_a_model_in_bfloat16_is_no_farther_from_float32_than_torchs(name):
     """With all experts for each token: which are chosen would be a matter of luck within the noise."""
-    changes = {} if name == "qwen3_5" else {"experts_per_token": EXPERTS["num_experts"]}
+    changes = {"experts_per_token": EXPERTS["num_experts"]} if "num_experts" in MODELS[name] else {}
     half, whole = decoder_of(name, torch.bfloat16, **changes), decoder_of(name, **changes)
     whole.load_state_dict({key: value.float() for key, value in half.state_dict().items()})
     half.reach(128)  # tables are not rounded

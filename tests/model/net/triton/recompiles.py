@@ -54,6 +54,7 @@ MODELS = {
     "llama": (WINDOW, True),
     "experts and sinks": (WINDOW | EXPERTS, False),
     "states": (DELTA | {"attention_gate": True}, True),
+    "convolutions": ({"conv_kernel": 3, "conv_layers": (0,)}, True),
 }
 """What differs from `tiny_config`, and whether steps are recorded."""
 READS = frozenset(
@@ -134,14 +135,14 @@ def engine(recorded: bool, **changes) -> Engine:
     config = tiny_config(num_heads=4, num_kv_heads=2, head_size=32, num_layers=2, **changes)
     form = Watched(Decoder(config).to(torch.bfloat16).requires_grad_(False))
     sizes = EngineConfig(max_model_len=128, num_blocks=4 * MOST, block_size=32, max_batch_requests=MOST, max_batch_tokens=1024)
-    if config.delta is not None:
+    if config.state_bytes:
         sizes = replace(sizes, prefix_caching=False, groups=(*sizes.groups, GroupSize(MOST, has_state=True)))
-    counts = [group.num_blocks for group in sizes.groups] if config.delta is not None else sizes.num_blocks
+    counts = [group.num_blocks for group in sizes.groups] if config.state_bytes else sizes.num_blocks
     cache = KVCache.allocate(config, counts, sizes.block_size, torch.bfloat16, "cpu")
     backend = TritonBackend(config.attention_variants)
     graphs = DecodeGraphs(form, backend, cache, 128, MOST, lambda step: (step(), step)[1]) if recorded else None
     pieces = None
-    if recorded and config.delta is None:
+    if recorded and not config.state_bytes:
         pieces = StepPieces(form, backend, cache, sizes.max_batch_tokens, lambda step: (step(nothing), step)[1])
     sampler = TokenSampler(config.vocab_size, "cpu")
     sampler.warm_up(torch.bfloat16)
