@@ -71,3 +71,39 @@ class DeltaSpec:
     def state_bytes(self) -> int:
         """Bytes that a layer keeps of a sequence."""
         return 4 * sum(math.prod(shape) for shape in self.state_shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (MLA): keys and values of all heads are made of one vector a token (`net/latent.py`)."""
+
+    rank: int
+    """Columns of the latent vector that keys and values are made of (`kv_lora_rank`)."""
+    query_rank: int | None
+    """Columns of the latent vector that queries are made of (`q_lora_rank`); None: there is none."""
+    key_size: int
+    """Columns of a head's query and key that are not rotated (`qk_nope_head_dim`)."""
+    rope_size: int
+    """Columns that are rotated, after those; of a key all heads have the same (`qk_rope_head_dim`)."""
+    value_size: int
+    """Columns of a head's value (`v_head_dim`)."""
+    interleaved: bool = False
+    """Whether pairs that turn together are neighbours in the rows of a checkpoint, (2i, 2i + 1), and not (i, i + R / 2)."""
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "query_rank", "key_size", "rope_size", "value_size"):
+            value = getattr(self, name)
+            if not (name == "query_rank" and value is None) and (type(value) is not int or value < 1):
+                raise CheckpointError(f"config.json: latent: {name} must be a positive integer; got {value!r}")
+        if type(self.interleaved) is not bool:
+            raise CheckpointError(f"config.json: latent: interleaved must be true or false; got {self.interleaved!r}")
+
+    @property
+    def query_size(self) -> int:
+        """Columns of a head's query."""
+        return self.key_size + self.rope_size
+
+    @property
+    def cached_size(self) -> int:
+        """Columns that a layer keeps of a token: the latent vector, and the rotated part of its key."""
+        return self.rank + self.rope_size

@@ -37,6 +37,7 @@ SWITCHES = {
     "attention_scale": "attention_scale",
     "sinks": "sinks",
     "attention_gate": "attention_gate",
+    "latent": "latent_attention",
     "delta": "gated_delta",
     "delta_layers": "gated_delta",
     "swiglu_limit": "clamped_swiglu",
@@ -60,6 +61,7 @@ ALL = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    "latent_attention",
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 NATIVE = ATTENTION | {

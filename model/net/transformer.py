@@ -17,6 +17,7 @@ from attend.model.net.attention import Attention, MultiHeadAttention
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.formats.blocks import Mapped
+from attend.model.net.latent import LatentAttention
 from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
 from attend.model.net.rope import Rotation, rotary_table
@@ -31,7 +32,7 @@ class Block(nn.Module):
         before, after = config.norm_place != "output", config.norm_place in ("output", "sandwich")
         between = before and config.norm_place != "shared"
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
-        self.attention = MultiHeadAttention(config) if layer.delta is None else GatedDelta(config, layer.delta)
+        self.attention = _attention(config, layer)
         self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size) if between else nn.Identity()
         self.mlp = _mlp(config, layer)
@@ -41,6 +42,12 @@ class Block(nn.Module):
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
         x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
+
+
+def _attention(config: ModelConfig, layer: LayerSpec) -> nn.Module:
+    if layer.delta is not None:
+        return GatedDelta(config, layer.delta)
+    return MultiHeadAttention(config) if config.latent is None else LatentAttention(config, config.latent)
 
 
 def _mlp(config: ModelConfig, layer: LayerSpec) -> nn.Module:

@@ -111,6 +111,12 @@ def _with_images(family: str, **more: Any) -> nn.Module:
     return model(config(text_config=text(**shape).to_dict(), vision_config=eyes | {"num_position_embeddings": 4}))
 
 
+_LATENT: dict[str, Any] = {"num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 10, "qk_nope_head_dim": 6}
+_LATENT |= {"qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 5}
+_UNSCALED: dict[str, Any] = {"scale_emb": 1, "scale_depth": None, "dim_model_base": None}
+_PADLESS = {"pad_token_id": None}  # `transformers` loads this token's vector as zeros
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
+
 _OTHER_LAYERS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -169,11 +175,20 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_next": lambda: shaped(
         "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20, mlp_only_layers=[1]
     ),
+    "minicpm3": lambda: shaped("MiniCPM3", **_LATENT, scale_emb=3.0, rope_parameters=_LONG, tie_word_embeddings=False),
+    "minicpm3-plain": lambda: shaped(
+        "MiniCPM3", **_LATENT | _UNSCALED | {"q_lora_rank": None, "v_head_dim": None}, attention_bias=True, mlp_bias=True
+    ),
+    "youtu": lambda: shaped("Youtu", **_LATENT, **_PADLESS, attention_bias=True, rope_parameters=_MSCALE),
+    "youtu-halves": lambda: shaped("Youtu", **_LATENT | _PADLESS | {"q_lora_rank": None}, rope_interleave=False),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
 """Each kind of checkpoint that must be served, with the model of `transformers` that defines it."""
 
+
+TORCH_ALONE = frozenset(kind for kind in KINDS if kind.startswith(("minicpm3", "youtu")))
+"""Those that neither the native decoder nor Triton's computes."""
 
 _WRITTEN = tempfile.TemporaryDirectory(prefix="attend-checkpoints-")
 """What this process has had written by `transformers`; removed at its end."""

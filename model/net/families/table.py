@@ -16,6 +16,7 @@ from attend.model.net.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    latent,
     llama,
     mixtral,
     olmo,
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
     **gpt_neox.FAMILIES,
     **gpt_oss.FAMILIES,
     **granite.FAMILIES,
+    **latent.FAMILIES,
     **llama.FAMILIES,
     **mixtral.FAMILIES,
     **olmo.FAMILIES,
@@ -60,6 +62,7 @@ TITLES = {
     "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
     "granite": "Granite 3",
     "llama": "Llama 2 and 3, and models of their shape",
+    "minicpm3": "MiniCPM3",
     "mistral": "Mistral 7B",
     "mixtral": "Mixtral",
     "olmo2": "OLMo 2",
@@ -76,6 +79,7 @@ TITLES = {
     "qwen3_next": "Qwen3-Next",
     "smollm3": "SmolLM3",
     "starcoder2": "StarCoder2",
+    "youtu": "Youtu-LLM",
 }
 """The models of each family, as people call them."""
 

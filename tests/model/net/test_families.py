@@ -441,6 +441,7 @@ ATTEND_VALUES = {
     "swiglu_limit": -7.0,
     "swiglu_slope": None,
     "attention_gate": "yes",
+    "latent": {"rank": 4, "query_rank": 0, "key_size": 8, "rope_size": 4, "value_size": 8},
     "delta": {"key_heads": 1, "value_heads": 2, "key_size": 8, "value_size": 8, "kernel": 0},
     "delta_layers": [2],
 }

@@ -11,7 +11,7 @@ from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
 LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text")
+FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "MiniCPM3", "Olmo3", "Phi3", "Qwen3_5Text", "Youtu")
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -106,14 +106,46 @@ def _granite(dice: random.Random, layers: int) -> dict[str, Any]:
     }
 
 
+def _latent(dice: random.Random, layers: int) -> dict[str, Any]:
+    heads, turned = dice.choice([1, 2, 3, 5]), dice.choice([2, 4, 8])
+    scale = {"factor": dice.choice([2.0, 8.0]), "mscale_all_dim": dice.choice([0.0, 0.7, 1.0]), "mscale": 1.0}
+    rope = {"rope_theta": dice.choice([100.0, 5e5])} | dice.choice([{"rope_type": "default"}, ROPES[0], ROPES[2] | scale])
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "hidden_size": heads * dice.choice([8, 12]),
+        "kv_lora_rank": dice.choice([3, 8, 17]),
+        "q_lora_rank": dice.choice([None, 4, 9]),
+        "qk_nope_head_dim": dice.choice([1, 5, 8]),
+        "qk_rope_head_dim": turned,
+        "head_dim": turned,
+        "v_head_dim": dice.choice([1, 6, 16]),
+        "rope_parameters": {"factor": 2.0} | rope,
+    }
+
+
+def _minicpm3(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _latent(dice, layers) | {
+        "scale_emb": dice.choice([1, 12]),
+        "scale_depth": dice.choice([None, 1.4]),
+        "dim_model_base": dice.choice([None, 8]),
+    }
+
+
+def _youtu(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _latent(dice, layers) | {"pad_token_id": None, "rope_interleave": dice.random() < 0.5}
+
+
 OWN = {
     "Gemma2": _gemma2,
     "Gemma3Text": _gemma3,
     "Granite": _granite,
+    "MiniCPM3": _minicpm3,
     "Olmo3": lambda dice, layers: _sliding(dice, layers) | _two_ropes(dice),
     "Phi3": _phi3,
     "Qwen3_5Text": _qwen3_5,
     "SmolLM3": _smollm3,
+    "Youtu": _youtu,
 }
 
 
