@@ -7,6 +7,7 @@ from torch import Tensor
 from attend.model.config import ModelConfig
 from attend.model.engine.choice import choose_backend
 from attend.model.errors import CheckpointError, SettingError
+from attend.model.explain.explainer import Explainer, Question
 from attend.model.net.adapters import targets_of
 from attend.model.net.attention import causal_mask
 from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
@@ -173,3 +174,17 @@ def test_what_is_not_computed_is_refused_by_key(tmp_path, key, value):
 def test_a_mix_that_latent_attention_does_not_have_is_refused(changes):
     with pytest.raises(CheckpointError, match="latent"):
         latent_config(**changes)
+
+
+@torch.inference_mode()
+def test_the_explanation_computes_it_from_the_served_weights(folder):
+    """Quantised ones too: its matrices are read slice by slice, and this one whole."""
+    tokens = (5, 17, 80, 3, 44)
+    for kind in (None, INT8):
+        net = load(folder, torch.float32, "cpu", quantize=kind)
+        found = Explainer(net).explain(Question(tokens, layers=(0, 3), heads=(0, 2)))
+        wanted = net.logits(hidden_states(net, torch.tensor([tokens]))).log_softmax(dim=-1)
+        torch.testing.assert_close(found.next_tokens.logprobs_NG[:, 0], wanted.amax(dim=-1), rtol=0, atol=1e-4)
+        for view in found.layers:
+            assert view.seen is not None
+            torch.testing.assert_close(view.seen.weights_NTT.sum(dim=-1), torch.ones(2, len(tokens)))
