@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
-from attend.model.sublayers import DeltaSpec, LatentSpec, MixtureSpec, Routing
+from attend.model.sublayers import DeltaSpec, LatentSpec, MixtureSpec, Routing, Scoring
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
@@ -111,6 +111,14 @@ class ModelConfig:
     """The layers, counted from 0, that have experts in place of an MLP, where there are any; None: all of them."""
     routing: Routing = "all"
     shared_expert_size: int | None = None
+    shared_expert_gate: bool = True
+    scoring_func: Scoring = "softmax"
+    score_correction: bool = False
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    routing_eps: float | None = None
+    routing_floor: float | None = None
+    routed_scaling_factor: float = 1.0
     qk_norm: QKNorm = "none"
     tied_head: bool = True
     embedding_scale: float = 1.0
@@ -205,12 +213,8 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
-        if self.num_experts is not None and self.experts_per_token > self.num_experts:
-            raise CheckpointError(
-                f"config.json: experts_per_token {self.experts_per_token} are more than num_experts {self.num_experts}"
-            )
-        if self.num_experts is not None and not self.gated_mlp:
-            raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
+        if self.num_experts is not None:
+            self._check_experts(self.num_experts)
         if self.swiglu_limit is not None and self.activation != "silu":
             raise CheckpointError(f"config.json: swiglu_limit is not supported with activation {self.activation!r}")
         known = range(self.num_layers)
@@ -220,6 +224,19 @@ class ModelConfig:
                 raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
 
         self._check_delta()
+
+    def _check_experts(self, count: int) -> None:
+        if self.experts_per_token > count:
+            raise CheckpointError(f"config.json: experts_per_token {self.experts_per_token} are more than num_experts {count}")
+        if not self.gated_mlp:
+            raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
+        groups, chosen = self.expert_groups, self.groups_per_token
+        if groups > 1 and (count % groups or count < 2 * groups):
+            raise CheckpointError(f"config.json: {count} experts cannot be shared by {groups} groups of at least two")
+        if chosen > groups or chosen * (count // groups) < self.experts_per_token:
+            raise CheckpointError(
+                f"config.json: {self.experts_per_token} experts of a token cannot be chosen from {chosen} of {groups} groups"
+            )
 
     def _check_delta(self) -> None:
         if not isinstance(self.delta, DeltaSpec | None):
@@ -262,7 +279,8 @@ class ModelConfig:
         if self.num_experts is None or (self.expert_layers is not None and number not in self.expert_layers):
             return None
         size = self.mlp_size if self.expert_size is None else self.expert_size
-        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, self.shared_expert_size)
+        same = {name: getattr(self, name) for name in ROUTER}
+        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, self.shared_expert_size, **same)
 
     @property
     def state_bytes(self) -> int:
@@ -333,11 +351,18 @@ class ModelConfig:
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
-    "experts_per_token",
+    *("experts_per_token", "expert_groups", "groups_per_token"),
 )
 OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
-CHOICES |= {"routing": Routing}
+CHOICES |= {"routing": Routing, "scoring_func": Scoring}
+ROUTER = (
+    *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token"),
+    *("routing_eps", "routing_floor", "routed_scaling_factor"),
+)
+"""Fields that a MixtureSpec has under the same names."""
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
+SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
 SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate")
+SWITCHES += ("shared_expert_gate", "score_correction")

@@ -7,8 +7,10 @@ from typing import Literal
 from attend.model.errors import CheckpointError
 
 Routing = Literal["all", "chosen"]
-"""What a token's experts are weighted by: their part of the softmax over all experts' scores, or of that over the chosen ones'.
-The second is also the first, divided by its sum ("norm_topk_prob")."""
+"""What a token's experts are weighted by: what `Scoring` makes of their scores, or its share of the sum over the chosen ones
+("norm_topk_prob"). With a softmax the second is the softmax over the chosen experts' scores."""
+Scoring = Literal["softmax", "sigmoid"]
+"""What is made of a router's scores: each expert's part of the softmax over all of them, or the sigmoid of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,22 @@ class MixtureSpec:
     """Width of one expert's MLP."""
     routing: Routing
     shared_expert_size: int | None
-    """Width of the MLP that every token goes to, times a sigmoid of its own (Qwen2-MoE); None: there is none."""
+    """Width of the MLP that every token goes to; None: there is none."""
+    shared_expert_gate: bool = True
+    """Whether that MLP is multiplied by a sigmoid of its own (Qwen2-MoE)."""
+    scoring_func: Scoring = "softmax"
+    score_correction: bool = False
+    """Whether each expert has a bias that is added where experts are chosen, and not to their weights (DeepSeek-V3)."""
+    expert_groups: int = 1
+    """Groups of as many experts next to each other; a group counts what its two best experts sum up to (DeepSeek-V3)."""
+    groups_per_token: int = 1
+    """The best groups, from which a token's experts are."""
+    routing_eps: float | None = None
+    """What is added to the sum that weights are divided by."""
+    routing_floor: float | None = None
+    """The least that they are divided by (ERNIE 4.5)."""
+    routed_scaling_factor: float = 1.0
+    """What the weights are multiplied by in the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) 
     if mixture is None:
         return (3 if config.gated_mlp else 2) * config.hidden_size * config.mlp_size
     routed, shared = distinct_experts(mixture, tokens) * mixture.expert_size, mixture.shared_expert_size or 0
-    rows = mixture.num_experts + (1 if shared else 0)
+    rows = mixture.num_experts + (1 if shared and mixture.shared_expert_gate else 0)
     return config.hidden_size * (3 * (routed + shared) + rows)
 
 

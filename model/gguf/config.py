@@ -4,90 +4,14 @@ Sources: the keys of docs/gguf.md of ggml, and what llama.cpp takes a missing on
 arithmetic more often than not: one that is not read here is refused.
 """
 
-import mmap
-import struct
 from collections.abc import Callable
-from typing import Any
 
-import numpy
-
-from attend.model.errors import CheckpointError
+from attend.model.gguf import mixtures
 from attend.model.gguf.container import Container
+from attend.model.gguf.keys import Keys, Raw
 
-Raw = dict[str, Any]
-HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})
-"""Keys that repeat what the tensors say, or whose values are checked beside them."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-
-
-class Keys:
-    """The metadata of an architecture by what follows its name, ARCH.NAME; remembers which were read."""
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-        self.arch = container.metadata.get("general.architecture")
-        start = f"{self.arch}."
-        self._values = {key[len(start) :]: value for key, value in container.metadata.items() if key.startswith(start)}
-        self._read = set(HARMLESS)
-
-    def wrong(self, what: str) -> CheckpointError:
-        """What is wrong with the file, as an error."""
-        return CheckpointError(f"{self.container.path}: {what}")
-
-    def get(self, name: str) -> Any:
-        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one."""
-        self._read.add(name)
-        value = self._values.get(name)
-        if isinstance(value, list):
-            if not value or any(each != value[0] for each in value):
-                raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
-            value = value[0]
-        return value
-
-    def layers(self, name: str) -> list[Any] | None:
-        """An array with a value for each layer, None where there is none."""
-        self._read.add(name)
-        value = self._values.get(name)
-        return value if isinstance(value, list) else None
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.get(name) if self.get(name) is not None else default
-        if type(value) is not int or value < 1:
-            raise self.wrong(f"{self.arch}.{name} must be a positive integer; got {repr(value)[:100]}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number: of those that float32 keeps alike the one with the fewest digits, as the model's maker wrote it."""
-        value = self.get(name) if self.get(name) is not None else default
-        if type(value) not in (int, float):
-            raise self.wrong(f"{self.arch}.{name} must be a number; got {repr(value)[:100]}")
-        return float(str(numpy.float32(value)))
-
-    def refuse(self, name: str, *harmless: Any) -> None:
-        """Stop at a key that changes the arithmetic in a way that is not built."""
-        value = self.get(name)
-        if value is not None and value not in harmless:
-            raise self.wrong(f"{self.arch}.{name} = {repr(value)[:100]} is not supported")
-
-    def check_all_read(self) -> None:
-        """Raise CheckpointError where there is a key that nobody asked for."""
-        if strangers := sorted(self._values.keys() - self._read):
-            raise self.wrong(f"{self.arch}.{strangers[0]} is not known here, and may change what the model computes")
-
-    def has(self, tensor: str) -> bool:
-        """Whether the files have a tensor."""
-        return tensor in self.container.tensors
-
-    def numbers(self, tensor: str) -> list[float]:
-        """The numbers of a small tensor in float32: factors of rope."""
-        stored = self.container.tensors[tensor]
-        if stored.kind.name != "F32" or len(stored.shape) != 1 or stored.size > mmap.PAGESIZE:
-            raise self.wrong(f"tensor {tensor} must have at most {mmap.PAGESIZE // 4} elements in F32")
-        with stored.file.open("rb") as file:
-            file.seek(stored.start)
-            return list(struct.unpack(f"<{stored.shape[0]}f", file.read(stored.size)))
 
 
 def read_config(container: Container) -> Raw:
@@ -181,6 +105,7 @@ def _experts(keys: Keys, *, renormed: bool) -> Raw:
     keys.refuse("expert_weights_scale", 0.0, 1.0)
     keys.refuse("expert_weights_norm", renormed)
     keys.refuse("leading_dense_block_count", 0)
+    keys.refuse("expert_group_count", 0, 1)
     count, chosen = keys.size("expert_count"), keys.size("expert_used_count")
     return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": renormed}
 
@@ -205,8 +130,22 @@ def _llama(keys: Keys, raw: Raw) -> Raw:
 
 
 def _granite(keys: Keys, raw: Raw) -> Raw:
-    keys.refuse("rope.scaling.finetuned", True)
-    keys.refuse("expert_count", 0)
+    """Granite, and its mixtures. Whether heads are rotated is a key of another name. Granite 4 without Mamba has keys of it."""
+    for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"):
+        keys.get(f"ssm.{name}")
+    rotates, shared = keys.get("rope.scaling.finetuned") is not False, keys.get("expert_shared_feed_forward_length") or 0
+    if keys.get("expert_count"):
+        found = _experts(keys, renormed=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
+    else:
+        keys.refuse("expert_used_count", 0)
+        found, shared = {"model_type": "granite"}, raw["intermediate_size"]
+    if not rotates or keys.arch == "granitehybrid":
+        layers = {"layer_types": ["attention"] * raw["num_hidden_layers"], "model_type": "granitemoehybrid"}
+        found = {"num_local_experts": 0} | found | layers | {"position_embedding_type": "rope" if rotates else None}
+    return _eps(keys) | _granite_multipliers(keys, raw) | found | {"shared_intermediate_size": shared}
+
+
+def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     multipliers = {"embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale"}
     multipliers |= {"attention_multiplier": "attention.scale"}
     found = {theirs: keys.number(name, 0.0) for theirs, name in multipliers.items()}
@@ -214,7 +153,7 @@ def _granite(keys: Keys, raw: Raw) -> Raw:
     if "attention_multiplier" not in found:
         found["attention_multiplier"] = raw["head_dim"] ** -0.5
     biased = {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-    return _eps(keys) | found | biased | {"model_type": "granite", "logits_scaling": keys.number("logit_scale")}
+    return found | biased | {"logits_scaling": keys.number("logit_scale")}
 
 
 def _smollm3(keys: Keys, raw: Raw) -> Raw:
@@ -239,6 +178,10 @@ def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     return _eps(keys) | _experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
+
+
+def _olmoe(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | _experts(keys, renormed=False) | {"model_type": "olmoe"}
 
 
 def _gemma(keys: Keys, raw: Raw) -> Raw:
@@ -316,14 +259,20 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "cohere2": _cohere2,
+    "ernie4_5-moe": mixtures.ernie4_5_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4": _glm4,
+    "glm4moe": mixtures.glm4moe,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "granitehybrid": _granite,
+    "granitemoe": _granite,
     "llama": _llama,
+    "minimax-m2": mixtures.minimax_m2,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen2moe": _qwen2moe,

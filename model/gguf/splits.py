@@ -61,6 +61,6 @@ SPLITS = {
     "qwen35": Split(_QWEN35, composed=True),
     "deepseek-r1-qwen": Split(_QWEN2),
     "tekken": Split(_TEKKEN, whole_words=True, starts=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), Split(_GPT4O)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), Split(_GPT4O)),
 }
 """By `tokenizer.ggml.pre`."""

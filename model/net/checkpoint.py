@@ -20,7 +20,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import is_gguf
 from attend.model.net.families.reading import Family
-from attend.model.net.families.table import FAMILIES, family_of, guarded, part_shapes, their_names
+from attend.model.net.families.table import FAMILIES, family_of, guarded, named_layers, part_shapes, their_names
 from attend.model.net.filling import Filler, Slot
 from attend.model.net.formats.blocks import Blocks, Mapped
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
@@ -130,10 +130,10 @@ def fill(
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
-        family, plain, unread = weights.spelled(family), False, 0
+        family, plain, unread = named_layers(weights.spelled(family), net.config), False, 0
         rounded: set[torch.dtype] = set()
         for slot in _slots(net):
-            filler = Filler(slot, weights, torch.float32 if _has_offset(family, slot) else dtype, device)
+            filler = Filler(slot, weights, _kept(family, slot, dtype), device)
             for piece in _pieces(net.config, family, weights, slot):
                 if mapped and filler.leave(piece, tied=tied):
                     continue
@@ -166,7 +166,7 @@ def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) ->
     """
     family, dice = family_of(read_json(folder, "config.json")), torch.Generator(device).manual_seed(0)
     for slot in _slots(net):
-        kept = torch.float32 if _has_offset(family, slot) else dtype
+        kept = _kept(family, slot, dtype)
         numbers = torch.full(slot.shape, 1.0 if slot.kind == "weight" else 0.0, dtype=kept, device=device)
         if len(slot.shape) > 1 and slot.kind == "weight":
             numbers.normal_(0.0, slot.width**-0.5, generator=dice)
@@ -238,7 +238,7 @@ def inspect(folder: Path) -> ModelConfig:
     with torch.device("meta"):
         net = Decoder(config, context=0)
     with open_weights(folder) as weights:
-        family = weights.spelled(family)
+        family = named_layers(weights.spelled(family), config)
         for slot in _slots(net):
             for name, shape in _their_shapes(net.config, family, slot, weights):
                 weights.find(name, shape)
@@ -297,6 +297,11 @@ def _ours(
     return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
 
+def _kept(family: Family, slot: Slot, dtype: torch.dtype) -> torch.dtype:
+    """What a parameter is kept in: sums of gains, and what corrects a router's scores, in float32."""
+    return torch.float32 if _has_offset(family, slot) or slot.kind == "correction" else dtype
+
+
 def _has_offset(family: Family, slot: Slot) -> bool:
     return family.gain_offset is not None and slot.ours.endswith("norm.weight")
 
@@ -306,6 +311,8 @@ def _their_shapes(config: ModelConfig, family: Family, slot: Slot, weights: Weig
     theirs = their_names(family, config, slot.ours)
     for name, shape in zip(theirs, part_shapes(config, slot.ours, slot.shape, len(theirs)), strict=True):
         turned = _is_transposed(family, slot) and weights.form(name) is None  # codes have their rows first
+        if family.rows is not None and family.rows.search(slot.ours):
+            shape = (1, *shape)
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 

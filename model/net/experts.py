@@ -1,13 +1,15 @@
 """A mixture of experts in place of an MLP: a router sends each token to a few of many gated MLPs (Shazeer et al. 2017).
 
-    y = sum over the chosen experts e of weight_e * expert_e(x)  [+ sigmoid(x · g) * shared(x)]
+    y = sum over the chosen experts e of weight_e * expert_e(x)  [+ sigmoid(x · g) * shared(x), or + shared(x)]
 
 The sum runs in the order of the experts' numbers, in float32. So a token's result does not depend on what else is in the
 batch, and a path that computes expert after expert adds in place.
 
-Shapes: T tokens · E model width · X experts · C experts that a token goes to · F width of one expert's MLP.
+Shapes: T tokens · E model width · X experts · C experts that a token goes to · G groups of experts · F width of one expert's
+MLP.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,17 +17,31 @@ from torch import Tensor, nn
 
 from attend.model.config import ModelConfig
 from attend.model.net.layers import GatedMLP, make_gated
-from attend.model.net.linear import ExpertLinear, Linear
+from attend.model.net.linear import ExpertLinear, FloatLinear, Linear
 from attend.model.sublayers import MixtureSpec
 
 
-def route(scores_TX: Tensor, mixture: MixtureSpec) -> tuple[Tensor, Tensor]:
-    """Numbers of the experts with the highest scores, int64 [T, C], and what each of them weighs, float32 [T, C]."""
-    scores_TX = scores_TX.float()
-    best_TC, experts_TC = scores_TX.topk(mixture.experts_per_token, dim=-1)
-    if mixture.routing == "all":
-        return experts_TC, scores_TX.softmax(dim=-1).gather(-1, experts_TC)
-    return experts_TC, best_TC.softmax(dim=-1)
+def route(scores_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Numbers of a token's experts, int64 [T, C], and what each of them weighs, float32 [T, C]."""
+    parts_TX = scores_TX.float().softmax(dim=-1) if mixture.scoring_func == "softmax" else scores_TX.float().sigmoid()
+    experts_TC = merits(parts_TX, mixture, correction_X).topk(mixture.experts_per_token, dim=-1).indices
+    weights_TC = parts_TX.gather(-1, experts_TC)
+    if mixture.routing == "chosen":
+        total_T1 = weights_TC.sum(dim=-1, keepdim=True) + (mixture.routing_eps or 0.0)
+        weights_TC = weights_TC / (total_T1 if mixture.routing_floor is None else total_T1.clamp(min=mixture.routing_floor))
+    return experts_TC, weights_TC * mixture.routed_scaling_factor
+
+
+def merits(parts_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None) -> Tensor:
+    """What experts are chosen by: what `Scoring` makes of their scores, with the correction; -inf outside the best groups."""
+    merits_TX = parts_TX if correction_X is None else parts_TX + correction_X
+    if mixture.expert_groups == 1:
+        return merits_TX
+    merits_TGX = merits_TX.unflatten(-1, (mixture.expert_groups, -1))
+    groups_TG = merits_TGX.topk(2, dim=-1).values.sum(dim=-1)
+    chosen = groups_TG.topk(mixture.groups_per_token, dim=-1).indices
+    lost_TG = torch.ones_like(groups_TG, dtype=torch.bool).scatter(-1, chosen, False)
+    return merits_TGX.masked_fill(lost_TG[..., None], -math.inf).flatten(-2)
 
 
 class Experts(nn.Module):
@@ -49,7 +65,10 @@ class Mixture(nn.Module):
     def __init__(self, config: ModelConfig, mixture: MixtureSpec) -> None:
         super().__init__()
         self.mixture = mixture
-        self.router = Linear(config.hidden_size, [mixture.num_experts], bias=config.mlp_bias)
+        exact = mixture.scoring_func == "sigmoid" or mixture.score_correction  # a small difference decides between experts
+        router = FloatLinear if exact else Linear
+        self.router = router(config.hidden_size, [mixture.num_experts], bias=config.mlp_bias)
+        self.correction = nn.Parameter(torch.zeros(mixture.num_experts)) if mixture.score_correction else None
         self.experts = Experts(config, mixture)
         self.mine = range(mixture.num_experts)
         """The experts that are here."""
@@ -58,10 +77,10 @@ class Mixture(nn.Module):
         self.shared, self.shared_gate = None, None
         if mixture.shared_expert_size is not None:
             self.shared = GatedMLP(config, mixture.shared_expert_size)
-            self.shared_gate = Linear(config.hidden_size, [1], bias=False)
+            self.shared_gate = Linear(config.hidden_size, [1], bias=False) if mixture.shared_expert_gate else None
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        experts_TC, weights_TC = route(self.router(x_TE), self.mixture)
+        experts_TC, weights_TC = route(self.router(x_TE), self.mixture, self.correction)
         order = experts_TC.flatten().argsort(stable=True)  # pairs of a token and an expert, by expert and then by token
         counts = experts_TC.flatten().bincount(minlength=self.mixture.num_experts).tolist()
         tokens, weights = order // experts_TC.shape[1], weights_TC.flatten()[order, None]
@@ -74,6 +93,7 @@ class Mixture(nn.Module):
                 out_TE.index_add_(0, mine, update)  # no token is twice among them: the order is that of the experts
             begin += count
         out_TE = self.summed(out_TE)
-        if self.shared is not None and self.shared_gate is not None:
-            out_TE = out_TE + self.shared_gate(x_TE).sigmoid() * self.shared(x_TE)
+        if self.shared is not None:
+            shared_TE = self.shared(x_TE)
+            out_TE = out_TE + (shared_TE if self.shared_gate is None else self.shared_gate(x_TE).sigmoid() * shared_TE)
         return out_TE.to(x_TE.dtype)

@@ -48,6 +48,14 @@ SWITCHES = {
     "expert_layers": "experts",
     "routing": "experts",
     "shared_expert_size": "shared_expert",
+    "shared_expert_gate": "ungated_shared_expert",
+    "scoring_func": "sigmoid_routing",
+    "score_correction": "score_correction",
+    "expert_groups": "expert_groups",
+    "groups_per_token": "expert_groups",
+    "routing_eps": "scaled_routing",
+    "routing_floor": "scaled_routing",
+    "routed_scaling_factor": "scaled_routing",
 }
 """Fields that ask for a feature, and which, where they are not at their default."""
 
@@ -62,6 +70,7 @@ ALL = ATTENTION | {
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
     "latent_attention",
+    *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 NATIVE = ATTENTION | {
@@ -72,6 +81,7 @@ NATIVE = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
 TRITON = ATTENTION | {
@@ -82,6 +92,7 @@ TRITON = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the Triton decoder computes."""
 

@@ -167,6 +167,13 @@ class Linear(nn.Linear):
         self.unread = ()
 
 
+class FloatLinear(Linear):
+    """x Wᵀ + b in float32, whatever the numbers are kept in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
 class ExpertLinear(Linear):
     """One projection of all experts, or of `some`: the weights are one tensor [X, O, I], the biases one [X, O]."""
 

@@ -14,6 +14,8 @@ FAMILIES = {
     "llama": {},
     "windows": {"sliding_window": 40, "window_layers": (1,)},
     "experts and sinks": {"num_experts": 5, "experts_per_token": 3, "shared_expert_size": 32, "mlp_bias": True, "sinks": True},
+    "routed experts": {"num_experts": 8, "experts_per_token": 3, "expert_groups": 4, "groups_per_token": 2}
+    | {"scoring_func": "sigmoid", "score_correction": True, "shared_expert_size": 32, "shared_expert_gate": False},
     "norms of sums": {"norm_place": "post", "norm": "layernorm", "gated_mlp": False, "activation": "gelu"},
     "parallel": {"norm_place": "parallel"},
     "states": {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=32, kernel=4), "delta_layers": (0,)},

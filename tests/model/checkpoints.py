@@ -92,6 +92,15 @@ _WINDOW: dict[str, Any] = {"sliding_window": 7, "query_pre_attn_scalar": 11}
 
 _QWEN_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 
+_ROUTED: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1}
+_ROUTED |= {"routed_scaling_factor": 1.7}
+_ERNIE: dict[str, Any] = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 20}
+_EXAONE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "sliding_window": 7}
+_GRANITE: dict[str, Any] = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4}
+_GRANITE |= {"attention_multiplier": 0.2}
+_GRANITE_MOE: dict[str, Any] = {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 3}
+_GRANITE_4: dict[str, Any] = {**_GRANITE_MOE, "layer_types": ["full_attention"] * 4, "mamba_n_heads": 8}
+
 _GPT_OSS: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7, "head_dim": 16}
 _GPT_OSS |= {"rope_parameters": _YARN | {"truncate": False}}
 
@@ -138,8 +147,46 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "gemma2-uncapped": lambda: shaped("Gemma2", **_WINDOW, attn_logit_softcapping=None, final_logit_softcapping=3.0),
     "gemma3_text": lambda: shaped("Gemma3Text", **_WINDOW, sliding_window_pattern=3),
     "glm4": lambda: shaped("Glm4", tie_word_embeddings=False, head_dim=16),
-    "granite": lambda: shaped(
-        "Granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.2
+    "glm4_moe": lambda: shaped("Glm4Moe", **_ROUTED, head_dim=16, n_group=4, topk_group=2, use_qk_norm=True),
+    "glm4_moe-plain": lambda: shaped(
+        "Glm4Moe",
+        **_ROUTED | {"n_shared_experts": 2},
+        head_dim=8,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+        attention_bias=True,
+    ),
+    "dots1": lambda: shaped("Dots1", **_ROUTED, first_k_dense_replace=1, sliding_window=7, max_window_layers=2),
+    "exaone_moe": lambda: shaped("ExaoneMoe", **_EXAONE),
+    "exaone_moe-groups": lambda: shaped(
+        "ExaoneMoe",
+        **_EXAONE,
+        layer_types=_OTHER_LAYERS,
+        mlp_layer_types=["sparse", "dense", "dense", "sparse"],
+        n_group=2,
+        topk_group=1,
+    ),
+    "ernie4_5_moe": lambda: shaped("Ernie4_5_Moe", **_ERNIE),
+    "ernie4_5_moe-odd": lambda: shaped(
+        "Ernie4_5_Moe",
+        **_ERNIE,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=0,
+        moe_layer_interval=2,
+        moe_norm_min=0.4,
+        tie_word_embeddings=False,
+    ),
+    "minimax_m2": lambda: shaped("MiniMaxM2", num_local_experts=6, num_experts_per_tok=3, rotary_dim=4),
+    "olmoe": lambda: shaped("Olmoe", num_experts=6, num_experts_per_tok=3),
+    "olmoe-chosen": lambda: shaped("Olmoe", num_experts=6, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True),
+    "granite": lambda: shaped("Granite", **_GRANITE),
+    "granitemoe": lambda: shaped("GraniteMoe", **_GRANITE_MOE),
+    "granitemoeshared": lambda: shaped("GraniteMoeShared", **_GRANITE_MOE, shared_intermediate_size=20),
+    "granitemoehybrid": lambda: shaped(
+        "GraniteMoeHybrid", **_GRANITE_4, shared_intermediate_size=20, position_embedding_type="rope"
+    ),
+    "granitemoehybrid-dense": lambda: shaped(
+        "GraniteMoeHybrid", **_GRANITE_4 | {"num_local_experts": 0}, shared_intermediate_size=20
     ),
     "olmo2": lambda: shaped("Olmo2"),
     "olmo3": lambda: shaped("Olmo3", sliding_window=7),
@@ -232,6 +279,9 @@ def spread(net: nn.Module) -> None:
             parameter.normal_(0.0, 0.3)
         else:  # gains near 1, biases far from 0: none may be forgotten unseen
             parameter.add_(torch.empty_like(parameter).uniform_(-0.4, 0.4))
+    for name, buffer in net.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.4, 0.4)
 
 
 def tiny_config(**switches: Any) -> ModelConfig:

@@ -25,16 +25,26 @@ Blocks = Callable[[str, Tensor], tuple[numpy.ndarray, Type]]
 """(name, tensor) -> what is written of it, and in what type."""
 
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss"}
-ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe"}
+ARCHITECTURES |= {"minimax_m2": "minimax-m2", "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid"}
 """By `model_type`, where it is not the same word."""
-NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3")
+NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoe", "granitemoeshared", "granitemoehybrid")
 
 MADE: dict[str, Callable[[], nn.Module]] = {
     kind: KINDS[kind]
     for kind in (
         *("llama", "llama-tied", "llama-biased", "llama3-rope", "llama-linear", "llama-yarn", "mistral", "mixtral"),
         *("qwen2", "qwen2-tied", "qwen2_moe", "qwen3", "qwen3-tied", "qwen3_moe", "granite", "smollm3", "gemma"),
-        *("phi3", "phi3-long", "phi3-partial", "olmo2", "olmo3", "gpt_oss", "glm4"),
+        *("phi3", "phi3-long", "phi3-partial", "olmo2", "olmo3", "gpt_oss", "glm4", "glm4_moe", "glm4_moe-plain"),
+        *(
+            "ernie4_5_moe",
+            "minimax_m2",
+            "olmoe",
+            "granitemoe",
+            "granitemoeshared",
+            "granitemoehybrid",
+            "granitemoehybrid-dense",
+        ),
     )
 }
 MADE |= {
@@ -129,7 +139,9 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def architecture(config: Config) -> str:
-    """llama.cpp's name of a `model_type`."""
+    """llama.cpp's name of a `model_type`. Its converter calls a Granite 4 without Mamba and experts a Granite."""
+    if config.get("num_local_experts") == 0:
+        return "granite"
     return ARCHITECTURES.get(config["model_type"], config["model_type"])
 
 
@@ -184,8 +196,8 @@ def _own(config: Config) -> dict[str, Any]:
     """What single architectures have."""
     kind = config["model_type"]
     said = {
-        "expert_count": config.get("num_local_experts", config.get("num_experts")),
-        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_count": _first(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+        "expert_used_count": _first(config, "num_experts_per_tok", "moe_k"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
         "embedding_scale": config.get("embedding_multiplier"),
@@ -199,9 +211,47 @@ def _own(config: Config) -> dict[str, Any]:
         said["attention.sliding_window"] = config.get("sliding_window") or 0
     if kind == "olmo3":
         said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
-    if kind == "gpt_oss":
+    if kind in ("gpt_oss", "minimax_m2"):
         said["expert_feed_forward_length"] = config["intermediate_size"]
+    return said | _routed(config) | _granite(config)
+
+
+def _routed(config: Config) -> dict[str, Any]:
+    """What mixtures have whose routers have corrections. GLM's layers that guess are counted."""
+    kind, said = config["model_type"], {}
+    if kind == "glm4_moe":
+        said = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1, "expert_gating_func": 2}
+        said |= {"expert_weights_norm": config["norm_topk_prob"], "expert_weights_scale": config["routed_scaling_factor"]}
+        said |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}
+        said |= {
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_shared_count": config["n_shared_experts"],
+        }
+    if kind == "ernie4_5_moe":
+        said = {"expert_shared_count": config["moe_num_shared_experts"], "expert_shared_feed_forward_length": 24}
+        said |= {"leading_dense_block_count": config["moe_layer_start_index"]}
+        said |= {"interleave_moe_layer_step": config["moe_layer_interval"]}
+    if kind == "minimax_m2":
+        said = {"expert_gating_func": 2}
     return said
+
+
+def _granite(config: Config) -> dict[str, Any]:
+    """What Granite's mixtures have; Granite 4 has keys of Mamba, and says whether it rotates."""
+    said: dict[str, Any] = {}
+    if config.get("shared_intermediate_size") and config.get("num_local_experts"):
+        said["expert_shared_feed_forward_length"] = config["shared_intermediate_size"]
+    if config["model_type"] == "granitemoehybrid":
+        said |= {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 1, "ssm.inner_size": 64, "ssm.time_step_rank": 8}
+        said |= {"rope.scaling.finetuned": config.get("position_embedding_type") == "rope"}
+        said |= {"attention.head_count_kv": [config["num_key_value_heads"]] * config["num_hidden_layers"]}
+        if not config["num_local_experts"]:
+            said |= {"feed_forward_length": config["shared_intermediate_size"], "expert_used_count": None, "expert_count": 0}
+    return said
+
+
+def _first(config: Config, *keys: str) -> Any:
+    return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
 def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
@@ -212,6 +262,8 @@ def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         yield found, _arranged(name, tensor.float(), config)
+    if config["model_type"] == "glm4_moe":
+        yield f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight", torch.zeros(4, 8)
     yield from _factors(config)
 
 
@@ -222,15 +274,24 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
-    return tensor.squeeze() if "shared_expert_gate" in name else tensor
+    return tensor.squeeze() if "shared_expert_gate" in name or "e_score_correction" in name else tensor
 
 
 def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str, Tensor]]:
     """Experts as one tensor of each projection; sinks with an ending."""
     for name, tensor in sorted(tensors.items()):
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         start, mark, rest = name.partition(".experts.")
+        halves = {".block_sparse_moe.input_linear.": "mlp.experts", ".shared_mlp.input_linear.": "mlp.shared_experts"}
+        half = next((half for half in halves if half in name), None)
         if name.endswith(".sinks"):
             yield f"{name}.weight", tensor
+        elif half is not None:
+            experts = halves[half] if config["num_local_experts"] else "mlp"
+            for part, own in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=-2), strict=True):
+                yield name.replace(half, f".{experts}.{part}."), own
+        elif ".shared_mlp.output_linear." in name and not config["num_local_experts"]:
+            yield name.replace(".shared_mlp.output_linear.", ".mlp.down_proj."), tensor
         elif not mark:
             yield name, tensor
         elif config["model_type"] == "gpt_oss":
@@ -240,7 +301,7 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
                 yield f"{start}.experts.{part}.{ending}", own if ending == "bias" else own.mT
         elif rest.startswith("0."):
             part = rest.removeprefix("0.")
-            experts = range(config.get("num_local_experts") or config["num_experts"])
+            experts = range(_first(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"))
             stacked = torch.stack([tensors[f"{start}.experts.{expert}.{part}"] for expert in experts])
             mixtral = {"w1.weight": "gate_proj.weight", "w2.weight": "down_proj.weight", "w3.weight": "up_proj.weight"}
             yield f"{start.replace('block_sparse_moe', 'mlp')}.experts.{mixtral.get(part, part)}", stacked

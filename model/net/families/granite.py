@@ -1,24 +1,29 @@
-"""Granite: Llama with multipliers of the embedding, the residuals, the attention scores and the scores of the next token."""
+"""Granite: Llama with multipliers of the embedding, the residuals, the attention scores and the scores of the next token.
+
+Its mixtures keep all experts in one tensor of each projection, and a shared expert has no gate. Granite 4 is served where every
+layer has attention.
+"""
+
+from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, number
+from attend.model.net.families.reading import Family, Raw, count, decoder_sizes, flag, head_size, in_block, number, refuse, size
 
 
-def read(raw: Raw) -> ModelConfig:
+def _common(raw: Raw) -> dict[str, Any]:
     """`logits_scaling` divides."""
     bias, scaling = flag(raw, "attention_bias"), number(raw, "logits_scaling", 1.0)
     if scaling <= 0:
         raise CheckpointError(f"config.json: logits_scaling must be a number above 0; got {scaling}")
-    return ModelConfig(
-        **decoder_sizes(raw)
+    return (
+        decoder_sizes(raw)
         | rope(raw, head_size(raw))
         | {
             "qkv_bias": bias,
             "out_bias": bias,
-            "mlp_bias": flag(raw, "mlp_bias"),
             "embedding_scale": number(raw, "embedding_multiplier", 1.0),
             "attention_scale": number(raw, "attention_multiplier", 1.0),
             "residual_scale": number(raw, "residual_multiplier", 1.0),
@@ -27,4 +32,57 @@ def read(raw: Raw) -> ModelConfig:
     )
 
 
-FAMILIES = {"granite": Family(read, llama.WEIGHTS)}
+def read(raw: Raw) -> ModelConfig:
+    """Without experts."""
+    return ModelConfig(**_common(raw) | {"mlp_bias": flag(raw, "mlp_bias")})
+
+
+def _experts(raw: Raw, shared: int) -> dict[str, Any]:
+    """Fields of a mixture; `shared` is the width of its shared expert, 0 where there is none."""
+    return {
+        "num_experts": size(raw, "num_local_experts", 8),
+        "experts_per_token": size(raw, "num_experts_per_tok", 2),
+        "routing": "chosen",
+    } | ({"shared_expert_size": shared, "shared_expert_gate": False} if shared else {})
+
+
+def read_moe(raw: Raw) -> ModelConfig:
+    """With experts."""
+    return ModelConfig(**_common(raw) | _experts(raw, 0))
+
+
+def read_shared(raw: Raw) -> ModelConfig:
+    """With experts, and a shared one where it has a width."""
+    return ModelConfig(**_common(raw) | _experts(raw, count(raw, "shared_intermediate_size", 0)))
+
+
+def read_hybrid(raw: Raw) -> ModelConfig:
+    """Granite 4. Without experts the shared one is the MLP. Most models do not rotate."""
+    kinds, layers = raw.get("layer_types", raw.get("layers_block_type")), size(raw, "num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ATTENTION for kind in kinds):
+        named = f"layer_types must name attention for each of {layers} layers: Mamba layers are not supported"
+        raise CheckpointError(f"config.json: {named}; got {kinds!r}")
+    refuse(raw, "position_embedding_type", None, "nope", "rope")
+    shared, mixed = size(raw, "shared_intermediate_size", 1024), count(raw, "num_local_experts", 8) > 0
+    rotates = raw.get("position_embedding_type") == "rope"
+    mlp = _experts(raw, shared) if mixed else {"mlp_size": shared}
+    return ModelConfig(**_common(raw) | mlp | {"rope_layers": None if rotates else ()})
+
+
+ATTENTION = ("attention", "full_attention")
+IN_BLOCK = {
+    "mlp.router": ("block_sparse_moe.router.layer",),
+    "mlp.experts.gate_up": ("block_sparse_moe.input_linear",),
+    "mlp.experts.down": ("block_sparse_moe.output_linear",),
+    "mlp.shared.gate_up": ("shared_mlp.input_linear",),
+    "mlp.shared.down": ("shared_mlp.output_linear",),
+    "mlp.gate_up": ("shared_mlp.input_linear",),
+    "mlp.down": ("shared_mlp.output_linear",),
+}
+WEIGHTS = llama.WEIGHTS | in_block("model.layers", IN_BLOCK)
+FAMILIES = {
+    "granite": Family(read, llama.WEIGHTS),
+    "granitemoe": Family(read_moe, WEIGHTS),
+    "granitemoehybrid": Family(read_hybrid, WEIGHTS),
+    "granitemoeshared": Family(read_shared, WEIGHTS),
+}

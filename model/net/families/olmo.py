@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3: norms of a sublayer's output alone, and of all queries or keys side by side.
+"""OLMo 2 and OLMo 3: norms of a sublayer's output alone, and of all queries or keys side by side. OLMoE has the latter.
 
 OLMo 3 has windows in three of four layers, which are not scaled where the others are.
 """
@@ -6,10 +6,21 @@ OLMo 3 has windows in three of four layers, which are not scaled where the other
 from typing import Any
 
 from attend.model.config import ModelConfig
-from attend.model.net.families import llama
+from attend.model.net.families import llama, qwen_moe
 from attend.model.net.families.gemma import local_windows
 from attend.model.net.families.positions import rope, two_ropes
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, sliding_layers
+from attend.model.net.families.reading import (
+    Family,
+    Raw,
+    decoder_sizes,
+    flag,
+    head_size,
+    in_block,
+    refuse,
+    size,
+    sliding_layers,
+    with_ends,
+)
 
 
 def _common(raw: Raw) -> dict[str, Any]:
@@ -29,6 +40,22 @@ def read3(raw: Raw) -> ModelConfig:
     return ModelConfig(**fields | local_windows(raw, raw.get("sliding_window", 4096), layers))
 
 
+def read_moe(raw: Raw) -> ModelConfig:
+    """OLMoE, whose queries, keys and values are not clipped in any published model."""
+    refuse(raw, "clip_qkv", None)
+    raw = {"num_local_experts": 64, **with_ends(raw, None, 50279)}
+    return ModelConfig(
+        **_common(raw)
+        | rope(raw, head_size(raw))
+        | {
+            "norm_place": "pre",
+            "num_experts": size(raw, "num_experts", raw["num_local_experts"]),
+            "experts_per_token": size(raw, "num_experts_per_tok", 8),
+            "routing": "chosen" if flag(raw, "norm_topk_prob") else "all",
+        }
+    )
+
+
 OUTPUT = {"attention_post_norm": ("post_attention_layernorm",), "mlp_post_norm": ("post_feedforward_layernorm",)}
 WEIGHTS = llama.OUTSIDE | in_block("model.layers", OUTPUT | llama.ATTENTION | llama.MLP)
-FAMILIES = {"olmo2": Family(read2, WEIGHTS), "olmo3": Family(read3, WEIGHTS)}
+FAMILIES = {"olmo2": Family(read2, WEIGHTS), "olmo3": Family(read3, WEIGHTS), "olmoe": Family(read_moe, qwen_moe.WEIGHTS)}

@@ -10,7 +10,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama, qwen_moe
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, refuse, size
+from attend.model.net.families.reading import MTP, Family, Raw, decoder_sizes, flag, head_size, in_block, refuse, size
 from attend.model.sublayers import DeltaSpec
 
 if TYPE_CHECKING:  # a config is read without torch
@@ -134,7 +134,7 @@ FUSED = {
 }
 LEFT_OUT = {
     **dict.fromkeys(("model.visual.", "visual."), "images and videos are not served"),
-    "mtp.": "multi-token prediction (MTP) is not supported",
+    "mtp.": MTP,
 }
 QWEN3_5 = Family(
     read,

@@ -34,6 +34,8 @@ class Family:
     """
     transposed: re.Pattern[str] | None = None
     """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
+    rows: re.Pattern[str] | None = None
+    """Which of our parameters' names belong to vectors that are stored as a matrix of one row."""
     gain_offset: float | None = None
     """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32, also those with 0."""
     prefix: str = "model."
@@ -41,11 +43,12 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Entries that take the place of those of `weights` where a checkpoint has their tensors."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """How names of tensors begin that are not read, and what is not served for lack of them."""
+    """How names of tensors begin that are not read, and what is not served for lack of them. `{}`: the number of layers."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
     """Tensors that carry no weights: masks and tables that old checkpoints saved."""
 
 
+MTP = "multi-token prediction (MTP) is not supported"
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "gelu": "gelu",
@@ -71,14 +74,16 @@ def size(raw: Raw, key: str, default: int | None = None) -> int:
 
 
 POSITIONS = {
-    **dict.fromkeys(("llama", "gpt_neox", "granite", "olmo2", "olmo3"), 2048),
-    **dict.fromkeys(("phi3", "starcoder2"), 4096),
+    **dict.fromkeys(("llama", "gpt_neox", "olmo2", "olmo3", "dots1", "exaone_moe"), 2048),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"), 2048),
+    **dict.fromkeys(("phi3", "starcoder2", "olmoe"), 4096),
     **dict.fromkeys(("cohere2", "gemma", "gemma2"), 8192),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"), 32768),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 32768),
+    **dict.fromkeys(("gemma3_text", "glm4", "glm4_moe", "ernie4_5_moe", "gpt_oss", "mistral", "mixtral"), 131072),
+    "minimax_m2": 196608,
     "minicpm3": 32768,
     "youtu": 131072,
-    **dict.fromkeys(("gemma3_text", "glm4", "gpt_oss", "mistral", "mixtral"), 131072),
 }
 """How many a model has whose config.json does not say, by `model_type`."""
 
@@ -86,6 +91,14 @@ POSITIONS = {
 def positions(raw: Raw) -> int:
     """`max_position_embeddings`."""
     return size(raw, "max_position_embeddings", POSITIONS[raw["model_type"]])
+
+
+def count(raw: Raw, key: str, default: int) -> int:
+    """An integer from 0 on, or the default where there is none."""
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CheckpointError(f"config.json: {key} must be an integer from 0; got {value!r}")
+    return value
 
 
 def number(raw: Raw, key: str, default: float) -> float:
@@ -130,6 +143,12 @@ def stop_tokens(raw: Raw) -> tuple[int, ...]:
     if not all(isinstance(token, int) for token in values):
         raise CheckpointError(f"config.json: eos_token_id must be a token id, or a list of them; got {value!r}")
     return tuple(values)
+
+
+def with_ends(raw: Raw, start: int | None, end: int) -> dict[str, Any]:
+    """The keys with the start and the end token of a family where they are absent; not where the vocabulary lacks them."""
+    tokens = {"bos_token_id": start, "eos_token_id": end}
+    return {key: token for key, token in tokens.items() if token is not None and token < size(raw, "vocab_size")} | dict(raw)
 
 
 def head_size_of(raw: Raw, hidden: str, heads: str) -> int:

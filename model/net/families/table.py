@@ -10,14 +10,17 @@ from attend.model.errors import CheckpointError
 from attend.model.net.families import (
     attend,
     cohere2,
+    ernie4_5_moe,
     gemma,
     glm4,
+    glm4_moe,
     gpt2,
     gpt_neox,
     gpt_oss,
     granite,
     latent,
     llama,
+    minimax_m2,
     mixtral,
     olmo,
     phi3,
@@ -33,14 +36,17 @@ from attend.model.weights import read_json
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
     **cohere2.FAMILIES,
+    **ernie4_5_moe.FAMILIES,
     **gemma.FAMILIES,
     **glm4.FAMILIES,
+    **glm4_moe.FAMILIES,
     **gpt2.FAMILIES,
     **gpt_neox.FAMILIES,
     **gpt_oss.FAMILIES,
     **granite.FAMILIES,
     **latent.FAMILIES,
     **llama.FAMILIES,
+    **minimax_m2.FAMILIES,
     **mixtral.FAMILIES,
     **olmo.FAMILIES,
     **phi3.FAMILIES,
@@ -53,20 +59,29 @@ FAMILIES: dict[str, Family] = {
 TITLES = {
     "attend": "our own spelling: every mix of switches",
     "cohere2": "Command R7B",
+    "dots1": "dots.llm1",
+    "ernie4_5_moe": "ERNIE 4.5's mixtures",
+    "exaone_moe": "K-EXAONE",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, text alone",
     "glm4": "GLM-4",
+    "glm4_moe": "GLM-4.5, 4.5-Air, 4.6",
     "gpt2": "GPT-2",
     "gpt_neox": "GPT-NeoX, Pythia",
     "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
     "granite": "Granite 3",
+    "granitemoe": "Granite 3's mixtures",
+    "granitemoehybrid": "Granite 4 whose layers all have attention",
+    "granitemoeshared": "Granite's mixtures with a shared expert",
     "llama": "Llama 2 and 3, and models of their shape",
     "minicpm3": "MiniCPM3",
+    "minimax_m2": "MiniMax-M2",
     "mistral": "Mistral 7B",
     "mixtral": "Mixtral",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
+    "olmoe": "OLMoE",
     "phi3": "Phi-3, Phi-4",
     "qwen2": "Qwen2, Qwen2.5",
     "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
@@ -144,7 +159,15 @@ def respelled(family: Family, prefix: str) -> Family:
         {ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused)
     )
     weights, fused = tables
-    return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused)
+    left_out = {other(name): lacking for name, lacking in family.left_out.items()}
+    return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused, left_out=left_out)
+
+
+def named_layers(family: Family, config: ModelConfig) -> Family:
+    """The family with the number of the first layer behind the last one in the names of what is left out."""
+    return replace(
+        family, left_out={name.replace("{}", str(config.num_layers)): lacking for name, lacking in family.left_out.items()}
+    )
 
 
 def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int) -> list[tuple[int, ...]]:

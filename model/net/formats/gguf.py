@@ -22,7 +22,7 @@ from attend.model.gguf.config import FREQUENCIES, LONG, SHORT, read_config
 from attend.model.gguf.container import Stored
 from attend.model.gguf.documents import container
 from attend.model.net.families.glm4 import halves
-from attend.model.net.families.reading import Family, in_block, pairs
+from attend.model.net.families.reading import MTP, Family, in_block, pairs
 from attend.model.net.formats.blocks import Blocks
 from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.ggml import CODED, FORMS, codes_of
@@ -31,7 +31,7 @@ from attend.model.net.formats.weights import Place, Weights
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 """Types that torch has."""
 READ = (*PLAIN, *CODED, Type.Q6_K)
-NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4")
+NEIGHBOURS = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "cohere2", "glm4", "ernie4_5-moe")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
 OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")
@@ -55,8 +55,10 @@ IN_BLOCK = {
     "mlp.shared_gate": ("ffn_gate_inp_shexp",),
 }
 """Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number."""
-WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {"blocks.{}.attention.sinks": ("blk.{}.attn_sinks.weight",)}
-GPT_OSS = {"mlp_norm": ("post_attention_norm",)}
+ALONE = {"blocks.{}.attention.sinks": ("blk.{}.attn_sinks.weight",), "blocks.{}.mlp.correction": ("blk.{}.exp_probs_b.bias",)}
+WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | ALONE
+POST_ATTENTION = ("gpt-oss", "glm4moe")
+"""Architectures that call the norm before the MLP one after attention."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""
 _EXPERT = re.compile(r"(?P<start>.+)\[(?P<expert>\d+)\](?P<end>\..+)")
@@ -69,8 +71,11 @@ class Gguf(Weights):
         self._container = container(path)
         super().__init__(path, self._container.files)
         self._arch: str = self._container.metadata["general.architecture"]
-        self._head: int = read_config(self._container)["head_dim"]
+        config = read_config(self._container)
+        self._head: int = config["head_dim"]
         """Rows of a head."""
+        self._guesses = range(config["num_hidden_layers"], self._container.metadata[f"{self._arch}.block_count"])
+        """Those behind the last one, which guess further tokens."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.where = {name: stored.file.name for name, stored in self._container.tensors.items()}
 
@@ -84,7 +89,7 @@ class Gguf(Weights):
 
     def spelled(self, family: Family) -> Family:
         """The family with GGUF's names, and with what the converters do to its tensors."""
-        changes = GPT_OSS if self._arch == "gpt-oss" else {}
+        changes = {"mlp_norm": ("post_attention_norm",)} if self._arch in POST_ATTENTION else {}
         if "blk.0.attn_qkv.weight" in self.where:
             changes = changes | {"attention.qkv": ("attn_qkv",)}
         if "blk.0.ffn_gate.weight" not in self.where:
@@ -94,10 +99,11 @@ class Gguf(Weights):
             weights=WEIGHTS | in_block("blk", changes),
             adapt=_from_neighbours if self._arch in NEIGHBOURS else None,
             transposed=None,
+            rows=None,
             gain_offset=None if family.gain_offset is None else 0.0,
             prefix="",
             fused={},
-            left_out={},
+            left_out={f"blk.{layer}.": MTP for layer in self._guesses},
             ignored=ROPE,
         )
 

@@ -106,6 +106,7 @@ class NativeDecoder:
         arrays = self._tensors = _arrays(net)  # the library points into these
         sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
         numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
+        numbers += (config.routing_eps or 0.0, config.routing_floor or 0.0, config.routed_scaling_factor)
         self._net = self._library.attend_new(
             (ctypes.c_int64 * len(sizes))(*sizes),
             _addresses(arrays),
@@ -220,7 +221,9 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     mixed, recurs = (
         [part is not None for part in parts] for parts in zip(*((x.experts, x.delta) for x in config.layers), strict=True)
     )
-    return (*sizes, *heads, *kinds, place, *_mixture(config), config.attention_gate, *_delta(config), *mixed, *recurs)
+    sublayers = (*_mixture(config), config.attention_gate, *_delta(config), *mixed, *recurs)
+    router = (config.shared_expert_size is not None and config.shared_expert_gate, config.scoring_func == "sigmoid")
+    return (*sizes, *heads, *kinds, place, *sublayers, *router, config.expert_groups, config.groups_per_token)
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:
@@ -252,6 +255,8 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         sinks = getattr(block.attention, "sinks", None)
         arrays.append(None if sinks is None else sinks.detach().float())
         arrays += _rule(block.attention) if isinstance(block.attention, GatedDelta) else (None, None, None, None)
+        correction = getattr(block.mlp, "correction", None)
+        arrays.append(None if correction is None else correction.detach().float())
     return arrays
 
 

@@ -177,8 +177,12 @@ def sum_kernel(
     C_P: tl.constexpr,
     SIZE: tl.constexpr,
     SHARED: tl.constexpr,
+    GATED: tl.constexpr,
 ) -> None:
-    """A token's pairs, added in the order of their experts; then sigmoid(gate) * shared if SHARED. Grid (T, E / SIZE up)."""
+    """A token's pairs, added in the order of their experts; then shared if SHARED, times sigmoid(gate) if GATED.
+
+    Grid (T, E / SIZE up).
+    """
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     choice = tl.arange(0, C_P)
@@ -189,6 +193,8 @@ def sum_kernel(
         pair = token * C + tl.sum(tl.where(rank == turn, choice, 0), 0)
         total += tl.load(parts_ptr + pair * E + at, mask=at < E, other=0.0)
     if SHARED:
-        gate = tl.load(gate_ptr + token).to(tl.float32)
-        total += tl.load(shared_ptr + token * E + at, mask=at < E, other=0.0).to(tl.float32) / (1.0 + tl.exp(-gate))
+        shared = tl.load(shared_ptr + token * E + at, mask=at < E, other=0.0).to(tl.float32)
+        if GATED:
+            shared /= 1.0 + tl.exp(-tl.load(gate_ptr + token).to(tl.float32))
+        total += shared
     tl.store(out_ptr + token * E + at, total, mask=at < E)

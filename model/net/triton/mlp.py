@@ -47,12 +47,13 @@ def _activation(config: ModelConfig) -> dict[str, Any]:
 
 def _mix(module: Mixture, x_TE: Tensor, config: ModelConfig) -> Tensor:
     """See `Mixture`."""
-    experts_TC, weights_TC = route(module.router(x_TE), module.mixture)
+    experts_TC, weights_TC = route(module.router(x_TE), module.mixture, module.correction)
     parts_PE = _computed(module, x_TE, experts_TC, weights_TC, config)
     num_tokens, width = x_TE.shape
     out_TE, shared_TE, gate_T1 = torch.empty_like(x_TE), x_TE, x_TE
-    if module.shared is not None and module.shared_gate is not None:
-        shared_TE, gate_T1 = feed_forward(module.shared, x_TE, config), module.shared_gate(x_TE)
+    if module.shared is not None:
+        shared_TE = feed_forward(module.shared, x_TE, config)
+        gate_T1 = gate_T1 if module.shared_gate is None else module.shared_gate(x_TE)
     chosen, size = experts_TC.shape[1], min(AT_ONCE, next_power_of_2(width))
     grouped.sum_kernel[(num_tokens, cdiv(width, size))](
         parts_PE,
@@ -65,6 +66,7 @@ def _mix(module: Mixture, x_TE: Tensor, config: ModelConfig) -> Tensor:
         C_P=next_power_of_2(chosen),
         SIZE=size,
         SHARED=module.shared is not None,
+        GATED=module.shared_gate is not None,
     )
     return out_TE
 

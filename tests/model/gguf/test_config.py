@@ -9,7 +9,7 @@ from attend.model.errors import CheckpointError
 from attend.model.gguf.config import ARCHITECTURES
 from attend.model.gguf.places import is_gguf, only_gguf
 from attend.model.net.checkpoint import read_config
-from tests.model.gguf_files import MADE, make, write_gguf
+from tests.model.gguf_files import MADE, architecture, make, write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,7 @@ def test_a_config_is_that_of_the_checkpoint_to_the_last_digit(kind, made, tmp_pa
 
 
 def test_every_architecture_that_is_read_is_compared():
-    compared = {kind.partition("-")[0].removesuffix("_text") for kind in MADE}
-    assert {arch.replace("-", "_").replace("moe", "_moe") for arch in ARCHITECTURES} <= compared
+    assert set(ARCHITECTURES) <= {architecture({"model_type": kind.partition("-")[0]}) for kind in MADE}
 
 
 NEEDED = ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"]
@@ -71,7 +70,7 @@ def test_a_value_for_each_layer_is_read_where_they_are_all_the_same(made, tmp_pa
 
 
 REFUSED = {
-    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: cohere2, gemma"),
+    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: cohere2, ernie4_5-moe"),
     "general.type": ("adapter", "it holds no model by itself: its general.type is 'adapter'"),
     "llama.attention.causal": (False, "llama.attention.causal = False is not supported"),
     "llama.attention.clamp_kqv": (8.0, "llama.attention.clamp_kqv = 8.0 is not supported"),
@@ -98,6 +97,26 @@ def test_what_is_not_carried_out_is_refused_by_its_key(key, made, tmp_path):
 def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
     path = write_gguf(made("qwen3_moe"), tmp_path / "tiny.gguf", metadata={"qwen3moe.expert_gating_func": 2})
     assert refusal(path) == "qwen3moe.expert_gating_func = 2 is not supported"
+
+
+ROUTED = [
+    ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "glm4moe.expert_gating_func = 1 is not supported"),
+    ("ernie4_5_moe", {"ernie4_5-moe.expert_gating_func": 2}, "ernie4_5-moe.expert_gating_func = 2 is not supported"),
+    ("minimax_m2", {"minimax-m2.expert_gating_func": 1}, "minimax-m2.expert_gating_func = 1 is not supported"),
+    ("minimax_m2", {"minimax-m2.expert_weights_scale": 2.0}, "minimax-m2.expert_weights_scale = 2.0 is not supported"),
+    ("olmoe", {"olmoe.expert_weights_norm": True}, "olmoe.expert_weights_norm = True is not supported"),
+    ("qwen3_moe", {"qwen3moe.expert_group_count": 2}, "qwen3moe.expert_group_count = 2 is not supported"),
+    (
+        "granitemoehybrid",
+        {"granitehybrid.attention.head_count_kv": [2, 0, 0, 2]},
+        "granitehybrid.attention.head_count_kv differs from layer to layer, which is not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "metadata", "named"), ROUTED, ids=str)
+def test_a_router_that_is_not_the_architectures_is_refused(kind, metadata, named, made, tmp_path):
+    assert refusal(write_gguf(made(kind), tmp_path / "tiny.gguf", metadata=metadata)) == named
 
 
 def test_only_a_folder_with_one_gguf_and_no_safetensors_stands_for_it(tmp_path):

@@ -1,22 +1,25 @@
 """Mixtures of experts: who is chosen, how much it weighs, and that a token's result does not depend on its neighbours."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
-from attend.model.net.checkpoint import load, read_config
+from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.experts import Mixture, route
 from attend.model.net.linear import ExpertLinear, Linear
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import KINDS, edit_config, edit_tensors, their_logits, their_model, tiny_config, write_checkpoint
+from tests.model.net.margins import margins
 
 NOISE = 1e-4
 """A hundred times what float32 paths differ by in a router's scores."""
@@ -74,21 +77,20 @@ def test_texts_side_by_side_and_in_chunks_have_the_logits_of_transformers(net, e
 
 def test_no_router_of_the_checkpoints_decides_within_the_noise(net):
     """Or which expert comes next to last would be luck, and the comparisons with it."""
-    margins: list[float] = []
+    found: list[float] = []
+    mixtures = [module for module in net.modules() if isinstance(module, Mixture)]
 
-    def note(_: object, __: object, scores_TX: Tensor) -> None:
-        best, chosen = scores_TX.sort(dim=-1, descending=True).values, net.config.experts_per_token
-        margins.append(float((best[:, chosen - 1] - best[:, chosen]).min()))
+    def note(mixture: Mixture, _: object, __: object, scores_TX: Tensor) -> None:
+        found.append(float(margins(mixture, scores_TX).min()))
 
-    routers = [module.router for module in net.modules() if isinstance(module, Mixture)]
-    hooks = [router.register_forward_hook(note) for router in routers]
+    hooks = [mixture.router.register_forward_hook(partial(note, mixture)) for mixture in mixtures]
     for text in TEXTS:
         hidden_states(net, torch.tensor([text]))
     for hook in hooks:
         hook.remove()
-    assert len(margins) == len(TEXTS) * len(routers)
-    assert all(margin > NOISE for margin in margins)
-    assert bool(routers) == (net.config.num_experts is not None)
+    assert len(found) == len(TEXTS) * len(mixtures)
+    assert all(margin > NOISE for margin in found)
+    assert bool(mixtures) == (net.config.num_experts is not None)
 
 
 def whole_numbers(config: ModelConfig, seed: int = 0) -> Mixture:
@@ -146,7 +148,85 @@ def test_every_matrix_of_a_mixture_is_a_linear():
     assert {Linear, ExpertLinear} == {type(linear) for linear in linears}
 
 
+SIGMOID = {"scoring_func": "sigmoid", "score_correction": True, "routed_scaling_factor": 2.5, "routing_eps": 0.1}
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("routing", ["all", "chosen"])
+@torch.no_grad()
+def test_a_correction_chooses_within_the_best_groups_and_weighs_nothing(scoring, routing):
+    """Four groups of two, of which two are open: by hand, with numbers that decide otherwise without each of the parts."""
+    scores_X = torch.tensor([2.0, -3.0, 1.0, 0.9, 1.5, -2.0, 0.5, 0.4])
+    correction_X = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.5])
+    switches = SIGMOID | {"scoring_func": scoring, "expert_groups": 4, "groups_per_token": 2, "routing": routing}
+    config = tiny_config(**MIXTURE | {"num_experts": 8, "experts_per_token": 3}, **switches)
+    experts_1C, weights_1C = route(scores_X[None], config.layers[0].experts, correction_X)
+    parts_X = scores_X.sigmoid() if scoring == "sigmoid" else scores_X.softmax(-1)
+    merits_X = parts_X + correction_X
+    groups = sorted(range(4), key=lambda group: -float(merits_X[2 * group : 2 * group + 2].sum()))[:2]
+    inside = [expert for expert in range(8) if expert // 2 in groups]
+    chosen = sorted(inside, key=lambda expert: -float(merits_X[expert]))[:3]
+    assert chosen != sorted(range(8), key=lambda expert: -float(merits_X[expert]))[:3]
+    assert experts_1C[0].tolist() == chosen
+    divisor = 0.1 + float(parts_X[chosen].sum()) if routing == "chosen" else 1.0
+    torch.testing.assert_close(weights_1C[0], parts_X[chosen] * 2.5 / divisor)
+
+
+def test_what_weights_are_divided_by_has_a_floor():
+    config = tiny_config(**MIXTURE, **SIGMOID | {"routing_floor": 3.0, "routing_eps": None, "routing": "chosen"})
+    scores_1X = torch.linspace(-2, 0, 7)[None]
+    weights_1C = route(scores_1X, config.layers[0].experts, torch.zeros(7))[1]
+    torch.testing.assert_close(weights_1C, scores_1X.sigmoid().flip(-1)[:, :4] * 2.5 / 3)
+
+
+@torch.no_grad()
+def test_a_shared_expert_without_a_gate_is_added_as_it_is():
+    mixture = whole_numbers(tiny_config(**MIXTURE, shared_expert_size=20, shared_expert_gate=False))
+    assert mixture.shared_gate is None
+    x_TE = torch.randint(-2, 3, (9, 32)).float()
+    found_TE, shared_TE = mixture(x_TE), mixture.shared(x_TE)
+    mixture.shared = None
+    assert torch.equal(found_TE, mixture(x_TE) + shared_TE)
+
+
+@torch.no_grad()
+def test_small_differences_of_corrected_scores_survive_bfloat16(tmp_path):
+    """Corrections near 8 differ by less than bfloat16 can hold, and so may the scores."""
+    folder = write_checkpoint("glm4_moe-plain", tmp_path)
+    name = "model__layers__1__mlp__gate__e_score_correction_bias"
+    edit_tensors(folder, **{name: 8 + torch.arange(8) / 1000})
+    mixture = load(folder, torch.bfloat16, "cpu").blocks[1].mlp
+    torch.testing.assert_close(mixture.correction, 8 + torch.arange(8) / 1000)
+    assert mixture.router.weight.dtype == torch.bfloat16
+    assert mixture.router(torch.ones(1, 32, dtype=torch.bfloat16)).dtype == torch.float32
+
+
 BAD = [
+    ("glm4_moe", {"n_group": 3}, "8 experts cannot be shared by 3 groups"),
+    ("glm4_moe", {"n_group": 8, "topk_group": 8}, "8 experts cannot be shared by 8 groups of at least two"),
+    ("glm4_moe", {"topk_group": 1}, "3 experts of a token cannot be chosen from 1 of 4 groups"),
+    ("glm4_moe", {"topk_group": 5}, "3 experts of a token cannot be chosen from 5 of 4 groups"),
+    ("glm4_moe", {"routed_scaling_factor": -1.0}, "routed_scaling_factor"),
+    ("glm4_moe", {"n_shared_experts": 0}, "n_shared_experts"),
+    ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+    ("exaone_moe", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+    ("exaone_moe", {"sliding_window": None}, "sliding_window"),
+    ("dots1", {"sliding_window": None}, "sliding_window"),
+    ("dots1", {"n_shared_experts": None}, "n_shared_experts"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
+    ("ernie4_5_moe", {"moe_layer_end_index": "last"}, "moe_layer_end_index"),
+    ("ernie4_5_moe", {"moe_norm_min": -1.0}, "routing_floor"),
+    ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func"),
+    (
+        "minimax_m2",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}},
+        "even head size; got 3",
+    ),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("granitemoehybrid", {"layer_types": ["mamba", "attention", "attention", "attention"]}, "Mamba layers are not supported"),
+    ("granitemoehybrid", {"layer_types": ..., "layers_block_type": ...}, "Mamba layers are not supported"),
+    ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),
+    ("granitemoehybrid", {"shared_intermediate_size": 0}, "shared_intermediate_size"),
     ("mixtral", {"num_experts_per_tok": 6}, "experts_per_token 6 are more than num_experts 5"),
     ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
     ("qwen3_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
@@ -170,6 +250,29 @@ def test_a_published_qwen3_moe_calls_its_experts_num_experts(tmp_path):
     count = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_local_experts"]
     edit_config(folder, num_experts=count, num_local_experts=...)
     assert read_config(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("glm4_moe", ["model.layers.4.eh_proj.weight", "model.layers.4.shared_head.head.weight"]),
+        ("exaone_moe", ["mtp.layers.0.mlp.gate_proj.weight"]),
+        ("ernie4_5_moe", ["model.mtp_block.0.mlp.gate_proj.weight", "model.mtp_emb_norm.0.weight"]),
+    ],
+)
+def test_layers_that_guess_further_tokens_are_left_out_and_said_so(tmp_path, caplog, kind, names):
+    folder = write_checkpoint(kind, tmp_path)
+    edit_tensors(folder, **{name.replace(".", "__"): torch.zeros(3, 2) for name in names})
+    inspect(folder)
+    with caplog.at_level("INFO", logger="attend.model"):
+        load(folder, torch.float32, "cpu")
+    assert "are left out: multi-token prediction (MTP) is not supported" in caplog.text
+    path = folder / "model.safetensors"
+    save_file({name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}, path)
+    inspect(folder)
+    edit_tensors(folder, layers__5__eh_proj__weight=torch.zeros(3, 2))
+    with pytest.raises(CheckpointError, match=r"tensor layers\.5\.eh_proj\.weight is unexpected"):
+        load(folder, torch.float32, "cpu")
 
 
 def test_a_missing_expert_is_named(tmp_path):

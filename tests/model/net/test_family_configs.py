@@ -11,7 +11,18 @@ from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
 LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "MiniCPM3", "Olmo3", "Phi3", "Qwen3_5Text", "Youtu")
+MIXTURES = (
+    "Dots1",
+    "Ernie4_5_Moe",
+    "ExaoneMoe",
+    "Glm4Moe",
+    "GraniteMoe",
+    "GraniteMoeHybrid",
+    "GraniteMoeShared",
+    "MiniMaxM2",
+    "Olmoe",
+)
+FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "MiniCPM3", "Olmo3", "Phi3", "Qwen3_5Text", "Youtu", *MIXTURES)
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -31,15 +42,15 @@ def rolled(family: str, dice: random.Random) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": size,
         "num_hidden_layers": layers,
-        "hidden_size": heads * size if family == "Phi3" else dice.choice([24, 32, heads * size]),
-        "intermediate_size": dice.choice([20, 33]),
+        "hidden_size": heads * size if family in ("Phi3", "Olmoe") else dice.choice([24, 32, heads * size]),
+        "intermediate_size": dice.choice([20, 36 if family in MIXTURES else 33]),
         "tie_word_embeddings": dice.random() < 0.5,
         "rms_norm_eps": dice.choice([1e-6, 1e-3]),
     }
     for key in ("attention_bias", "mlp_bias"):
         keys[key] = dice.random() < 0.5
     keys |= OWN.get(family, lambda dice, layers: {})(dice, layers)
-    if family in LLAMA_ROPES and dice.random() < 0.6:
+    if family in (*LLAMA_ROPES, *MIXTURES) and dice.random() < 0.6:
         scale = {"rope_theta": dice.choice([100.0, 5e5]), "factor": dice.choice([2.0, 8.0])}
         keys["rope_parameters"] = dice.choice(ROPES) | scale
     return keys
@@ -106,6 +117,48 @@ def _granite(dice: random.Random, layers: int) -> dict[str, Any]:
     }
 
 
+def _experts(dice: random.Random, layers: int, groups: int = 1) -> dict[str, Any]:
+    count, chosen = groups * dice.choice([2, 3, 5]), dice.choice([1, 2])
+    named = dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), count)
+    return named | {"num_experts_per_tok": chosen, "moe_k": chosen, "moe_intermediate_size": dice.choice([12, 20])}
+
+
+def _deepseek(dice: random.Random, layers: int) -> dict[str, Any]:
+    groups, shared = dice.choice([1, 1, 2, 3]), dice.choice([1, 2])
+    return _experts(dice, layers, groups) | {
+        "n_group": groups,
+        "topk_group": dice.randint(1, groups),
+        "n_shared_experts": shared,
+        "num_shared_experts": shared,
+        "first_k_dense_replace": dice.choice([0, 1, layers]),
+        "norm_topk_prob": dice.random() < 0.5,
+        "routed_scaling_factor": dice.choice([1.0, 2.5]),
+        "use_qk_norm": dice.random() < 0.5,
+    }
+
+
+def _ernie(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _experts(dice, layers) | {
+        "moe_layer_start_index": dice.choice([0, 1]),
+        "moe_layer_end_index": dice.choice([-1, layers - 1, 1]),
+        "moe_layer_interval": dice.choice([1, 2]),
+        "moe_num_shared_experts": dice.choice([0, 1, 3]),
+        "moe_norm_min": dice.choice([1e-12, 0.3]),
+    }
+
+
+def _granite_4(dice: random.Random, layers: int) -> dict[str, Any]:
+    rotates = {"position_embedding_type": dice.choice(["rope", "nope", None]), "shared_intermediate_size": dice.choice([8, 20])}
+    mamba = {"layer_types": ["attention"] * layers, "mamba_n_heads": 2}
+    return (
+        _granite(dice, layers)
+        | _experts(dice, layers)
+        | rotates
+        | mamba
+        | ({"num_local_experts": 0} if dice.random() < 0.5 else {})
+    )
+
+
 def _latent(dice: random.Random, layers: int) -> dict[str, Any]:
     heads, turned = dice.choice([1, 2, 3, 5]), dice.choice([2, 4, 8])
     scale = {"factor": dice.choice([2.0, 8.0]), "mscale_all_dim": dice.choice([0.0, 0.7, 1.0]), "mscale": 1.0}
@@ -137,6 +190,17 @@ def _youtu(dice: random.Random, layers: int) -> dict[str, Any]:
 
 
 OWN = {
+    "Dots1": lambda dice, layers: _deepseek(dice, layers) | _sliding(dice, layers) | {"max_window_layers": 1},
+    "Ernie4_5_Moe": _ernie,
+    "ExaoneMoe": lambda dice, layers: _deepseek(dice, layers) | _sliding(dice, layers),
+    "Glm4Moe": _deepseek,
+    "GraniteMoe": lambda dice, layers: _granite(dice, layers) | _experts(dice, layers),
+    "GraniteMoeHybrid": _granite_4,
+    "GraniteMoeShared": lambda dice, layers: (
+        _granite(dice, layers) | _experts(dice, layers) | {"shared_intermediate_size": dice.choice([0, 12])}
+    ),
+    "MiniMaxM2": lambda dice, layers: _experts(dice, layers) | {"rotary_dim": dice.choice([2, 4])},
+    "Olmoe": lambda dice, layers: _experts(dice, layers) | {"norm_topk_prob": dice.random() < 0.5},
     "Gemma2": _gemma2,
     "Gemma3Text": _gemma3,
     "Granite": _granite,

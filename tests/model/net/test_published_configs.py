@@ -114,6 +114,30 @@ MINICPM3 |= {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "q
 MINICPM3 |= {"scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 256, "bos_token_id": 1, "eos_token_id": [2, 73440]}
 MINICPM3 |= {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 32768}}
 MINICPM3["rope_scaling"] |= {name: [1.0 + at / 16 for at in range(16)] for name in ("long_factor", "short_factor")}
+GLM = shape(4096, 10944, 46, 96, 8, 151552, 131072) | {"model_type": "glm4_moe", "head_dim": 128, "use_qk_norm": False}
+GLM |= {"attention_bias": True, "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1}
+GLM |= {"n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8}
+GLM |= {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_scaling": None}
+GLM |= {"rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "pad_token_id": 151329}
+GLM |= {"eos_token_id": [151329, 151336, 151338]}
+ERNIE = shape(2560, 12288, 28, 20, 4, 103424, 131072) | {"model_type": "ernie4_5_moe", "use_bias": False, "moe_k": 6}
+ERNIE |= {"moe_intermediate_size": 1536, "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1}
+ERNIE |= {"moe_num_experts": 64, "moe_num_shared_experts": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+ERNIE |= {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "num_nextn_predict_layers": 1}
+MINIMAX = shape(3072, 1536, 62, 48, 8, 200064, 196608) | {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}
+MINIMAX |= {"attn_type_list": [1] * 62, "num_experts_per_tok": 8, "num_local_experts": 256, "rms_norm_eps": 1e-6}
+MINIMAX |= {"rope_theta": 5000000, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "tie_word_embeddings": False}
+MINIMAX |= {"use_qk_norm": True, "use_routing_bias": True, "qk_norm_type": "per_layer", "use_mtp": True}
+OLMOE = shape(2048, 1024, 16, 16, 16, 50304, 4096) | {"model_type": "olmoe", "clip_qkv": None, "norm_topk_prob": False}
+OLMOE |= {"attention_bias": False, "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5, "rope_scaling": None}
+OLMOE |= {"rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": 50279, "pad_token_id": 1}
+GRANITE_MOE = shape(1024, 512, 24, 16, 8, 49155, 4096) | {"model_type": "granitemoe", "attention_multiplier": 0.015625}
+GRANITE_MOE |= {"attention_bias": False, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22}
+GRANITE_MOE |= {"num_experts_per_tok": 8, "num_local_experts": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000}
+GRANITE_MOE |= {"rope_scaling": None, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0}
+GRANITE_4 = GRANITE_MOE | shape(2560, 8192, 40, 40, 8, 100352, 131072) | {"model_type": "granitemoehybrid"}
+GRANITE_4 |= {"layer_types": ["attention"] * 40, "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000000}
+GRANITE_4 |= {"position_embedding_type": "rope", "shared_intermediate_size": 8192, "mamba_n_heads": 128, "mamba_d_head": 40}
 SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2")
 PUBLISHED = {
     "Mixtral-8x7B-v0.1": MIXTRAL,
@@ -133,6 +157,12 @@ PUBLISHED = {
     "Youtu-LLM-2B": YOUTU,
     "MiniCPM3-4B": MINICPM3,
     "gpt2": GPT2,
+    "GLM-4.5-Air": GLM,
+    "ERNIE-4.5-21B-A3B": ERNIE,
+    "MiniMax-M2": MINIMAX,
+    "OLMoE-1B-7B-0924": OLMOE,
+    "granite-3.1-1b-a400m": GRANITE_MOE,
+    "granite-4.0-micro": GRANITE_4,
     "Qwen3-Next-80B-A3B": QWEN3_NEXT,
     "Qwen3.5-27B": QWEN3_5,
     "Qwen3.5-35B-A3B": QWEN3_5 | {"model_type": "qwen3_5_moe", "text_config": QWEN3_5_MOE_TEXT},

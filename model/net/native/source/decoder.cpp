@@ -218,7 +218,8 @@ struct MLP {
 struct Layer {
     Norms of_attention, of_mlp;
     Turns turns;
-    Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row
+    Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row, if it has one
+    const float* correction = nullptr;  // of the router's scores [X], or null
     bool recurs = false;      // a delta rule, else attention
     Matrix inputs, gates, merge;
     Delta delta;
@@ -376,12 +377,12 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
     Routing& r = net.routing;
     i64 stride = net.normed_stride(), pairs = T == 1 ? 0 : T * m.C;
     auto send = [&](i64 begin, i64 end) {
-        for (i64 t = begin; t < end; t++) route_token(m, r, t);
+        for (i64 t = begin; t < end; t++) route_token(m, layer.correction, r, t);
     };
     auto copy = [&](i64 begin, i64 end) {
         for (i64 pair = begin; pair < end; pair++) memcpy(net.pairs + pair * stride, net.normed + r.tokens[pair] * stride, net.E * 2);
     };
-    multiply(team, kernels, net.rounded, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.experts()});
+    multiply(team, kernels, net.rounded, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.scores()});
     if (T > FEW) team.share(T, TOKENS, send);
     team.share(1, 1, [&](i64, i64) {
         if (T <= FEW) send(0, T);
@@ -483,7 +484,7 @@ static void list_matrices(Net& net) {
             add(layer.inputs, s.width(), net.E), add(layer.gates, 2 * s.H, net.E), add(layer.merge, net.E, s.H * s.V);
         else
             add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
-        if (layer.mixed) add(layer.router, m.experts(), net.E);
+        if (layer.mixed) add(layer.router, m.scores(), net.E);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
         if (layer.mixed && m.S) add(layer.mlps[m.X].up, 2 * m.S, net.E, true), add(layer.mlps[m.X].down, net.E, m.S);
@@ -534,15 +535,16 @@ int attend_best() {
 void attend_choose(int number) { chosen = number; }
 
 // A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
-// queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether experts weigh their part of the softmax over all,
-// whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each whether it has a delta rule};
+// queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether the weights of experts are not divided by their
+// sum, whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each whether it has a delta
+// rule, then of the router whether the shared expert has a gate, whether scores become sigmoids, G, and how many groups a token's experts are from};
 // what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope of gpt-oss' gates,
-// whose limit is 0 elsewhere}.
+// whose limit is 0 elsewhere, and eps, floor and scale of the weights of experts, see Mixture}.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
-// the sinks [H] or null, and of a delta rule {its convolution [W, C], exp(log speed) [H], the bias of its steps [H], its gain [V]} or nulls. The
-// embedding is bfloat16, all others float32. All of them must outlive it.
+// the sinks [H] or null, and of a delta rule {its convolution [W, C], exp(log speed) [H], the bias of its steps [H], its gain [V]} or nulls, and the
+// correction of the router's scores [X] or null. The embedding is bfloat16, all others float32. All of them must outlive it.
 // Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
 Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
     auto net = std::make_unique<Net>();
@@ -550,7 +552,9 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
     net->heads = {sizes[4], sizes[5], sizes[6], sizes[18] != 0};
     net->gated = sizes[9], net->place = (Place)sizes[12];
-    net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0};
+    const i64* router = sizes + 24 + 2 * layers;
+    net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0, router[0] != 0, router[1] != 0, router[2], router[3],
+                    numbers[5], numbers[6], numbers[7]};
     net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
     net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
     net->clamp = {numbers[3], numbers[4]};
@@ -579,6 +583,7 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
         layer.turns.R = layer.turns.cos ? sizes[7] : 0;
         layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
         layer.delta.convolution = next(), layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
+        layer.correction = next();
         layer.mixed = sizes[24 + n], layer.recurs = sizes[24 + layers + n];
         layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
         net->layers.push_back(std::move(layer));
@@ -593,7 +598,7 @@ enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
 
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
 // queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; then gate and up
-// [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, gate and up of each expert
+// [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, if any, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the
 // head. It comes in parts that lie under each other. The bias may be null. Returns a Packing, NOT_FINITE + n for part n, counted from 0.
 int attend_pack(Net* net, i64 number, const PlainRows* parts, const bf16* bias) try {

@@ -1,5 +1,7 @@
 """The native decoder computes the checkpoints of every family as `transformers` writes them."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import KINDS, TORCH_ALONE, write_checkpoint
+from tests.model.net.margins import margins
 from tests.model.net.native.test_native import distance, needs_library, random_text, run, run_native
 from tests.model.net.native.test_switches import settle
 
@@ -22,11 +25,11 @@ def decided(whole: Decoder, texts: list[torch.Tensor]) -> torch.Tensor:
     """Which tokens come before the first one of their text for which a router decides within the noise. bool [T]."""
     doubtful = torch.zeros(sum(map(len, texts)), dtype=torch.bool)
 
-    def note(_: object, __: object, scores_TX: torch.Tensor) -> None:
-        best, chosen = scores_TX.sort(dim=-1, descending=True).values, whole.config.experts_per_token
-        doubtful.logical_or_(best[:, chosen - 1] - best[:, chosen] < NOISE * scores_TX.std())
+    def note(mixture: Mixture, _: object, __: object, scores_TX: torch.Tensor) -> None:
+        doubtful.logical_or_(margins(mixture, scores_TX) < NOISE * scores_TX.std())
 
-    hooks = [module.router.register_forward_hook(note) for module in whole.modules() if isinstance(module, Mixture)]
+    mixtures = [module for module in whole.modules() if isinstance(module, Mixture)]
+    hooks = [mixture.router.register_forward_hook(partial(note, mixture)) for mixture in mixtures]
     run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
     for hook in hooks:
         hook.remove()

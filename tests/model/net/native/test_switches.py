@@ -1,6 +1,6 @@
 """The native decoder computes every switch of a model, alone and as families set them together."""
 
-from functools import cache
+from functools import cache, partial
 from typing import get_args
 
 import pytest
@@ -17,6 +17,7 @@ from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling, YarnScaling
 from attend.model.sublayers import DeltaSpec
+from tests.model.net.margins import margins
 from tests.model.net.native.test_native import distance, needs_library, pair, random_text, run, run_native, shaped
 
 TEXTS = [random_text(length, at) for at, length in enumerate((70, 3, 33))]
@@ -26,6 +27,7 @@ ODD = {"hidden_size": 40, "mlp_size": 72}
 """No whole vectors."""
 EXPERTS = {"num_experts": 5, "experts_per_token": 2, "expert_size": 24}
 SHARED = {"shared_expert_size": 72}
+GROUPS = {"scoring_func": "sigmoid", "num_experts": 8, "expert_groups": 4, "groups_per_token": 2, "experts_per_token": 3}
 DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=16, value_size=32, kernel=4), "delta_layers": (0,)}
 CLAMPED = {"swiglu_limit": 0.9, "swiglu_slope": 1.2}
 ALONE = {
@@ -55,6 +57,14 @@ ALONE = {
     "experts-many": EXPERTS | {"num_experts": 20, "experts_per_token": 6, "expert_size": 16},
     "experts-of-one-layer": EXPERTS | {"expert_layers": (1,)},
     "shared_expert": EXPERTS | SHARED,
+    "shared_expert-ungated": EXPERTS | SHARED | {"shared_expert_gate": False},
+    "sigmoid_routing": EXPERTS | {"scoring_func": "sigmoid"},
+    "sigmoid_routing-of-chosen": EXPERTS | {"scoring_func": "sigmoid", "routing": "chosen", "routing_eps": 0.2},
+    "score_correction": EXPERTS | {"score_correction": True},
+    "score_correction-of-chosen": EXPERTS | {"score_correction": True, "routing": "chosen", "routing_floor": 0.7},
+    "expert_groups": EXPERTS | GROUPS,
+    "expert_groups-of-softmax": EXPERTS | GROUPS | {"scoring_func": "softmax", "experts_per_token": 4},
+    "scaled_routing": EXPERTS | {"routed_scaling_factor": 2.5},
     "attention_gate": {"attention_gate": True},
     "attention_gate-10": {"attention_gate": True, "head_size": 10},
     "gated_delta": DELTA,
@@ -93,6 +103,16 @@ TOGETHER = {
     "mixtral": EXPERTS | {"routing": "chosen", "sliding_window": 9},
     "qwen2_moe": EXPERTS | SHARED | {"qkv_bias": True, "routing": "chosen"},
     "qwen3_moe": EXPERTS | {"qk_norm": "head", "expert_layers": (0,)},
+    "glm4_moe": EXPERTS
+    | GROUPS
+    | SHARED
+    | {"shared_expert_gate": False, "score_correction": True, "routing": "chosen", "routed_scaling_factor": 2.5}
+    | {"rope_size": 16, "expert_layers": (1,), "qk_norm": "head"},
+    "minimax_m2": EXPERTS
+    | {"scoring_func": "sigmoid", "score_correction": True, "routing": "chosen", "qk_norm": "all", "rope_size": 16},
+    "granitemoeshared": EXPERTS
+    | SHARED
+    | {"shared_expert_gate": False, "routing": "chosen", "residual_scale": 0.4, "attention_scale": 0.2, "embedding_scale": 3.0},
     "gpt_oss": EXPERTS
     | CLAMPED
     | {"sinks": True, "routing": "chosen", "rope_scaling": YarnScaling(4.0, 32, truncate=False), **WINDOW, **BIASED},
@@ -141,22 +161,26 @@ def decide_by_kind(*nets: Decoder) -> None:
                 module.router.weight.mul_(0.015625)[:, :KINDS] = 2 * scores / count
                 if module.router.bias is not None:
                     module.router.bias.mul_(0.125)
+                if module.correction is not None:
+                    module.correction.copy_(torch.linspace(0.0, 1.5, count))
 
 
 def margin_and_noise(whole: Decoder, half: Decoder) -> tuple[float, float]:
-    """How far apart the scores of the last chosen expert and of the next one are, at least; what rounding does to them."""
+    """By how much scores must change, at least, to give a token another expert; and what rounding does to them."""
     scores: dict[Decoder, list[torch.Tensor]] = {}
+    found: list[float] = []
+
+    def note(net: Decoder, mixture: Mixture, _: object, __: object, scores_TX: torch.Tensor) -> None:
+        scores[net].append(scores_TX.float())
+        found.append(float(margins(mixture, scores_TX).min()) if net is whole else torch.inf)
+
     for net, dtype in ((whole, torch.float32), (half, torch.bfloat16)):
-        kept = scores.setdefault(net, [])
-        routers = [module.router for module in net.modules() if isinstance(module, Mixture)]
-        hooks = [router.register_forward_hook(lambda _, __, found, kept=kept: kept.append(found.float())) for router in routers]
+        scores[net], mixtures = [], [module for module in net.modules() if isinstance(module, Mixture)]
+        hooks = [mixture.router.register_forward_hook(partial(note, net, mixture)) for mixture in mixtures]
         run(net, TorchBackend(net.config.attention_variants), 1000, 32, dtype, TEXTS)
         for hook in hooks:
             hook.remove()
-    count, exact = whole.config.experts_per_token, torch.cat(scores[whole])
-    ordered = exact.sort(dim=-1, descending=True).values
-    noise = float((exact - torch.cat(scores[half])).abs().max())
-    return float((ordered[:, count - 1] - ordered[:, count]).min()) if count < whole.config.num_experts else 1e9, noise
+    return min(found), float((torch.cat(scores[whole]) - torch.cat(scores[half])).abs().max())
 
 
 def settle(delta: GatedDelta) -> None:

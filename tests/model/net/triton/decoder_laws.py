@@ -32,6 +32,8 @@ BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 WINDOW = {"sliding_window": 3, "window_layers": (1,)}
 EXPERTS = {"num_experts": 5, "experts_per_token": 3, "expert_size": 20}
 MIXTURE = {"shared_expert_size": 20, **EXPERTS}
+ROUTED = {"num_experts": 8, "expert_groups": 4, "groups_per_token": 2, "scoring_func": "sigmoid", "score_correction": True}
+ROUTED |= {"shared_expert_gate": False, "routing": "chosen", "routing_eps": 1e-6, "routed_scaling_factor": 2.5}
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_size=6, value_size=12, kernel=4)
 QWEN = {"delta": DELTA, "delta_layers": (0,), "attention_gate": True, "qk_norm": "head", "rope_size": 2, "qkv_bias": True}
 QWEN |= {"num_kv_heads": 1, "head_size": 12}
@@ -58,6 +60,7 @@ MODELS = {
     "cohere2": {"norm": "layernorm_without_bias", "norm_place": "shared", "rope_layers": (1,), "qk_norm": "all", **WINDOW},
     "gpt_oss": {"sinks": True, "swiglu_limit": 0.9, "swiglu_slope": 1.2, **EXPERTS, **BIASED, **WINDOW, "routing": "chosen"},
     "qwen2_moe": {**MIXTURE, "expert_layers": (1,), "activation": "relu"},
+    "glm4_moe": {**MIXTURE, **ROUTED, "qk_norm": "head", "rope_size": 4, "expert_layers": (1,)},
     "qwen3_5": QWEN,
     "qwen3_5_moe": {**QWEN, **MIXTURE},
     "qwen3_next": {**QWEN, **MIXTURE, "expert_layers": (0,), "qkv_bias": False},
@@ -155,8 +158,9 @@ def mixture_of(seed=0, **switches):
         ({"routing": "chosen"}, 30),
         ({"experts_per_token": 7}, 30),
         ({"num_experts": 20, "experts_per_token": 2}, 4),
+        (ROUTED | {"shared_expert_size": 12}, 30),
     ],
-    ids=["one", "some", "all", "more than pairs"],
+    ids=["one", "some", "all", "more than pairs", "of groups"],
 )
 def test_experts_are_summed_in_the_order_of_their_numbers(monkeypatch, switches, num_tokens):
     """To the bit what torch adds expert after expert, with several items for an expert and none for others."""

@@ -1,0 +1,57 @@
+"""GGUF metadata of mixtures whose routers have corrections, as `config.py` has that of the others."""
+
+from attend.model.gguf.keys import Keys, Raw
+
+
+def glm4moe(keys: Keys, raw: Raw) -> Raw:
+    """GLM-4.5. The layers that guess further tokens are counted among its layers."""
+    keys.refuse("expert_gating_func", 0, 2)  # a sigmoid
+    guesses = keys.get("nextn_predict_layers") or 0
+    return {
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "model_type": "glm4_moe",
+        "num_hidden_layers": raw["num_hidden_layers"] - guesses,
+        "n_routed_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "n_shared_experts": keys.size("expert_shared_count"),
+        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
+        "n_group": keys.get("expert_group_count") or 1,
+        "topk_group": keys.get("expert_group_used_count") or 1,
+        "norm_topk_prob": keys.get("expert_weights_norm") or False,
+        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def ernie4_5_moe(keys: Keys, raw: Raw) -> Raw:
+    """The width that the file gives for shared experts is the MLP's divided by the key/value heads: it is not used."""
+    keys.refuse("expert_gating_func", 0, 1)  # softmax
+    keys.get("expert_shared_feed_forward_length")
+    return {
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "model_type": "ernie4_5_moe",
+        "use_bias": keys.has("blk.0.attn_q.bias"),
+        "moe_num_experts": keys.size("expert_count"),
+        "moe_k": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.get("expert_shared_count") or 0,
+        "moe_layer_start_index": keys.get("leading_dense_block_count") or 0,
+        "moe_layer_interval": keys.size("interleave_moe_layer_step", 1),
+    }
+
+
+def minimax_m2(keys: Keys, raw: Raw) -> Raw:
+    """MiniMax-M2."""
+    keys.refuse("expert_gating_func", 2)  # a sigmoid
+    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    keys.refuse("expert_group_count", 0, 1)
+    return {
+        "model_type": "minimax_m2",
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "intermediate_size": keys.size("expert_feed_forward_length"),
+        "num_local_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+    }
