@@ -116,6 +116,7 @@ class ModelConfig:
     score_correction: bool = False
     expert_groups: int = 1
     groups_per_token: int = 1
+    group_top: int = 2
     routing_eps: float | None = None
     routing_floor: float | None = None
     routed_scaling_factor: float = 1.0
@@ -231,8 +232,10 @@ class ModelConfig:
         if not self.gated_mlp:
             raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
         groups, chosen = self.expert_groups, self.groups_per_token
-        if groups > 1 and (count % groups or count < 2 * groups):
-            raise CheckpointError(f"config.json: {count} experts cannot be shared by {groups} groups of at least two")
+        if groups > 1 and (count % groups or count < self.group_top * groups):
+            raise CheckpointError(
+                f"config.json: {count} experts cannot be shared by {groups} groups of at least {self.group_top}"
+            )
         if chosen > groups or chosen * (count // groups) < self.experts_per_token:
             raise CheckpointError(
                 f"config.json: {self.experts_per_token} experts of a token cannot be chosen from {chosen} of {groups} groups"
@@ -351,13 +354,13 @@ class ModelConfig:
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
-    *("experts_per_token", "expert_groups", "groups_per_token"),
+    *("experts_per_token", "expert_groups", "groups_per_token", "group_top"),
 )
 OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}
 ROUTER = (
-    *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token"),
+    *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token", "group_top"),
     *("routing_eps", "routing_floor", "routed_scaling_factor"),
 )
 """Fields that a MixtureSpec has under the same names."""

@@ -30,9 +30,11 @@ class MixtureSpec:
     score_correction: bool = False
     """Whether each expert has a bias that is added where experts are chosen, and not to their weights (DeepSeek-V3)."""
     expert_groups: int = 1
-    """Groups of as many experts next to each other; a group counts what its two best experts sum up to (DeepSeek-V3)."""
+    """Groups of as many experts next to each other (DeepSeek-V2 and V3)."""
     groups_per_token: int = 1
     """The best groups, from which a token's experts are."""
+    group_top: int = 2
+    """A group counts what so many of its best experts sum up to: two in DeepSeek-V3, one in V2."""
     routing_eps: float | None = None
     """What is added to the sum that weights are divided by."""
     routing_floor: float | None = None

@@ -53,6 +53,7 @@ SWITCHES = {
     "score_correction": "score_correction",
     "expert_groups": "expert_groups",
     "groups_per_token": "expert_groups",
+    "group_top": "group_top",
     "routing_eps": "scaled_routing",
     "routing_floor": "scaled_routing",
     "routed_scaling_factor": "scaled_routing",
@@ -69,7 +70,7 @@ ALL = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
-    "latent_attention",
+    *("latent_attention", "group_top"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""

@@ -35,12 +35,12 @@ class LatentQuery(nn.Module):
     def __init__(self, config: ModelConfig, rank: int, size: int) -> None:
         """`size`: columns of a head's query."""
         super().__init__()
-        self.down = Linear(config.hidden_size, [rank], bias=config.qkv_bias)
-        self.norm = RMSNorm(rank, eps=NORM_EPS)
-        self.up = Linear(rank, [config.num_heads * size], bias=False, cut="rows", unit=size)
+        self.q_down = Linear(config.hidden_size, [rank], bias=config.qkv_bias)
+        self.q_norm = RMSNorm(rank, eps=NORM_EPS)
+        self.q_up = Linear(rank, [config.num_heads * size], bias=False, cut="rows", unit=size)
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        return self.up(self.norm(self.down(x_TE)))
+        return self.q_up(self.q_norm(self.q_down(x_TE)))
 
 
 class LatentAttention(nn.Module):

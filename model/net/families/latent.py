@@ -22,6 +22,7 @@ from attend.model.net.families.reading import (
     optional_number,
     refuse,
     size,
+    with_ends,
 )
 from attend.model.sublayers import LatentSpec
 
@@ -31,9 +32,13 @@ if TYPE_CHECKING:  # a config is read without torch
 SIZES = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def latent(raw: Raw, defaults: tuple[int, ...], *, interleaved: bool, eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
-    """The fields of a decoder with latent attention. `defaults`: what absent SIZES mean; a rank of null is none."""
-    raw = dict(zip(SIZES, defaults, strict=True)) | raw
+def latent(
+    raw: Raw, defaults: tuple[int, ...], ends: tuple[int, int], *, interleaved: bool, eps: float = 1e-6, tied: bool = False
+) -> dict[str, Any]:
+    """The fields of a decoder with latent attention. What absent keys mean: of SIZES, where a rank of null is none, and of the
+    start and the end token.
+    """
+    raw = dict(zip(SIZES, defaults, strict=True)) | with_ends(raw, *ends)
     rank, key, turned, value = (size(raw, name) for name in SIZES if name != "q_lora_rank")
     query_rank = None if raw["q_lora_rank"] is None else size(raw, "q_lora_rank")
     spec = LatentSpec(rank, query_rank, key, turned, value, interleaved)
@@ -60,20 +65,20 @@ def _scale(raw: Raw, columns: int) -> float:
 
 
 def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
-    """From neighbours to halves, in the rotated rows of queries, and of the key that all heads have."""
+    """From neighbours to halves, in the rotated rows of queries, and of the key that all heads have; GGUF has its own names."""
     spec, module = config.latent, name.rpartition(".")[0]
     if spec is None or not spec.interleaved:
         return tensor
-    if module.endswith(("self_attn.q_proj", "self_attn.q_b_proj")):
+    if module.endswith(("self_attn.q_proj", "self_attn.q_b_proj", ".attn_q", ".attn_q_b")):
         return halves(tensor, spec.query_size, spec.rope_size, spec.key_size)
-    if module.endswith("self_attn.kv_a_proj_with_mqa"):
+    if module.endswith(("self_attn.kv_a_proj_with_mqa", ".attn_kv_a_mqa")):
         return halves(tensor, spec.cached_size, spec.rope_size, spec.rank)
     return tensor
 
 
 def read_youtu(raw: Raw) -> ModelConfig:
     """Youtu-LLM: DeepSeek-V3's attention beside Llama's MLP."""
-    return ModelConfig(**latent(raw, (512, 1536, 128, 64, 128), interleaved=interleaves(raw), tied=True))
+    return ModelConfig(**latent(raw, (512, 1536, 128, 64, 128), (128000, 128001), interleaved=interleaves(raw), tied=True))
 
 
 def interleaves(raw: Raw) -> bool:
@@ -86,7 +91,7 @@ def read_minicpm(raw: Raw) -> ModelConfig:
     """MiniCPM3, with scales of the embedding, of sublayers and of the scores. Without `v_head_dim` heads share the width."""
     if raw.get("v_head_dim") is None:
         raw = raw | {"v_head_dim": head_size_of(raw, "hidden_size", "num_attention_heads")}
-    fields = latent(raw, (256, 768, 64, 32, 0), interleaved=False, eps=1e-5, tied=True)
+    fields = latent(raw, (256, 768, 64, 32, 0), (1, 2), interleaved=False, eps=1e-5, tied=True)
     depth, base = optional_number(raw, "scale_depth", 1.4), optional_number(raw, "dim_model_base", 256.0)
     return ModelConfig(
         **fields
@@ -101,9 +106,9 @@ def read_minicpm(raw: Raw) -> ModelConfig:
 
 ATTENTION = {
     "attention.query": ("self_attn.q_proj",),
-    "attention.query.down": ("self_attn.q_a_proj",),
-    "attention.query.norm": ("self_attn.q_a_layernorm",),
-    "attention.query.up": ("self_attn.q_b_proj",),
+    "attention.query.q_down": ("self_attn.q_a_proj",),
+    "attention.query.q_norm": ("self_attn.q_a_layernorm",),
+    "attention.query.q_up": ("self_attn.q_b_proj",),
     "attention.kv_down": ("self_attn.kv_a_proj_with_mqa",),
     "attention.kv_norm": ("self_attn.kv_a_layernorm",),
     "attention.kv_up": ("self_attn.kv_b_proj",),

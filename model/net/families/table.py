@@ -10,6 +10,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.families import (
     attend,
     cohere2,
+    deepseek,
     ernie4_5_moe,
     gemma,
     glm4,
@@ -36,6 +37,7 @@ from attend.model.weights import read_json
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
     **cohere2.FAMILIES,
+    **deepseek.FAMILIES,
     **ernie4_5_moe.FAMILIES,
     **gemma.FAMILIES,
     **glm4.FAMILIES,
@@ -59,6 +61,8 @@ FAMILIES: dict[str, Family] = {
 TITLES = {
     "attend": "our own spelling: every mix of switches",
     "cohere2": "Command R7B",
+    "deepseek_v2": "DeepSeek-V2 and V2-Lite",
+    "deepseek_v3": "DeepSeek-V3, R1, and models of their shape",
     "dots1": "dots.llm1",
     "ernie4_5_moe": "ERNIE 4.5's mixtures",
     "exaone_moe": "K-EXAONE",
@@ -67,6 +71,7 @@ TITLES = {
     "gemma3_text": "Gemma 3, text alone",
     "glm4": "GLM-4",
     "glm4_moe": "GLM-4.5, 4.5-Air, 4.6",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "gpt2": "GPT-2",
     "gpt_neox": "GPT-NeoX, Pythia",
     "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
@@ -117,7 +122,8 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
     names = tuple(name.replace("{}", number) for name in family.weights[template])
     if "{e}" not in names[0]:
         return names
-    return tuple(name.replace("{e}", str(expert)) for expert in range(config.num_experts or 0) for name in names)
+    count = config.num_heads if ".attention.kv_up." in ours else config.num_experts or 0
+    return tuple(name.replace("{e}", str(expert)) for expert in range(count) for name in names)
 
 
 def spellings(family: Family) -> list[str]:
@@ -182,6 +188,8 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
         return [(rows, *whole[1:]) for rows in (queries, config.kv_size, config.kv_size)]
     if ".attention.inputs." in ours and config.delta is not None:
         return [(rows, *whole[1:]) for rows in (config.delta.channels, config.delta.value_width)]
+    if ".attention.kv_up." in ours and config.latent is not None:
+        return [(rows, *whole[1:]) for rows in (config.latent.key_size, config.latent.value_size)] * config.num_heads
     rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])
     return [(rows // parts, *shape)] * parts
 

@@ -12,10 +12,13 @@ from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_m
 
 LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
 MIXTURES = (
+    "DeepseekV2",
+    "DeepseekV3",
     "Dots1",
     "Ernie4_5_Moe",
     "ExaoneMoe",
     "Glm4Moe",
+    "Glm4MoeLite",
     "GraniteMoe",
     "GraniteMoeHybrid",
     "GraniteMoeShared",
@@ -160,7 +163,7 @@ def _granite_4(dice: random.Random, layers: int) -> dict[str, Any]:
 
 
 def _latent(dice: random.Random, layers: int) -> dict[str, Any]:
-    heads, turned = dice.choice([1, 2, 3, 5]), dice.choice([2, 4, 8])
+    heads, turned = dice.choice([1, 2, 3, 5]), dice.choice([4, 8, 10])
     scale = {"factor": dice.choice([2.0, 8.0]), "mscale_all_dim": dice.choice([0.0, 0.7, 1.0]), "mscale": 1.0}
     rope = {"rope_theta": dice.choice([100.0, 5e5])} | dice.choice([{"rope_type": "default"}, ROPES[0], ROPES[2] | scale])
     return {
@@ -189,11 +192,30 @@ def _youtu(dice: random.Random, layers: int) -> dict[str, Any]:
     return _latent(dice, layers) | {"pad_token_id": None, "rope_interleave": dice.random() < 0.5}
 
 
+def _deepseek_v2(dice: random.Random, layers: int) -> dict[str, Any]:
+    method = dice.choice(["greedy", "group_limited_greedy"])
+    plain = {"topk_method": method, "norm_topk_prob": False, "mlp_bias": False}
+    plain |= {"kv_lora_rank": dice.choice([2, 8, 18]), "qk_nope_head_dim": dice.choice([2, 6])}  # complex numbers there
+    return _deepseek(dice, layers) | _latent(dice, layers) | plain
+
+
+def _deepseek_v3(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _deepseek(dice, layers) | _latent(dice, layers) | {"rope_interleave": dice.random() < 0.5}
+
+
+def _glm_flash(dice: random.Random, layers: int) -> dict[str, Any]:
+    named = {"mlp_layer_types": [dice.choice(["dense", "sparse"]) for _ in range(layers)]} if dice.random() < 0.6 else {}
+    return _deepseek_v3(dice, layers) | {"first_k_dense_replace": 1} | named
+
+
 OWN = {
+    "DeepseekV2": _deepseek_v2,
+    "DeepseekV3": _deepseek_v3,
     "Dots1": lambda dice, layers: _deepseek(dice, layers) | _sliding(dice, layers) | {"max_window_layers": 1},
     "Ernie4_5_Moe": _ernie,
     "ExaoneMoe": lambda dice, layers: _deepseek(dice, layers) | _sliding(dice, layers),
     "Glm4Moe": _deepseek,
+    "Glm4MoeLite": _glm_flash,
     "GraniteMoe": lambda dice, layers: _granite(dice, layers) | _experts(dice, layers),
     "GraniteMoeHybrid": _granite_4,
     "GraniteMoeShared": lambda dice, layers: (

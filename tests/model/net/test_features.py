@@ -68,6 +68,7 @@ ON = {
     "score_correction": True,
     "expert_groups": 2,
     "groups_per_token": 2,
+    "group_top": 1,
     "routing_eps": 1e-6,
     "routing_floor": 1e-6,
     "routed_scaling_factor": 2.5,

@@ -109,6 +109,25 @@ LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk
 YOUTU = shape(2048, 6144, 32, 16, 16, 128256, 131072) | LATENT | {"model_type": "youtu", "rms_norm_eps": 1e-6}
 YOUTU |= {"attention_bias": False, "mlp_bias": False, "rope_interleave": True, "rope_scaling": None, "rope_theta": 1600000}
 YOUTU |= {"tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001}
+V3 = shape(7168, 18432, 61, 128, 128, 129280, 163840) | LATENT | {"model_type": "deepseek_v3", "rms_norm_eps": 1e-6}
+V3 |= {"ep_size": 1, "first_k_dense_replace": 3, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8}
+V3 |= {"n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "topk_group": 4}
+V3 |= {"num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+V3 |= {"rope_theta": 10000, "tie_word_embeddings": False, "attention_bias": False, "bos_token_id": 0, "eos_token_id": 1}
+V3 |= {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
+YARN_40 = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
+V2_LITE = shape(2048, 10944, 27, 16, 16, 102400, 163840) | LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None}
+V2_LITE |= {"attention_bias": False, "aux_loss_alpha": 0.001, "first_k_dense_replace": 1, "moe_intermediate_size": 1408}
+V2_LITE |= {"moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False}
+V2_LITE |= {"num_experts_per_tok": 6, "rms_norm_eps": 1e-6, "rope_theta": 10000, "routed_scaling_factor": 1.0}
+V2_LITE |= {"scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy"}
+V2_LITE |= {"rope_scaling": YARN_40 | {"mscale": 0.707, "mscale_all_dim": 0.707}, "bos_token_id": 100000}
+FLASH = shape(2048, 10240, 47, 20, 20, 154880, 202752) | LATENT | {"model_type": "glm4_moe_lite", "rms_norm_eps": 1e-5}
+FLASH |= {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1, "n_group": 1}
+FLASH |= {"moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1, "norm_topk_prob": True, "topk_group": 1}
+FLASH |= {"num_experts_per_tok": 4, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0, "routed_scaling_factor": 1.8}
+FLASH |= {"rope_scaling": None, "rope_theta": 1000000, "tie_word_embeddings": False, "topk_method": "noaux_tc"}
+FLASH |= {"attention_bias": False, "eos_token_id": [154820, 154827, 154829], "pad_token_id": 154820}
 MINICPM3 = shape(2560, 6400, 62, 40, 40, 73448, 32768) | {"model_type": "minicpm3", "rms_norm_eps": 1e-5}
 MINICPM3 |= {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
 MINICPM3 |= {"scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 256, "bos_token_id": 1, "eos_token_id": [2, 73440]}
@@ -154,6 +173,9 @@ PUBLISHED = {
     "Qwen2.5-0.5B": QWEN2 | {"max_window_layers": 24},
     "Qwen2.5-0.5B-Instruct": QWEN2 | {"max_window_layers": 21, "rope_scaling": None},
     "Qwen3-0.6B": QWEN3 | {"sliding_window": None, "use_sliding_window": False},
+    "DeepSeek-V3": V3 | {"rope_scaling": YARN_40 | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    "DeepSeek-V2-Lite": V2_LITE | {"eos_token_id": 100001},
+    "GLM-4.7-Flash": FLASH,
     "Youtu-LLM-2B": YOUTU,
     "MiniCPM3-4B": MINICPM3,
     "gpt2": GPT2,
