@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
-from attend.model.sublayers import ConvSpec, DeltaSpec, MixtureSpec, Routing, Scoring
+from attend.model.sublayers import ConvSpec, DeltaSpec, LatentSpec, MixtureSpec, Routing, Scoring
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
@@ -119,6 +119,7 @@ class ModelConfig:
     score_correction: bool = False
     expert_groups: int = 1
     groups_per_token: int = 1
+    group_top: int = 2
     routing_eps: float | None = None
     routing_floor: float | None = None
     routed_scaling_factor: float = 1.0
@@ -144,6 +145,9 @@ class ModelConfig:
     """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
     attention_gate: bool = False
     """Whether the heads' outputs are multiplied by the sigmoid of a projection of their own (Qwen3.5)."""
+    latent: LatentSpec | None = None
+    """How queries, keys and values are made of latent vectors (MLA); None: each of the token itself. With it there is one
+    key/value head, whose size is that of what is cached."""
     delta: DeltaSpec | None = None
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
@@ -181,6 +185,7 @@ class ModelConfig:
             raise CheckpointError(
                 f"config.json: {self.num_heads} query heads are not divisible by {self.num_kv_heads} key/value heads"
             )
+        self._check_latent()
         self._check_positions()
         self._check_layers()
         starts = () if self.bos_token_id is None else (self.bos_token_id,)
@@ -189,8 +194,23 @@ class ModelConfig:
                 if not isinstance(token, int) or not 0 <= token < self.vocab_size:
                     raise CheckpointError(f"config.json: {name} {token!r} is not a token of a vocabulary of {self.vocab_size}")
 
+    def _check_latent(self) -> None:
+        if not isinstance(self.latent, LatentSpec | None):
+            raise CheckpointError(f"config.json: latent must be an object of sizes; got {self.latent!r}")
+        if self.latent is None:
+            return
+        if (self.num_kv_heads, self.head_size) != (1, self.latent.cached_size):
+            raise CheckpointError(
+                f"config.json: latent needs one key/value head of {self.latent.cached_size} columns; "
+                f"got {self.num_kv_heads} of {self.head_size}"
+            )
+        plain = {"qk_norm": "none", "positions": "rotary", "rope_size": None, "sinks": False, "attention_gate": False}
+        for name, value in plain.items():
+            if getattr(self, name) != value:
+                raise CheckpointError(f"config.json: {name} {getattr(self, name)!r} is not supported with latent")
+
     def _check_positions(self) -> None:
-        size = self.head_size if self.rope_size is None else self.rope_size
+        size = self._rotated
         if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= self.head_size:
             raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {self.head_size}")
         if self.positions == "rotary" and size % 2:
@@ -222,8 +242,10 @@ class ModelConfig:
         if not self.gated_mlp:
             raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
         groups, chosen = self.expert_groups, self.groups_per_token
-        if groups > 1 and (count % groups or count < 2 * groups):
-            raise CheckpointError(f"config.json: {count} experts cannot be shared by {groups} groups of at least two")
+        if groups > 1 and (count % groups or count < self.group_top * groups):
+            raise CheckpointError(
+                f"config.json: {count} experts cannot be shared by {groups} groups of at least {self.group_top}"
+            )
         if chosen > groups or chosen * (count // groups) < self.experts_per_token:
             raise CheckpointError(
                 f"config.json: {self.experts_per_token} experts of a token cannot be chosen from {chosen} of {groups} groups"
@@ -273,10 +295,17 @@ class ModelConfig:
     def _rope(self, number: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
             return None
-        size = self.head_size if self.rope_size is None else self.rope_size
+        size = self._rotated
         if slides and self.local_rope_theta is not None:
             return Rope(self.local_rope_theta, size, None)
         return Rope(self.rope_theta, size, self.rope_scaling)
+
+    @property
+    def _rotated(self) -> int:
+        """Columns of a head that are rotated."""
+        if self.latent is not None:
+            return self.latent.rope_size
+        return self.head_size if self.rope_size is None else self.rope_size
 
     def _experts(self, number: int) -> MixtureSpec | None:
         if self.num_experts is None or (self.expert_layers is not None and number not in self.expert_layers):
@@ -339,7 +368,12 @@ class ModelConfig:
         """Bytes of a block of a group, over all of its layers: of `block_size` tokens, or of one state."""
         if group.has_state:
             return sum(self.layers[number].state_bytes for number in group.layers)
-        return 2 * len(group.layers) * self.num_kv_heads * self.head_bytes(bytes_per_value) * block_size
+        return self.cached_parts * len(group.layers) * self.num_kv_heads * self.head_bytes(bytes_per_value) * block_size
+
+    @property
+    def cached_parts(self) -> int:
+        """What the KV cache holds of a token in each head: its key and its value, or the latent vector that is both."""
+        return 2 if self.latent is None else 1
 
     def head_bytes(self, bytes_per_value: int) -> int:
         """Bytes of a token's keys in one head, or of its values; with one byte a value there is a scale for each group, too."""
@@ -349,13 +383,13 @@ class ModelConfig:
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
-    *("experts_per_token", "expert_groups", "groups_per_token"),
+    *("experts_per_token", "expert_groups", "groups_per_token", "group_top"),
 )
 OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}
 ROUTER = (
-    *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token"),
+    *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token", "group_top"),
     *("routing_eps", "routing_floor", "routed_scaling_factor"),
 )
 """Fields that a MixtureSpec has under the same names."""

@@ -30,9 +30,11 @@ class MixtureSpec:
     score_correction: bool = False
     """Whether each expert has a bias that is added where experts are chosen, and not to their weights (DeepSeek-V3)."""
     expert_groups: int = 1
-    """Groups of as many experts next to each other; a group counts what its two best experts sum up to (DeepSeek-V3)."""
+    """Groups of as many experts next to each other (DeepSeek-V2 and V3)."""
     groups_per_token: int = 1
     """The best groups, from which a token's experts are."""
+    group_top: int = 2
+    """A group counts what so many of its best experts sum up to: two in DeepSeek-V3, one in V2."""
     routing_eps: float | None = None
     """What is added to the sum that weights are divided by."""
     routing_floor: float | None = None
@@ -118,3 +120,39 @@ class ConvSpec:
     def state_bytes(self) -> int:
         """Bytes that a layer keeps of a sequence."""
         return 4 * self.channels * (self.kernel - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (MLA): keys and values of all heads are made of one vector a token (`net/latent.py`)."""
+
+    rank: int
+    """Columns of the latent vector that keys and values are made of (`kv_lora_rank`)."""
+    query_rank: int | None
+    """Columns of the latent vector that queries are made of (`q_lora_rank`); None: there is none."""
+    key_size: int
+    """Columns of a head's query and key that are not rotated (`qk_nope_head_dim`)."""
+    rope_size: int
+    """Columns that are rotated, after those; of a key all heads have the same (`qk_rope_head_dim`)."""
+    value_size: int
+    """Columns of a head's value (`v_head_dim`)."""
+    interleaved: bool = False
+    """Whether pairs that turn together are neighbours in the rows of a checkpoint, (2i, 2i + 1), and not (i, i + R / 2)."""
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "query_rank", "key_size", "rope_size", "value_size"):
+            value = getattr(self, name)
+            if not (name == "query_rank" and value is None) and (type(value) is not int or value < 1):
+                raise CheckpointError(f"config.json: latent: {name} must be a positive integer; got {value!r}")
+        if type(self.interleaved) is not bool:
+            raise CheckpointError(f"config.json: latent: interleaved must be true or false; got {self.interleaved!r}")
+
+    @property
+    def query_size(self) -> int:
+        """Columns of a head's query."""
+        return self.key_size + self.rope_size
+
+    @property
+    def cached_size(self) -> int:
+        """Columns that a layer keeps of a token: the latent vector, and the rotated part of its key."""
+        return self.rank + self.rope_size

@@ -6,7 +6,7 @@ arithmetic more often than not: one that is not read here is refused.
 
 from collections.abc import Callable
 
-from attend.model.gguf import mixtures
+from attend.model.gguf import latent, mixtures
 from attend.model.gguf.container import Container
 from attend.model.gguf.keys import Keys, Raw
 
@@ -36,7 +36,7 @@ def _common(keys: Keys) -> Raw:
     if hidden % heads and keys.get("attention.key_length") is None:
         raise keys.wrong(f"{keys.arch}.embedding_length {hidden} is not divisible by {heads} heads")
     head = keys.size("attention.key_length", max(1, hidden // heads))
-    if (values := keys.size("attention.value_length", head)) != head:
+    if (values := keys.size("attention.value_length", head)) != head and keys.get("attention.value_length_mla") is None:
         raise keys.wrong(f"{keys.arch}.attention.value_length {values} differs from key_length {head}: not supported")
     for name, *harmless in (("attention.causal", True), ("pooling_type", *range(5)), ("use_parallel_residual", False)):
         keys.refuse(name, *harmless)
@@ -285,6 +285,7 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "cohere2": _cohere2,
+    "deepseek2": latent.deepseek2,
     "ernie4_5-moe": mixtures.ernie4_5_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,

@@ -25,7 +25,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import read_config as read_model_config
 from attend.model.net.families.reading import Family
 from attend.model.net.families.table import family_of, part_shapes, respelled, spelling_of, their_names
-from attend.model.net.linear import ExpertLinear, Linear, replace_linears
+from attend.model.net.linear import ABSORBED, ExpertLinear, Linear, replace_linears
 from attend.model.net.peft import CONFIG, LoraConfig, read_config
 from attend.model.net.transformer import Decoder
 from attend.model.weights import MOST_JSON, check_header, check_links, read_json
@@ -115,7 +115,12 @@ class Targets:
 
     def _modules(self, net: Decoder) -> Iterator[tuple[str, _Module]]:
         for name, linear in net.named_modules():
-            if not isinstance(linear, Linear) or isinstance(linear, ExpertLinear) or linear is net.head:
+            if (
+                not isinstance(linear, Linear)
+                or isinstance(linear, ExpertLinear)
+                or linear is net.head
+                or name.endswith(ABSORBED)
+            ):
                 continue
             names, first = their_names(self.family, self.config, f"{name}.weight"), 0
             for theirs, shape in zip(names, part_shapes(self.config, f"{name}.weight", linear.whole, len(names)), strict=True):
@@ -282,7 +287,7 @@ class AdaptedDecoder:
         self.groups: list[tuple[Adapter, Tensor]] = []
 
         def form(name: str, linear: Linear) -> Linear:
-            plain = isinstance(linear, ExpertLinear) or not name.startswith("blocks.")
+            plain = isinstance(linear, ExpertLinear) or not name.startswith("blocks.") or name.endswith(ABSORBED)
             return linear if plain else AdaptedLinear.around(name, linear, self)
 
         replace_linears(net, form)

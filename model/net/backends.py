@@ -350,16 +350,15 @@ def variant_of(variants: Sequence[AttentionVariant] | None, layer: int) -> Atten
 
 
 def fused(
-    q_RHTD: Tensor,
-    k_RKSD: Tensor,
-    v_RKSD: Tensor,
-    mask: Tensor,
-    variant: AttentionVariant,
-    sinks_H: Tensor | None = None,
+    q_RHTD: Tensor, k_RKSD: Tensor, v_RKSD: Tensor, mask: Tensor, variant: AttentionVariant, sinks_H: Tensor | None = None
 ) -> Tensor:
     """torch's fused kernel; with a soft cap or sinks, which it does not know, the equation in float32. [R, H, T, D]."""
     group = q_RHTD.shape[1] // k_RKSD.shape[1]
     if variant.softcap is None and sinks_H is None:
+        if q_RHTD.shape[2] == 1:  # heads as rows of a matrix: a key is read once for all query heads that share it
+            q_RKGD = q_RHTD[:, :, 0].unflatten(1, (-1, group))
+            heads_RKGD = F.scaled_dot_product_attention(q_RKGD, k_RKSD, v_RKSD, attn_mask=mask, scale=variant.scale)
+            return heads_RKGD.flatten(1, 2)[:, :, None]
         return F.scaled_dot_product_attention(q_RHTD, k_RKSD, v_RKSD, attn_mask=mask, scale=variant.scale, enable_gqa=group > 1)
     k_RHSD, v_RHSD = (x.float().repeat_interleave(group, dim=1) for x in (k_RKSD, v_RKSD))
     scores_RHTS = attention_scores(q_RHTD.float(), k_RHSD, variant).masked_fill(~mask, -torch.inf)

@@ -38,7 +38,7 @@ def merits(parts_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None) 
     if mixture.expert_groups == 1:
         return merits_TX
     merits_TGX = merits_TX.unflatten(-1, (mixture.expert_groups, -1))
-    groups_TG = merits_TGX.topk(2, dim=-1).values.sum(dim=-1)
+    groups_TG = merits_TGX.topk(mixture.group_top, dim=-1).values.sum(dim=-1)
     chosen = groups_TG.topk(mixture.groups_per_token, dim=-1).indices
     lost_TG = torch.ones_like(groups_TG, dtype=torch.bool).scatter(-1, chosen, False)
     return merits_TGX.masked_fill(lost_TG[..., None], -math.inf).flatten(-2)

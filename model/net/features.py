@@ -37,6 +37,7 @@ SWITCHES = {
     "attention_scale": "attention_scale",
     "sinks": "sinks",
     "attention_gate": "attention_gate",
+    "latent": "latent_attention",
     "delta": "gated_delta",
     "delta_layers": "gated_delta",
     "delta_norm_place": "norm_by_layer",
@@ -56,6 +57,7 @@ SWITCHES = {
     "score_correction": "score_correction",
     "expert_groups": "expert_groups",
     "groups_per_token": "expert_groups",
+    "group_top": "group_top",
     "routing_eps": "scaled_routing",
     "routing_floor": "scaled_routing",
     "routed_scaling_factor": "scaled_routing",
@@ -73,6 +75,7 @@ ALL = ATTENTION | {
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
     *("norm_by_layer", "short_conv"),
+    *("latent_attention", "group_top"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""

@@ -6,6 +6,8 @@ precision of their own group. Scales are bfloat16, rounded up, so that no number
 range of float32, and take a coarser step than it by less than 1 %. A group with a number that is not finite has the scale
 NaN: it reads as NaN, so that its request ends, as it does where numbers are kept as they are.
 
+A model with latent attention keeps one vector of a token in each layer, which is its key and its value.
+
 Shapes: T tokens · S slots · K key/value heads · D head size · G groups of a head · W bytes of a head, its D codes and then
 its G scales.
 """
@@ -39,6 +41,7 @@ class KVCache:
     keys: list[Tensor]
     """Of a layer with a state it is empty."""
     values: list[Tensor]
+    """With latent attention they are the keys: the same tensors."""
     block_size: int
     group_of_layer: Sequence[int] = ()
     """Which of the layout's groups each layer belongs to; empty: there is one."""
@@ -58,17 +61,22 @@ class KVCache:
         counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
         slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
         width = config.head_bytes(dtype.itemsize) // dtype.itemsize
-        sizes = [slots[group] * config.num_kv_heads * width for group in (*of_layer, *of_layer)]
+        sizes = [slots[group] * config.num_kv_heads * width for group in of_layer * config.cached_parts]
         memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.zeros(sum(sizes), dtype=dtype, device=device)
         parts = [part.view(-1, config.num_kv_heads, width) for part in memory.split(sizes)]
         states = allocate(config, counts[-1], device)
-        return cls(parts[: config.num_layers], parts[config.num_layers :], block_size, of_layer, states)
+        return cls(parts[: config.num_layers], parts[-config.num_layers :], block_size, of_layer, states)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all keys, values and states, taken or not."""
         states = (part for state in self.states.values() for part in state)
-        return sum(part.nbytes for part in (*self.keys, *self.values, *states))
+        return sum(part.nbytes for part in (*self.keys, *(() if self.values_are_keys else self.values), *states))
+
+    @property
+    def values_are_keys(self) -> bool:
+        """Whether keys and values are the same numbers, which are kept once."""
+        return self.values[0] is self.keys[0]
 
     @property
     def num_groups(self) -> int:
@@ -82,14 +90,18 @@ class KVCache:
 
     def write(self, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
         """Put keys and values into their slots."""
-        for held, new_TKD in ((self.keys[layer], k_TKD), (self.values[layer], v_TKD)):
+        pairs = ((self.keys[layer], k_TKD), (self.values[layer], v_TKD))
+        for held, new_TKD in pairs[: 1 if self.values_are_keys else 2]:
             held.index_copy_(0, slots_T, encode(new_TKD) if self.in_8_bits else new_TKD)
 
     def read(self, layer: int, slots_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The keys and values [S, K, D] of some slots."""
-        found = (held.index_select(0, slots_S) for held in (self.keys[layer], self.values[layer]))
-        keys_SKD, values_SKD = ((decode(part) if self.in_8_bits else part).to(dtype) for part in found)
-        return keys_SKD, values_SKD
+        keys_SKD = self._numbers(self.keys[layer], slots_S, dtype)
+        return keys_SKD, keys_SKD if self.values_are_keys else self._numbers(self.values[layer], slots_S, dtype)
+
+    def _numbers(self, held: Tensor, slots_S: Tensor, dtype: torch.dtype) -> Tensor:
+        found = held.index_select(0, slots_S)
+        return (decode(found) if self.in_8_bits else found).to(dtype)
 
 
 def encode(x_TKD: Tensor) -> Tensor:

@@ -18,6 +18,10 @@ from attend.model.net.formats.codes import Codes
 
 Cut = Literal["rows", "columns"]
 """How shards share a matrix: each has some rows of every part, or some columns. The products of the latter are summed."""
+ABSORBED = "kv_up"
+"""How names of matrices end whose parts multiply queries and outputs (`latent.py`): they are read whole at each step, so no
+form may keep them that makes their numbers anew, or adds to their products.
+"""
 SHAPE = ("in_features", "out_features", "parts", "cut", "unit", "whole", "rows", "columns", "biases")
 """Attributes that forms of one matrix have in common."""
 

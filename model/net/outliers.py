@@ -18,7 +18,7 @@ from attend.model.net.transformer import Block, Decoder
 
 CHANNELS = 4
 """Of each norm: evenly spread, so that no two of them share a group of a wide matrix."""
-READERS = ("qkv", "inputs", "gates", "gate_up", "up", "router", "shared_gate")
+READERS = ("qkv", "query", "q_down", "kv_down", "inputs", "gates", "gate_up", "up", "router", "shared_gate")
 """Matrices that read the norm before their sublayer."""
 
 
@@ -60,4 +60,5 @@ def _norms(block: Block) -> Iterator[tuple[nn.Module, list[Linear]]]:
 
 
 def _readers(sublayer: nn.Module) -> list[Linear]:
-    return [module for name, module in sublayer.named_modules() if name.rpartition(".")[2] in READERS]
+    matrices = ((name, module) for name, module in sublayer.named_modules() if isinstance(module, Linear))
+    return [matrix for name, matrix in matrices if name.rpartition(".")[2] in READERS]

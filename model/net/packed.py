@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from attend.model.net.linear import Linear, replace_linears
+from attend.model.net.linear import ABSORBED, Linear, replace_linears
 
 OPERATIONS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
 """Private ones of torch, which another version may lack."""
@@ -58,8 +58,9 @@ def _has_operations() -> bool:
 def pack(net: nn.Module) -> None:
     """Give every plain bfloat16 matrix of a CPU model its packed form, in place; experts and other forms stay as they are."""
     if multiplies_bfloat16():
-        replace_linears(net, lambda _, linear: PackedLinear.pack(linear) if _is_packable(linear) else linear)
+        replace_linears(net, lambda name, linear: PackedLinear.pack(linear) if _is_packable(name, linear) else linear)
 
 
-def _is_packable(linear: Linear) -> bool:
-    return type(linear) is Linear and linear.weight.dtype == torch.bfloat16 and linear.weight.device.type == "cpu"
+def _is_packable(name: str, linear: Linear) -> bool:
+    plain = type(linear) is Linear and not name.endswith(ABSORBED)
+    return plain and linear.weight.dtype == torch.bfloat16 and linear.weight.device.type == "cpu"

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from attend.model.config import ModelConfig
 from attend.model.net.formats.blocks import Blocks, Unread
 from attend.model.net.formats.codes import GROUP, INT8, CodeLayout, Codes, Kind, quantise, values_of
-from attend.model.net.linear import SHAPE, ExpertLinear, Linear, replace_linears
+from attend.model.net.linear import ABSORBED, SHAPE, ExpertLinear, Linear, replace_linears
 from attend.model.net.transformer import Decoder
 
 LARGEST = 15
 """Scales and minima of a row are below 2^15 in float16, after the row's power of two is taken out."""
-PLAIN = ("router", "shared_gate", "gates")
-"""Matrices that stay as they are: a few rows that decide much."""
+PLAIN = ("router", "shared_gate", "gates", ABSORBED)
+"""Matrices that stay as they are: a few rows that decide much, and what is read whole at each step."""
 
 
 class QuantisedLinear(Linear):

@@ -17,6 +17,7 @@ from attend.model.net.attention import Attention, MultiHeadAttention
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.formats.blocks import Mapped
+from attend.model.net.latent import LatentAttention
 from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
 from attend.model.net.rope import Rotation, rotary_table
@@ -45,9 +46,9 @@ class Block(nn.Module):
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
 
 
-def _mixer(config: ModelConfig, layer: LayerSpec) -> MultiHeadAttention | GatedDelta | ShortConv:
+def _mixer(config: ModelConfig, layer: LayerSpec) -> MultiHeadAttention | LatentAttention | GatedDelta | ShortConv:
     if layer.recurrence is None:
-        return MultiHeadAttention(config)
+        return MultiHeadAttention(config) if config.latent is None else LatentAttention(config, config.latent)
     if isinstance(layer.recurrence, DeltaSpec):
         return GatedDelta(config, layer.recurrence)
     return ShortConv(config, layer.recurrence)

@@ -127,6 +127,14 @@ def _with_images(family: str, **more: Any) -> nn.Module:
     return model(config(text_config=text(**shape).to_dict(), vision_config=eyes | {"num_position_embeddings": 4}))
 
 
+LATENT: dict[str, Any] = {"num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 10, "qk_nope_head_dim": 6}
+LATENT |= {"qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 5}
+DEEPSEEK: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_group": 4}
+DEEPSEEK |= {"topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
+_UNSCALED: dict[str, Any] = {"scale_emb": 1, "scale_depth": None, "dim_model_base": None}
+_PADLESS = {"pad_token_id": None}  # `transformers` loads this token's vector as zeros
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
+
 _OTHER_LAYERS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -254,11 +262,32 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         linear_allow_neg_eigval=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
+    "minicpm3": lambda: shaped("MiniCPM3", **LATENT, scale_emb=3.0, rope_parameters=_LONG, tie_word_embeddings=False),
+    "minicpm3-plain": lambda: shaped(
+        "MiniCPM3", **LATENT | _UNSCALED | {"q_lora_rank": None, "v_head_dim": None}, attention_bias=True, mlp_bias=True
+    ),
+    "deepseek_v2": lambda: shaped("DeepseekV2", **LATENT | {"q_lora_rank": None}, **DEEPSEEK, attention_bias=True),
+    "deepseek_v2-groups": lambda: shaped(
+        "DeepseekV2", **LATENT, **DEEPSEEK, topk_method="group_limited_greedy", rope_parameters=_MSCALE
+    ),
+    "deepseek_v3": lambda: shaped("DeepseekV3", **LATENT, **DEEPSEEK, rope_parameters=_MSCALE),
+    "deepseek_v3-halves": lambda: shaped(
+        "DeepseekV3", **LATENT, **DEEPSEEK, rope_interleave=False, norm_topk_prob=False, attention_bias=True
+    ),
+    "glm4_moe_lite": lambda: shaped("Glm4MoeLite", **LATENT, **DEEPSEEK | {"n_group": 1, "topk_group": 1}),
+    "glm4_moe_lite-some": lambda: shaped(
+        "Glm4MoeLite", **LATENT, **DEEPSEEK, mlp_layer_types=["sparse", "dense", "dense", "sparse"], tie_word_embeddings=True
+    ),
+    "youtu": lambda: shaped("Youtu", **LATENT, **_PADLESS, attention_bias=True, rope_parameters=_MSCALE),
+    "youtu-halves": lambda: shaped("Youtu", **LATENT | _PADLESS | {"q_lora_rank": None}, rope_interleave=False),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
 """Each kind of checkpoint that must be served, with the model of `transformers` that defines it."""
 
+
+TORCH_ALONE = frozenset(kind for kind in KINDS if kind.startswith(("deepseek", "glm4_moe_lite", "minicpm3", "youtu")))
+"""Those that neither the native decoder nor Triton's computes."""
 
 _WRITTEN = tempfile.TemporaryDirectory(prefix="attend-checkpoints-")
 """What this process has had written by `transformers`; removed at its end."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer as RawTokenizer
 from torch import Tensor, nn
 
-from tests.model.checkpoints import KINDS, VOCAB, shaped, spread
+from tests.model.checkpoints import DEEPSEEK, KINDS, LATENT, VOCAB, shaped, spread
 
 Type = GGMLQuantizationType
 Config = Mapping[str, Any]
@@ -31,10 +31,13 @@ ARCHITECTURES |= {
     "lfm2_moe": "lfm2moe",
     "granitemoeshared": "granitemoe",
     "granitemoehybrid": "granitehybrid",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoe", "granitemoeshared", "granitemoehybrid")
 
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_YARN |= {"mscale": 0.7, "mscale_all_dim": 0.7}
 MADE: dict[str, Callable[[], nn.Module]] = {
     kind: KINDS[kind]
     for kind in (
@@ -67,6 +70,9 @@ MADE |= {
         head_dim=16,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
+    "deepseek_v2": lambda: shaped("DeepseekV2", **LATENT | {"q_lora_rank": None}, **DEEPSEEK, rope_parameters=_YARN),
+    "deepseek_v2-groups": lambda: shaped("DeepseekV2", **LATENT, **DEEPSEEK, topk_method="group_limited_greedy"),
+    "deepseek_v3": lambda: shaped("DeepseekV3", **LATENT, **DEEPSEEK, rope_parameters=_YARN),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
 }
 """Tiny checkpoints that GGUF has words for."""
@@ -226,7 +232,7 @@ def _own(config: Config) -> dict[str, Any]:
     if kind == "lfm2":
         width = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         said["feed_forward_length"] = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
-    return said | _routed(config) | _granite(config)
+    return said | _routed(config) | _granite(config) | _latent(config)
 
 
 def _routed(config: Config) -> dict[str, Any]:
@@ -247,6 +253,32 @@ def _routed(config: Config) -> dict[str, Any]:
     if kind in ("minimax_m2", "lfm2_moe"):
         said = {"expert_gating_func": 2, "leading_dense_block_count": config.get("num_dense_layers")}
     return said
+
+
+def _latent(config: Config) -> dict[str, Any]:
+    """What models with latent attention have: their head is what is cached. V2 says no kind of scores."""
+    if "kv_lora_rank" not in config:
+        return {}
+    rope, turned, rank = config["rope_parameters"], config["qk_rope_head_dim"], config["kv_lora_rank"]
+    limited = config.get("topk_method") != "greedy"
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + turned,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
+        "attention.value_length_mla": config["v_head_dim"],
+        "attention.kv_lora_rank": rank,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "rope.dimension_count": turned,
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"] if rope["rope_type"] == "yarn" else None,
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_group_count": config["n_group"] if limited else 1,
+        "expert_group_used_count": config["topk_group"] if limited else 1,
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else None,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+    }
 
 
 def _granite(config: Config) -> dict[str, Any]:
@@ -306,6 +338,11 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
                 yield name.replace(half, f".{experts}.{part}."), own
         elif ".shared_mlp.output_linear." in name and not config["num_local_experts"]:
             yield name.replace(".shared_mlp.output_linear.", ".mlp.down_proj."), tensor
+        elif ".kv_b_proj." in name:
+            heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
+            key, value = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
+            yield name.replace("kv_b_proj", "k_b_proj"), key.mT
+            yield name.replace("kv_b_proj", "v_b_proj"), value
         elif not mark:
             yield name, tensor
         elif config["model_type"] == "gpt_oss":

@@ -8,7 +8,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family, Raw
 from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
-from attend.model.sublayers import DeltaSpec
+from attend.model.sublayers import DeltaSpec, LatentSpec
 
 SCALINGS: dict[str, type[RopeScaling]] = {
     "linear": LinearScaling,
@@ -36,6 +36,8 @@ def read(raw: Raw) -> ModelConfig:
         values["rope_scaling"] = _scaling(values["rope_scaling"])
     if isinstance(values.get("delta"), dict):
         values["delta"] = DeltaSpec(**values["delta"])
+    if isinstance(values.get("latent"), dict):
+        values["latent"] = LatentSpec(**values["latent"])
     return ModelConfig(**values | {"family": "attend"})
 
 

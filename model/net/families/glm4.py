@@ -20,12 +20,13 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(**fields | {"norm_place": "sandwich", "qkv_bias": flag(raw, "attention_bias", True)})
 
 
-def halves(tensor: "Tensor", head: int, rotated: int) -> "Tensor":
+def halves(tensor: "Tensor", head: int, rotated: int, first: int = 0) -> "Tensor":
     """Rows of queries or keys [heads * D, ...] whose pairs are (2i, 2i + 1), in the order in which pairs are (i, i + R / 2).
 
-    Queries and keys change places alike, so their products stay.
+    Of a head R rows are rotated, from the `first` on. Queries and keys change places alike, so their products stay.
     """
-    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, head)]
+    last = first + rotated
+    order = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, head)]
     return tensor.unflatten(0, (-1, head))[:, order].flatten(0, 1)
 
 

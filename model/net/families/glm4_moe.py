@@ -62,13 +62,13 @@ def read_exaone(raw: Raw) -> ModelConfig:
         | rope(raw, head_size(raw))
         | windows(raw, window, layers)
         | routed(raw, 1024)
-        | _expert_layers(raw)
+        | expert_layers(raw)
         | {"rope_layers": layers, "qk_norm": "head"}
     )
 
 
-def _expert_layers(raw: Raw) -> dict[str, Any]:
-    """The layers that `mlp_layer_types` calls sparse, where it is there."""
+def expert_layers(raw: Raw) -> dict[str, Any]:
+    """Fields for the layers that `mlp_layer_types` calls sparse, where it is there."""
     kinds, layers = raw.get("mlp_layer_types"), size(raw, "num_hidden_layers")
     if kinds is None:
         return {}

@@ -113,7 +113,7 @@ def _attention_factor(values: dict[str, Any], factor: float) -> float:
     if values.get("attention_factor") is not None:
         return number(values, "attention_factor", 1.0)
     scales = (number(values, "mscale", 0.0), number(values, "mscale_all_dim", 0.0))
-    learned = _mscale(factor, scales[0]) / _mscale(factor, scales[1]) if all(scales) else _mscale(factor, 1.0)
+    learned = yarn_scale(factor, scales[0]) / yarn_scale(factor, scales[1]) if all(scales) else yarn_scale(factor, 1.0)
     return learned * number(values, "attn_factor", 1.0)
 
 
@@ -123,7 +123,8 @@ def _tell(text: str) -> None:
     log.info(text)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def yarn_scale(factor: float, weight: float) -> float:
+    """What YaRN multiplies one side of a product of queries and keys by; `weight` is its `mscale`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

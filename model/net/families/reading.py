@@ -20,7 +20,8 @@ class Family:
     """How to read, and to write, one `model_type`.
 
     `{}` in a weight's name stands for the number of the block. Several names on the right of one on the left are laid under
-    each other, in that order. `{e}` stands for the number of an expert: first all names of the first expert, then the next's.
+    each other, in that order. `{e}` stands for the number of an expert, or of a head: first all names of the first one, then
+    the next's.
     """
 
     read: Callable[[Raw], ModelConfig]
@@ -84,6 +85,8 @@ POSITIONS = {
     "olmo_hybrid": 65536,
     **dict.fromkeys(("gemma3_text", "glm4", "glm4_moe", "ernie4_5_moe", "gpt_oss", "mistral", "mixtral"), 131072),
     "minimax_m2": 196608,
+    **{"deepseek_v2": 2048, "deepseek_v3": 4096, "glm4_moe_lite": 202752, "minicpm3": 32768},
+    "youtu": 131072,
 }
 """How many a model has whose config.json does not say, by `model_type`."""
 

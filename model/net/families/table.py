@@ -10,6 +10,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.families import (
     attend,
     cohere2,
+    deepseek,
     ernie4_5_moe,
     gemma,
     glm4,
@@ -18,6 +19,7 @@ from attend.model.net.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    latent,
     lfm2,
     llama,
     minimax_m2,
@@ -36,6 +38,7 @@ from attend.model.weights import read_json
 FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
     **cohere2.FAMILIES,
+    **deepseek.FAMILIES,
     **ernie4_5_moe.FAMILIES,
     **gemma.FAMILIES,
     **glm4.FAMILIES,
@@ -45,6 +48,7 @@ FAMILIES: dict[str, Family] = {
     **gpt_oss.FAMILIES,
     **granite.FAMILIES,
     **lfm2.FAMILIES,
+    **latent.FAMILIES,
     **llama.FAMILIES,
     **minimax_m2.FAMILIES,
     **mixtral.FAMILIES,
@@ -59,6 +63,8 @@ FAMILIES: dict[str, Family] = {
 TITLES = {
     "attend": "our own spelling: every mix of switches",
     "cohere2": "Command R7B",
+    "deepseek_v2": "DeepSeek-V2 and V2-Lite",
+    "deepseek_v3": "DeepSeek-V3, R1, and models of their shape",
     "dots1": "dots.llm1",
     "ernie4_5_moe": "ERNIE 4.5's mixtures",
     "exaone_moe": "K-EXAONE",
@@ -67,6 +73,7 @@ TITLES = {
     "gemma3_text": "Gemma 3, text alone",
     "glm4": "GLM-4",
     "glm4_moe": "GLM-4.5, 4.5-Air, 4.6",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "gpt2": "GPT-2",
     "gpt_neox": "GPT-NeoX, Pythia",
     "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
@@ -77,6 +84,7 @@ TITLES = {
     "lfm2": "LFM2, LFM2.5",
     "lfm2_moe": "their mixtures",
     "llama": "Llama 2 and 3, and models of their shape",
+    "minicpm3": "MiniCPM3",
     "minimax_m2": "MiniMax-M2",
     "mistral": "Mistral 7B",
     "mixtral": "Mixtral",
@@ -96,6 +104,7 @@ TITLES = {
     "qwen3_next": "Qwen3-Next",
     "smollm3": "SmolLM3",
     "starcoder2": "StarCoder2",
+    "youtu": "Youtu-LLM",
 }
 """The models of each family, as people call them."""
 
@@ -118,7 +127,8 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
     names = tuple(name.replace("{}", number) for name in family.weights.get(ours) or family.weights[template])
     if "{e}" not in names[0]:
         return names
-    return tuple(name.replace("{e}", str(expert)) for expert in range(config.num_experts or 0) for name in names)
+    count = config.num_heads if ".attention.kv_up." in ours else config.num_experts or 0
+    return tuple(name.replace("{e}", str(expert)) for expert in range(count) for name in names)
 
 
 def spellings(family: Family) -> list[str]:
@@ -184,6 +194,8 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     if config.delta is not None and (".attention.inputs." in ours or ours.endswith(".attention.convolution")):
         widths = [config.delta.query_width] * 2 + [config.delta.value_width] * 2
         return [(rows, *whole[1:]) for rows in ([config.delta.channels, widths[-1]] if parts == 2 else widths[:parts])]
+    if ".attention.kv_up." in ours and config.latent is not None:
+        return [(rows, *whole[1:]) for rows in (config.latent.key_size, config.latent.value_size)] * config.num_heads
     rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])
     return [(rows // parts, *shape)] * parts
 

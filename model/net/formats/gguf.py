@@ -6,10 +6,11 @@ Rows of queries and keys may lie so that neighbours rotate together; norms of Ge
 import math
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -43,6 +44,13 @@ IN_BLOCK = {
     "attention.out": ("attn_output",),
     "attention.inputs": ("shortconv.in_proj",),
     "attention.merge": ("shortconv.out_proj",),
+    "attention.query": ("attn_q",),
+    "attention.query.q_down": ("attn_q_a",),
+    "attention.query.q_norm": ("attn_q_a_norm",),
+    "attention.query.q_up": ("attn_q_b",),
+    "attention.kv_down": ("attn_kv_a_mqa",),
+    "attention.kv_norm": ("attn_kv_a_norm",),
+    "attention.kv_up": ("attn_k_b[{e}]", "attn_v_b[{e}]"),
     "attention_post_norm": ("post_attention_norm",),
     "mlp_norm": ("ffn_norm",),
     "mlp.gate_up": ("ffn_gate", "ffn_up"),
@@ -56,7 +64,7 @@ IN_BLOCK = {
     "mlp.shared.down": ("ffn_down_shexp",),
     "mlp.shared_gate": ("ffn_gate_inp_shexp",),
 }
-"""Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number."""
+"""Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number, and so for heads."""
 ALONE = {
     "attention.sinks": "attn_sinks.weight",
     "attention.convolution": "shortconv.conv.weight",
@@ -66,10 +74,13 @@ ALONE = {
 WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {f"blocks.{{}}.{ours}": (f"blk.{{}}.{name}",) for ours, name in ALONE.items()}
 LFM2 = pairs("norm", "token_embd_norm")
 """Its last norm has the name that a norm of the embedding has elsewhere."""
+LATENT = "deepseek2"
+"""Its rows lie as in its checkpoints, and its keys' part of what both are made of is turned round in each head."""
 POST_ATTENTION = ("gpt-oss", "glm4moe")
 """Architectures that call the norm before the MLP one after attention."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""
+_TURNED = ".attn_k_b["
 _EXPERT = re.compile(r"(?P<start>.+)\[(?P<expert>\d+)\](?P<end>\..+)")
 
 
@@ -81,8 +92,8 @@ class Gguf(Weights):
         super().__init__(path, self._container.files)
         self._arch: str = self._container.metadata["general.architecture"]
         config = read_config(self._container)
-        self._head: int = config["head_dim"]
-        """Rows of a head."""
+        self._head = _rows_of_heads(config)
+        """Rows that no change of their order takes apart."""
         self._guesses = range(config["num_hidden_layers"], self._container.metadata[f"{self._arch}.block_count"])
         """Those behind the last one, which guess further tokens."""
         self._maps: dict[Path, mmap.mmap] = {}
@@ -106,7 +117,7 @@ class Gguf(Weights):
         return replace(
             family,
             weights=WEIGHTS | in_block("blk", changes) | (LFM2 if self._arch in CONVOLVING else {}),
-            adapt=_from_neighbours if self._arch in NEIGHBOURS else None,
+            adapt=_from_neighbours if self._arch in NEIGHBOURS else family.adapt if self._arch == LATENT else None,
             transposed=None,
             rows=None,
             gain_offset=None if family.gain_offset is None else 0.0,
@@ -129,6 +140,8 @@ class Gguf(Weights):
                 stored = None
             else:
                 whole = (stored.shape[0], *shape)
+        if _TURNED in name:
+            whole = (*whole[:-2], *whole[:-3:-1])
         if stored is None:
             self.problems.append(f"tensor {name} is missing")
             return None
@@ -161,11 +174,21 @@ class Gguf(Weights):
     def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Blocks]:
         """The numbers, where torch has their type; else the blocks."""
         [bytes_RB], stored = held, self._container.tensors[_base(name)]
-        if stored.kind in PLAIN:
+        if _TURNED in name:
+            numbers = bytes_RB.view(PLAIN[stored.kind]) if stored.kind in PLAIN else _meaning(stored.kind, bytes_RB)
+            yield (numbers.dense() if isinstance(numbers, Codes) else numbers).T
+        elif stored.kind in PLAIN:
             numbers = bytes_RB.view(PLAIN[stored.kind])
             yield numbers if len(stored.shape) > 1 else numbers[0]
         else:
             yield Blocks(stored.kind.value, bytes_RB, stored.shape[-1], self._head, partial(_meaning, stored.kind))
+
+
+def _rows_of_heads(config: Mapping[str, Any]) -> int:
+    """Rows of a head; with latent attention a number of rows that is one of whole queries, and of whole cached keys."""
+    if "kv_lora_rank" not in config:
+        return int(config["head_dim"])
+    return math.lcm(*(config[name] + config["qk_rope_head_dim"] for name in ("qk_nope_head_dim", "kv_lora_rank")))
 
 
 def _meaning(kind: Type, bytes_RB: Tensor) -> Tensor | Codes:

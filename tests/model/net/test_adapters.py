@@ -29,6 +29,8 @@ KINDS = {
     "gpt_neox": ("query_key_value", "dense", "dense_4h_to_h"),
     "cohere2": ("k_proj", "down_proj"),
     "mixtral": ("q_proj", "o_proj"),
+    "deepseek_v3": ("q_b_proj", "kv_a_proj_with_mqa"),
+    "youtu": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
 }
 """Kinds of checkpoint, and the modules that an adapter changes: fused here, or there, or turned, or lying the other way."""
 

@@ -158,7 +158,7 @@ def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_di
 
 def test_strangers_are_models_that_there_are_and_that_are_not_served():
     assert set(STRANGERS) <= set(CONFIG_MAPPING) - set(FAMILIES)
-    asked = "deepseek_v3 lfm3 mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
+    asked = "deepseek_v32 lfm3 mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
     assert set(asked.split()) <= set(STRANGERS)
 
 
@@ -442,6 +442,7 @@ ATTEND_VALUES = {
     "score_correction": 1,
     "expert_groups": 0,
     "groups_per_token": 1.5,
+    "group_top": 0,
     "routing_eps": -1e-6,
     "routing_floor": "small",
     "routed_scaling_factor": 0,
@@ -449,6 +450,7 @@ ATTEND_VALUES = {
     "swiglu_limit": -7.0,
     "swiglu_slope": None,
     "attention_gate": "yes",
+    "latent": {"rank": 4, "query_rank": 0, "key_size": 8, "rope_size": 4, "value_size": 8},
     "delta": {"key_heads": 1, "value_heads": 2, "key_size": 8, "value_size": 8, "kernel": 0},
     "delta_layers": [2],
     "delta_norm_place": "behind",

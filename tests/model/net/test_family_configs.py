@@ -12,17 +12,33 @@ from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_m
 
 LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
 MIXTURES = (
+    "DeepseekV2",
+    "DeepseekV3",
     "Dots1",
     "Ernie4_5_Moe",
     "ExaoneMoe",
     "Glm4Moe",
+    "Glm4MoeLite",
     "GraniteMoe",
     "GraniteMoeHybrid",
     "GraniteMoeShared",
     "MiniMaxM2",
     "Olmoe",
 )
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text", "Lfm2", "Lfm2Moe", "OlmoHybrid", *MIXTURES)
+FAMILIES = (
+    *LLAMA_ROPES,
+    "Gemma3Text",
+    "Glm4",
+    "Lfm2",
+    "Lfm2Moe",
+    "MiniCPM3",
+    "Olmo3",
+    "OlmoHybrid",
+    "Phi3",
+    "Qwen3_5Text",
+    "Youtu",
+    *MIXTURES,
+)
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -205,11 +221,60 @@ def _granite_4(dice: random.Random, layers: int) -> dict[str, Any]:
     )
 
 
+def _latent(dice: random.Random, layers: int) -> dict[str, Any]:
+    heads, turned = dice.choice([1, 2, 3, 5]), dice.choice([4, 8, 10])
+    scale = {"factor": dice.choice([2.0, 8.0]), "mscale_all_dim": dice.choice([0.0, 0.7, 1.0]), "mscale": 1.0}
+    rope = {"rope_theta": dice.choice([100.0, 5e5])} | dice.choice([{"rope_type": "default"}, ROPES[0], ROPES[2] | scale])
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "hidden_size": heads * dice.choice([8, 12]),
+        "kv_lora_rank": dice.choice([3, 8, 17]),
+        "q_lora_rank": dice.choice([None, 4, 9]),
+        "qk_nope_head_dim": dice.choice([1, 5, 8]),
+        "qk_rope_head_dim": turned,
+        "head_dim": turned,
+        "v_head_dim": dice.choice([1, 6, 16]),
+        "rope_parameters": {"factor": 2.0} | rope,
+    }
+
+
+def _minicpm3(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _latent(dice, layers) | {
+        "scale_emb": dice.choice([1, 12]),
+        "scale_depth": dice.choice([None, 1.4]),
+        "dim_model_base": dice.choice([None, 8]),
+    }
+
+
+def _youtu(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _latent(dice, layers) | {"pad_token_id": None, "rope_interleave": dice.random() < 0.5}
+
+
+def _deepseek_v2(dice: random.Random, layers: int) -> dict[str, Any]:
+    method = dice.choice(["greedy", "group_limited_greedy"])
+    plain = {"topk_method": method, "norm_topk_prob": False, "mlp_bias": False}
+    plain |= {"kv_lora_rank": dice.choice([2, 8, 18]), "qk_nope_head_dim": dice.choice([2, 6])}  # complex numbers there
+    return _deepseek(dice, layers) | _latent(dice, layers) | plain
+
+
+def _deepseek_v3(dice: random.Random, layers: int) -> dict[str, Any]:
+    return _deepseek(dice, layers) | _latent(dice, layers) | {"rope_interleave": dice.random() < 0.5}
+
+
+def _glm_flash(dice: random.Random, layers: int) -> dict[str, Any]:
+    named = {"mlp_layer_types": [dice.choice(["dense", "sparse"]) for _ in range(layers)]} if dice.random() < 0.6 else {}
+    return _deepseek_v3(dice, layers) | {"first_k_dense_replace": 1} | named
+
+
 OWN = {
+    "DeepseekV2": _deepseek_v2,
+    "DeepseekV3": _deepseek_v3,
     "Dots1": lambda dice, layers: _deepseek(dice, layers) | _sliding(dice, layers) | {"max_window_layers": 1},
     "Ernie4_5_Moe": _ernie,
     "ExaoneMoe": lambda dice, layers: _deepseek(dice, layers) | _sliding(dice, layers),
     "Glm4Moe": _deepseek,
+    "Glm4MoeLite": _glm_flash,
     "GraniteMoe": lambda dice, layers: _granite(dice, layers) | _experts(dice, layers),
     "GraniteMoeHybrid": _granite_4,
     "GraniteMoeShared": lambda dice, layers: (
@@ -223,10 +288,12 @@ OWN = {
     "Lfm2": _lfm2,
     "Lfm2Moe": _lfm2_moe,
     "OlmoHybrid": _hybrid,
+    "MiniCPM3": _minicpm3,
     "Olmo3": lambda dice, layers: _sliding(dice, layers) | _two_ropes(dice),
     "Phi3": _phi3,
     "Qwen3_5Text": _qwen3_5,
     "SmolLM3": _smollm3,
+    "Youtu": _youtu,
 }
 
 

@@ -14,7 +14,7 @@ from attend.model.net.backends import ReferenceBackend, TorchBackend
 from attend.model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON, features
 from attend.model.net.native.decoder import NativeBackend
 from attend.model.rope import Llama3Scaling
-from attend.model.sublayers import DeltaSpec
+from attend.model.sublayers import DeltaSpec, LatentSpec
 from tests.model.checkpoints import tiny_config
 
 FAMILY_OF_ALL = {name: get_args(kind) for name, kind in NAMED.items()} | {"gated_mlp": (True, False)}
@@ -68,10 +68,12 @@ ON = {
     "score_correction": True,
     "expert_groups": 2,
     "groups_per_token": 2,
+    "group_top": 1,
     "routing_eps": 1e-6,
     "routing_floor": 1e-6,
     "routed_scaling_factor": 2.5,
     "attention_gate": True,
+    "latent": LatentSpec(rank=4, query_rank=None, key_size=8, rope_size=4, value_size=8),
     "delta": DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=8, kernel=4),
     "delta_norm_place": "output",
     "conv_kernel": 3,
@@ -81,7 +83,8 @@ ON = {
 
 @pytest.mark.parametrize(("name", "value"), ON.items(), ids=ON)
 def test_a_switch_asks_for_its_feature_and_for_no_other(name, value):
-    asked = features(tiny_config(**{name: value})) - features(tiny_config())
+    one_head = {"num_kv_heads": 1} if name == "latent" else {}
+    asked = features(tiny_config(**{name: value}, **one_head)) - features(tiny_config())
     assert asked == {SWITCHES[name]}
 
 

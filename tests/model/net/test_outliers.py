@@ -6,10 +6,12 @@ import torch
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import load, save
 from attend.model.net.outliers import CHANNELS, put_outliers, write_with_outliers
+from attend.model.sublayers import LatentSpec
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2]])
+LATENT = {"num_kv_heads": 1, "head_size": 16}
 SWITCHES = [
     {},
     {"norm": "layernorm", "gated_mlp": False},
@@ -18,6 +20,8 @@ SWITCHES = [
     {"norm_place": "shared"},
     {"tied_head": True, "qkv_bias": True},
     {"num_experts": 4, "experts_per_token": 2, "shared_expert_size": 20},
+    LATENT | {"latent": LatentSpec(rank=12, query_rank=None, key_size=6, rope_size=4, value_size=5)},
+    LATENT | {"latent": LatentSpec(rank=12, query_rank=10, key_size=6, rope_size=4, value_size=5)},
 ]
 
 

@@ -14,7 +14,7 @@ from attend.model.net.checkpoint import formed, load, read_config
 from attend.model.net.formats.codes import FP8, INT8
 from attend.model.net.formats.fp8 import dense
 from attend.model.net.quantised import QuantisedLinear
-from tests.model.checkpoints import edit_config, edit_tensors
+from tests.model.checkpoints import DEEPSEEK, LATENT, edit_config, edit_tensors
 from tests.model.net.formats.writing import Pack, Packed, assert_means, pack_folder, plain_folder
 from tests.model.net.test_linear import filling
 
@@ -79,6 +79,17 @@ def test_the_floats_themselves_are_kept_where_they_are_multiplied(tmp_path, pack
     for name, form in forms.items():
         torch.testing.assert_close(form.dense(), large.get_submodule(name).weight, rtol=2**-11, atol=0)
         assert sum(part.nbytes for part in form.buffers()) <= 1.1 * form.codes.numel() + 4 * form.out_features
+
+
+def test_latent_attention_and_its_mixtures_are_read_as_other_matrices(tmp_path):
+    """DeepSeek-V3 is published so. What is absorbed is dequantised where the others keep their floats."""
+    sizes = {"hidden_size": 160, "kv_lora_rank": 40, "moe_intermediate_size": 72}
+    plain = plain_folder(tmp_path / "plain", "DeepseekV3", **LATENT | DEEPSEEK | sizes)
+    folder = pack_folder(plain, fp8("blocks"), BLOCKS)
+    assert_means(folder, plain, coded=False)
+    kept = load(folder, torch.float32, "cpu", keep_codes=True, keep_floats=True).blocks[1]
+    assert isinstance(kept.attention.kv_down, QuantisedLinear)
+    assert not isinstance(kept.attention.kv_up, QuantisedLinear)
 
 
 def test_a_float_that_is_no_number_is_refused(tmp_path):

@@ -24,7 +24,7 @@ from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
-from tests.model.checkpoints import VOCAB, edit_config, shaped, spread, their_logits, their_model
+from tests.model.checkpoints import DEEPSEEK, LATENT, VOCAB, edit_config, shaped, spread, their_logits, their_model
 from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
 from tests.model.net.native.test_native import distance, needs_library, run, run_native
 
@@ -103,6 +103,34 @@ def test_blocks_are_the_numbers_that_the_package_makes_of_them(kind, wide, tmp_p
     ours, theirs = (load(path, torch.float32, "cpu") for path in (blocks, numbers))
     for (name, mine), plain_one in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (mine - plain_one).abs().max() <= 1e-6 * plain_one.abs().max(), name
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q6_K], ids=lambda kind: kind.name)
+def test_parts_of_latent_attention_are_the_numbers_of_their_blocks(kind, tmp_path):
+    """Of each head one part lies turned round; rotated rows change places; what is absorbed is kept plain."""
+    shape = LATENT | {"qk_nope_head_dim": 256, "v_head_dim": 64, "kv_lora_rank": 256, "q_lora_rank": 256}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        net = shaped("DeepseekV3", **shape, **DEEPSEEK, hidden_size=256, num_hidden_layers=2)
+        spread(net)
+    net.save_pretrained(tmp_path / "theirs")
+
+    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
+        whole = stored_as(kind) if kind in (Type.F16, Type.BF16) else random_blocks(kind)
+        return (whole if ".attn_" in name and tensor.dim() > 1 else plain)(name, tensor)
+
+    paths = (tmp_path / name for name in ("blocks.gguf", "numbers.gguf"))
+    stored, numbers = (
+        write_gguf(tmp_path / "theirs", path, each) for path, each in zip(paths, (blocks, dequantised(blocks)), strict=True)
+    )
+    ours, theirs = (load(path, torch.float32, "cpu") for path in (stored, numbers))
+    for (name, mine), plain_one in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert (mine - plain_one).abs().max() <= 1e-6 * plain_one.abs().max(), name
+    kept = load(stored, torch.float32, "cpu", keep_codes=True)
+    assert type(kept.blocks[1].attention.kv_up) is Linear
+    for name in ("query.q_down", "query.q_up", "kv_down", "out"):
+        mine, plain_one = (net.blocks[1].attention.get_submodule(name).dense() for net in (kept, theirs))
+        assert (mine - plain_one).abs().max() <= 5e-3 * plain_one.abs().max(), name
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)

@@ -11,7 +11,7 @@ from attend.model.net.checkpoint import load
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.transformer import Decoder
-from tests.model.checkpoints import KINDS, write_checkpoint
+from tests.model.checkpoints import KINDS, TORCH_ALONE, write_checkpoint
 from tests.model.net.margins import margins
 from tests.model.net.native.test_native import distance, needs_library, random_text, run, run_native
 from tests.model.net.native.test_switches import settle
@@ -38,7 +38,7 @@ def decided(whole: Decoder, texts: list[torch.Tensor]) -> torch.Tensor:
 
 
 @needs_library
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TORCH_ALONE])
 @torch.inference_mode()
 def test_a_checkpoint_is_computed_no_farther_from_float32_than_torch_computes_it(kind, tmp_path):
     """Of a mixture those tokens are compared that no router's luck reaches: a later one sees what the earlier ones became."""

@@ -1,0 +1,219 @@
+"""Multi-head latent attention: the written-out equation, one cached vector a token, and what does not compute it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attend.model.config import ModelConfig
+from attend.model.engine.choice import choose_backend
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.explain.explainer import Explainer, Question
+from attend.model.net.adapters import targets_of
+from attend.model.net.attention import causal_mask
+from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.checkpoint import load, read_config
+from attend.model.net.formats.codes import INT8
+from attend.model.net.latent import LatentAttention
+from attend.model.net.linear import Linear
+from attend.model.net.packed import PackedLinear, multiplies_bfloat16, pack
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.rope import apply_rotary, rotary_table
+from attend.model.sublayers import LatentSpec
+from attend.model.train.loss import DenseCausal, hidden_states
+from tests.model.adapters import linears, write_adapter
+from tests.model.checkpoints import edit_config, tiny_config, tiny_decoder, write_checkpoint
+
+SPEC = LatentSpec(rank=12, query_rank=None, key_size=6, rope_size=4, value_size=5)
+TOKENS = 9
+
+
+def latent_config(**changes) -> ModelConfig:
+    return tiny_config(**{"latent": SPEC, "num_kv_heads": 1, "head_size": SPEC.cached_size} | changes)
+
+
+@torch.no_grad()
+def written_out(layer: LatentAttention, x_TE: Tensor, rotation: tuple[Tensor, Tensor], scale: float) -> Tensor:
+    """Keys and values of every head by themselves, and the equation over them."""
+    queries, keys, values = [], [], []
+    down = layer.kv_down(x_TE)
+    latent, turned = layer.kv_norm(down[:, :12]), apply_rotary(down[:, None, 12:], rotation)[:, 0]
+    for q_TD, up in zip(layer.query(x_TE).split(10, dim=-1), layer.kv_up.weight.split(11), strict=True):
+        queries.append(torch.cat((q_TD[:, :6], apply_rotary(q_TD[:, None, 6:], rotation)[:, 0]), dim=-1))
+        keys.append(torch.cat((latent @ up[:6].T, turned), dim=-1))
+        values.append(latent @ up[6:].T)
+    mask = causal_mask(torch.arange(len(x_TE)), len(x_TE))
+    heads = [
+        torch.softmax((q @ k.T * scale).masked_fill(~mask, -torch.inf), dim=-1) @ v
+        for q, k, v in zip(queries, keys, values, strict=True)
+    ]
+    return layer.out(torch.cat(heads, dim=-1))
+
+
+@torch.no_grad()
+def test_what_is_absorbed_is_the_equation_written_out():
+    config = latent_config(attention_scale=0.4)
+    layer = tiny_decoder(config).blocks[0].attention
+    x_TE = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    cos, sin = (table[:TOKENS, None] for table in rotary_table(config.ropes[0], TOKENS))
+    found = layer(x_TE, (cos, sin), 0, DenseCausal(TOKENS, config.attention_variants))
+    torch.testing.assert_close(found, written_out(layer, x_TE, (cos, sin), 0.4))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+def test_one_vector_of_a_token_is_kept_in_each_layer(dtype):
+    config = latent_config(num_layers=3)
+    width = 16 + (2 if dtype == torch.int8 else 0) // dtype.itemsize
+    cache = KVCache.allocate(config, 5, 8, dtype, "cpu")
+    assert config.kv_bytes_per_token(dtype.itemsize) == 3 * width * dtype.itemsize
+    assert cache.nbytes == 6 * 8 * config.kv_bytes_per_token(dtype.itemsize)
+    assert all(held is other for held, other in zip(cache.keys, cache.values, strict=True))
+    assert {(6 * 8, 1, width)} == {tuple(held.shape) for held in cache.keys}
+
+
+@torch.inference_mode()
+def test_a_step_writes_the_normed_latent_vector_and_the_rotated_key_once():
+    config = latent_config()
+    net, cache = tiny_decoder(config), KVCache.allocate(config, 2, 8, torch.float32, "cpu")
+    layout = BatchLayout.build([Row([2], 0, 5)], 8, "cpu")
+    net(torch.arange(5), layout.positions_T, Paged(BACKENDS["torch"](config.attention_variants), cache, layout))
+    first = net.blocks[0]
+    down = first.attention.kv_down(first.attention_norm(net.embedding(torch.arange(5), layout.positions_T)))
+    cos, sin = (table[:5, None] for table in net.rope_tables[0])
+    torch.testing.assert_close(cache.keys[0][16:21, 0, :12], first.attention.kv_norm(down[:, :12]))
+    torch.testing.assert_close(cache.keys[0][16:21, :, 12:], apply_rotary(down[:, None, 12:], (cos, sin)))
+    assert not cache.keys[0][:16].any() and not cache.keys[0][21:].any()
+
+
+@torch.inference_mode()
+def test_a_cache_in_8_bits_changes_scores_by_its_rounding_alone():
+    config, tokens = latent_config(), torch.arange(40)
+    net, found = tiny_decoder(config), {}
+    for dtype in (torch.float32, torch.int8):
+        cache, layout = KVCache.allocate(config, 5, 8, dtype, "cpu"), BatchLayout.build([Row([*range(1, 6)], 0, 40)], 8, "cpu")
+        paged = Paged(BACKENDS["torch"](config.attention_variants), cache, layout)
+        found[dtype] = net.logits(net(tokens, layout.positions_T, paged))
+    off = (found[torch.int8] - found[torch.float32]).abs().max() / found[torch.float32].abs().max()
+    assert 0 < off < 0.05
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint("youtu", tmp_path_factory.mktemp("youtu"))
+
+
+def test_torch_serves_it_and_the_others_refuse_it_by_name(folder):
+    config = read_config(folder)
+    assert choose_backend("auto", config, torch.bfloat16, "cpu", 32).name == "torch"
+    for name in ("native", "triton"):
+        with pytest.raises(SettingError, match=f"backend is {name}, but .*(latent_attention|was not built|is not installed)"):
+            choose_backend(name, config, torch.bfloat16, "cuda" if name == "triton" else "cpu", 32)
+
+
+def test_an_adapter_of_the_absorbed_matrix_is_refused_by_name(folder, tmp_path):
+    for ends in (("kv_b_proj",), ("o_proj", "kv_b_proj")):
+        adapter = write_adapter(tmp_path / ends[0], linears(folder, ends))
+        with pytest.raises(CheckpointError, match=r"kv_b_proj"):
+            targets_of(folder).read(adapter)
+
+
+@torch.inference_mode()
+def test_quantised_and_packed_weights_leave_the_absorbed_matrix_as_it_is(folder):
+    tokens, scores = torch.arange(30)[None], {}
+    for kind in (None, INT8):
+        net = load(folder, torch.bfloat16, "cpu", quantize=kind)
+        before = net.logits(hidden_states(net, tokens)).float()
+        pack(net)
+        attention = net.blocks[1].attention
+        assert type(attention.kv_up) is Linear
+        form = QuantisedLinear if kind else PackedLinear if multiplies_bfloat16() else Linear
+        assert {form} == {
+            type(part) for part in (attention.query.q_down, attention.query.q_up, attention.kv_down, attention.out)
+        }
+        scores[kind] = net.logits(hidden_states(net, tokens)).float()
+        torch.testing.assert_close(scores[kind], before, rtol=0, atol=0.05 * float(before.abs().max()))
+    off = (scores[INT8] - scores[None]).abs().mean() / scores[None].std()
+    assert 0 < off < 0.1
+
+
+REFUSED = {
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "kv_lora_rank": 0,
+    "q_lora_rank": "many",
+    "qk_rope_head_dim": 7,
+    "v_head_dim": None,
+    "rope_interleave": None,
+    "attention_bias": "yes",
+    "partial_rotary_factor": 0.5,
+    "mscale_all_dim": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
+    "factor": {"rope_parameters": {"rope_type": "yarn", "factor": None, "mscale_all_dim": 1.0}},
+}
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED.items(), ids=REFUSED)
+def test_what_is_not_computed_is_refused_by_key(tmp_path, key, value):
+    write_checkpoint("youtu", tmp_path)
+    edit_config(tmp_path, **(value if isinstance(value, dict) else {key: value}))
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{'rotary|head_dim' if key == 'qk_rope_head_dim' else key}"):
+        read_config(tmp_path)
+
+
+OTHERS = [
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
+    ("deepseek_v2", {"mlp_bias": True}, "mlp_bias"),
+    ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func"),
+    ("deepseek_v2", {"moe_layer_freq": 2}, "moe_layer_freq"),
+    ("deepseek_v2", {"num_experts": 4}, "num_experts"),
+    ("deepseek_v2-groups", {"n_group": None}, "n_group"),
+    ("deepseek_v2-groups", {"n_group": 3}, "8 experts cannot be shared by 3 groups of at least 1"),
+    ("deepseek_v2-groups", {"topk_group": 1}, "3 experts of a token cannot be chosen from 1 of 4 groups"),
+    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+    ("deepseek_v3", {"num_local_experts": 4}, "num_local_experts"),
+    ("deepseek_v3", {"n_group": 8}, "8 experts cannot be shared by 8 groups of at least 2"),
+    ("deepseek_v3", {"n_shared_experts": 0}, "n_shared_experts"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+    ("glm4_moe_lite", {"mlp_layer_types": None, "first_k_dense_replace": 2}, "first_k_dense_replace"),
+    ("minicpm3", {"scale_emb": 0}, "embedding_scale"),
+    ("minicpm3", {"scale_depth": "deep"}, "scale_depth"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "named"), OTHERS, ids=str)
+def test_a_config_of_a_family_that_is_not_computed_is_refused_by_key(tmp_path, kind, changes, named):
+    edit_config(write_checkpoint(kind, tmp_path), **changes)
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{named}"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_heads": 2},
+        {"head_size": 8},
+        {"qk_norm": "head"},
+        {"positions": "learned"},
+        {"rope_size": 4},
+        {"sinks": True},
+        {"attention_gate": True},
+    ],
+    ids=str,
+)
+def test_a_mix_that_latent_attention_does_not_have_is_refused(changes):
+    with pytest.raises(CheckpointError, match="latent"):
+        latent_config(**changes)
+
+
+@torch.inference_mode()
+def test_the_explanation_computes_it_from_the_served_weights(folder):
+    """Quantised ones too: its matrices are read slice by slice, and this one whole."""
+    tokens = (5, 17, 80, 3, 44)
+    for kind in (None, INT8):
+        net = load(folder, torch.float32, "cpu", quantize=kind)
+        found = Explainer(net).explain(Question(tokens, layers=(0, 3), heads=(0, 2)))
+        wanted = net.logits(hidden_states(net, torch.tensor([tokens]))).log_softmax(dim=-1)
+        torch.testing.assert_close(found.next_tokens.logprobs_NG[:, 0], wanted.amax(dim=-1), rtol=0, atol=1e-4)
+        for view in found.layers:
+            assert view.seen is not None
+            torch.testing.assert_close(view.seen.weights_NTT.sum(dim=-1), torch.ones(2, len(tokens)))
