@@ -31,6 +31,11 @@ SWITCHES = {
     "rope_scaling": "rope_scaling",
     "local_rope_theta": "rope_by_layer",
     "rope_layers": "rope_by_layer",
+    "rope_thetas": "rope_by_layer",
+    "query_scale_beta": "query_scale",
+    "query_scale_length": "query_scale",
+    "qk_norm_after_rope": "qk_norm_after_rope",
+    "post_norm_eps": "post_norm_eps",
     "sliding_window": "window",
     "window_layers": "window",
     "softcap": "softcap",
@@ -60,6 +65,7 @@ ALL = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 NATIVE = ATTENTION | {
@@ -70,6 +76,7 @@ NATIVE = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
 TRITON = ATTENTION | {
@@ -80,6 +87,7 @@ TRITON = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
 }
 """What the Triton decoder computes."""
 

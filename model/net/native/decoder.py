@@ -31,7 +31,7 @@ BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
 """Tokens that a convolution sees."""
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 """In the order of `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
 """Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
@@ -104,8 +104,9 @@ class NativeDecoder:
         self.config = config = net.config
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
-        sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
-        numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
+        sizes, numbers = _sizes(config), (config.norm_eps, config.post_norm_eps or config.norm_eps)
+        numbers += (config.embedding_scale, config.residual_scale, config.swiglu_limit or 0.0, config.swiglu_slope)
+        numbers += (config.query_scale_beta or 0.0,)
         self._net = self._library.attend_new(
             (ctypes.c_int64 * len(sizes))(*sizes),
             _addresses(arrays),
@@ -220,7 +221,8 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     mixed, recurs = (
         [part is not None for part in parts] for parts in zip(*((x.experts, x.delta) for x in config.layers), strict=True)
     )
-    return (*sizes, *heads, *kinds, place, *_mixture(config), config.attention_gate, *_delta(config), *mixed, *recurs)
+    queries = (config.attention_gate, config.qk_norm_after_rope, config.query_scale_length)
+    return (*sizes, *heads, *kinds, place, *_mixture(config), *queries, *_delta(config), *mixed, *recurs)
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:

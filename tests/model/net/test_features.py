@@ -64,6 +64,11 @@ ON = {
     "routing": "chosen",
     "shared_expert_size": 16,
     "attention_gate": True,
+    "rope_thetas": (100.0, 1e4),
+    "query_scale_beta": 0.1,
+    "query_scale_length": 64,
+    "qk_norm_after_rope": True,
+    "post_norm_eps": 1e-8,
     "delta": DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=8, kernel=4),
 }
 

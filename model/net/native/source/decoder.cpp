@@ -535,9 +535,10 @@ void attend_choose(int number) { chosen = number; }
 
 // A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
 // queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether experts weigh their part of the softmax over all,
-// whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each whether it has a delta rule};
-// what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope of gpt-oss' gates,
-// whose limit is 0 elsewhere}.
+// whether attention is gated, whether queries and keys are normed after they are rotated, the length of the queries' scale, J, H, K, V, W of delta
+// rules, then for each layer whether it has experts, and for each whether it has a delta rule}; what is not there has sizes of 0. Numbers: {eps, that
+// of the norms of outputs, scale of the embedding, scale of what is added to the residual, limit and slope of gpt-oss' gates, whose limit is 0
+// elsewhere, beta of the queries' scale, 0 where there is none}.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
@@ -551,35 +552,36 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     net->heads = {sizes[4], sizes[5], sizes[6], sizes[18] != 0};
     net->gated = sizes[9], net->place = (Place)sizes[12];
     net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0};
-    net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
-    net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
-    net->clamp = {numbers[3], numbers[4]};
+    net->delta = {sizes[21], sizes[22], sizes[23], sizes[24], sizes[25]};
+    net->eps = numbers[0], net->embedding_scale = numbers[2], net->residual_scale = numbers[3];
+    net->clamp = {numbers[4], numbers[5]};
     net->activation = (int)sizes[8];
     net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + net->activation;
     auto next = [&] { return (const float*)*arrays++; };
-    auto norm = [&] {
-        Norm norm = {next(), nullptr, sizes[10] != 0, numbers[0]};
+    auto norm = [&](float eps) {
+        Norm norm = {next(), nullptr, sizes[10] != 0, eps};
         norm.bias = next();
         return norm;
     };
     auto norms = [&] {
         Norms norms;
-        norms.input = norm(), norms.output = norm(), norms.sum = norm();
+        norms.input = norm(net->eps), norms.output = norm(numbers[1]), norms.sum = norm(net->eps);
         return norms;
     };
     net->embedding = (const bf16*)next(), net->positions = next();
-    net->last = norm();
+    net->last = norm(net->eps);
     for (i64 n = 0; n < layers; n++, variants += 3) {
         Layer layer;
         layer.of_attention = norms();
-        layer.turns.q = norm(), layer.turns.k = norm();
-        layer.turns.all = sizes[11];
+        layer.turns.q = norm(net->eps), layer.turns.k = norm(net->eps);
+        layer.turns.all = sizes[11], layer.turns.after = sizes[19];
+        layer.turns.length = sizes[20], layer.turns.beta = numbers[6];
         layer.of_mlp = norms();
         layer.turns.cos = next(), layer.turns.sin = next();
         layer.turns.R = layer.turns.cos ? sizes[7] : 0;
         layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
         layer.delta.convolution = next(), layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
-        layer.mixed = sizes[24 + n], layer.recurs = sizes[24 + layers + n];
+        layer.mixed = sizes[26 + n], layer.recurs = sizes[26 + layers + n];
         layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
         net->layers.push_back(std::move(layer));
     }
