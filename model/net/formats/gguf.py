@@ -31,7 +31,7 @@ from attend.model.net.formats.weights import Place, Weights
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 """Types that torch has."""
 READ = (*PLAIN, *CODED, Type.Q6_K)
-NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4")
+NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4", "arcee", "command-r", "ernie4_5", "mistral3")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
 OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")
@@ -56,7 +56,8 @@ IN_BLOCK = {
 }
 """Our parts of a block -> theirs. What a matrix of experts is called stands before the expert's number."""
 WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {"blocks.{}.attention.sinks": ("blk.{}.attn_sinks.weight",)}
-GPT_OSS = {"mlp_norm": ("post_attention_norm",)}
+POST_ATTENTION = {"mlp_norm": ("post_attention_norm",)}
+"""In gpt-oss and Seed-OSS, whose name of it means what it says."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""
 _EXPERT = re.compile(r"(?P<start>.+)\[(?P<expert>\d+)\](?P<end>\..+)")
@@ -84,7 +85,7 @@ class Gguf(Weights):
 
     def spelled(self, family: Family) -> Family:
         """The family with GGUF's names, and with what the converters do to its tensors."""
-        changes = GPT_OSS if self._arch == "gpt-oss" else {}
+        changes = POST_ATTENTION if self._arch in ("gpt-oss", "seed_oss") else {}
         if "blk.0.attn_qkv.weight" in self.where:
             changes = changes | {"attention.qkv": ("attn_qkv",)}
         if "blk.0.ffn_gate.weight" not in self.where:

@@ -78,6 +78,10 @@ class Safetensors(Weights):
                 fused[ours] = (theirs,)
         return replace(family, weights={**(family.weights or {}), **fused}) if fused else family
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See `Weights`."""
+        return tuple(self._opened[self.where[name]].get_slice(name).get_shape()) if name in self.where else None
+
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""
         if self.format is None or len(shape) < 2 or not self.format.holds(name, self._stored):

@@ -68,6 +68,10 @@ class Weights:
         """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
         return None
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """That of a tensor of the files; None where there is none of this name, or nobody asks."""
+        return None
+
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """The tensors that hold one of this name and shape; None after noting what is wrong."""
         raise NotImplementedError

@@ -10,8 +10,24 @@ from attend.model.net.checkpoint import load
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
-LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text")
+LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3", "Arcee", "Cohere", "Ernie4_5", "Exaone4")
+LLAMA_ROPES += ("GraniteSWA", "HunYuanDenseV1", "Ministral", "Olmo", "SeedOss", "VaultGemma")
+FAMILIES = (
+    *LLAMA_ROPES,
+    "Gemma3Text",
+    "Glm",
+    "Glm4",
+    "Helium",
+    "Ministral3",
+    "NanoChat",
+    "Nemotron",
+    "Olmo3",
+    "Phi3",
+    "Qwen3_5Text",
+    "StableLm",
+)
+EVEN = ("NanoChat", "Phi3", "Helium", "StableLm", "Cohere", "Arcee")
+"""Their width is that of all heads."""
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -31,7 +47,7 @@ def rolled(family: str, dice: random.Random) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": size,
         "num_hidden_layers": layers,
-        "hidden_size": heads * size if family == "Phi3" else dice.choice([24, 32, heads * size]),
+        "hidden_size": heads * size if family in EVEN else dice.choice([24, 32, heads * size]),
         "intermediate_size": dice.choice([20, 33]),
         "tie_word_embeddings": dice.random() < 0.5,
         "rms_norm_eps": dice.choice([1e-6, 1e-3]),
@@ -106,7 +122,39 @@ def _granite(dice: random.Random, layers: int) -> dict[str, Any]:
     }
 
 
+def _granite_swa(dice: random.Random, layers: int) -> dict[str, Any]:
+    thetas = [dice.choice([0, 100.0, 5e5]) for _ in range(layers)]
+    return _granite(dice, layers) | _sliding(dice, layers) | ({"layer_rope_theta": thetas} if dice.random() < 0.6 else {})
+
+
+def _exaone4(dice: random.Random, layers: int) -> dict[str, Any]:
+    whole = {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    return whole if dice.random() < 0.3 else _sliding(dice, layers) | {"sliding_window_pattern": dice.choice([1, 2, 4])}
+
+
+def _ministral3(dice: random.Random, layers: int) -> dict[str, Any]:
+    rope = {"llama_4_scaling_beta": dice.choice([0.1, 1.5]), "original_max_position_embeddings": dice.choice([7, 64])}
+    kinds = [{"rope_type": "default"}, {"rope_type": "yarn", "factor": 8.0}, {"rope_type": "linear", "factor": 2.0}]
+    return {"sliding_window": dice.choice([None, 9]), "rope_parameters": rope | {"rope_theta": 500.0} | dice.choice(kinds)}
+
+
+def _stablelm(dice: random.Random, layers: int) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": dice.choice([0.5, 1.0])}
+    return {"use_qkv_bias": dice.random() < 0.5, "use_parallel_residual": dice.random() < 0.5, "rope_parameters": rope}
+
+
 OWN = {
+    "Arcee": lambda dice, layers: {"hidden_act": dice.choice(["relu2", "silu"])},
+    "Cohere": lambda dice, layers: {"logit_scale": dice.choice([0.5, 2.0])},
+    "Ernie4_5": lambda dice, layers: {"use_bias": dice.random() < 0.5},
+    "Exaone4": _exaone4,
+    "GraniteSWA": _granite_swa,
+    "NanoChat": lambda dice, layers: {"tie_word_embeddings": False},
+    "Ministral": _sliding,
+    "Ministral3": _ministral3,
+    "SeedOss": lambda dice, layers: {"attention_out_bias": dice.random() < 0.5},
+    "StableLm": _stablelm,
+    "VaultGemma": _gemma2,
     "Gemma2": _gemma2,
     "Gemma3Text": _gemma3,
     "Granite": _granite,
